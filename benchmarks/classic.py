@@ -29,7 +29,7 @@ from heedful.runs import timing
 from heedful.runs.finetune.run import finetune
 from heedful.runs.results import RESULTS as RUN_RESULTS
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 EVERY = 500  # steps between two lines
 ASKED, TURNS = 1000, 5  # texts whose answers are timed, and how often

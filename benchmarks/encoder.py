@@ -32,7 +32,7 @@ from heedful.checkpoint import create, save
 from heedful.model.heads import pool
 from heedful.runs.finetune.run import finetune
 from heedful.shipped import ENCODER
-from heedful.tasks.metrics.numbers import ranks
+from heedful.tasks.metrics.regression import ranks
 
 TASKS = {  # the kind of task, the split and the number that count
     "SST-2": ("classify", "dev", "accuracy"),

@@ -26,13 +26,13 @@ from heedful.checkpoint.attach import attach
 from heedful.data import Scored
 from heedful.runs.scoring import measure
 from heedful.tasks.classify import Classify
-from heedful.tasks.extract import Extract
+from heedful.tasks.qa import Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task as Learning
-from heedful.train.loop import Trainer, TrainSettings
+from heedful.train.checkpoint import Store
 from heedful.train.optim import AdamW
-from heedful.train.resume import Store
+from heedful.train.trainer import Trainer, TrainSettings
 
 EVERY, SAVE = 50, 200  # steps between two lines, and between two checkpoints
 SHOWN = (

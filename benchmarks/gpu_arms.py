@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from heedful.objectives import Sample
     from heedful.objectives.base import Batch
-    from heedful.objectives.masked import Masked
+    from heedful.objectives.masked_lm import Masked
 
 RATE, CHECKS, ROOM, FULL = 1e-4, 3, 1.3, 0.975
 Losses = list[float]
@@ -101,7 +101,7 @@ class Given:
 
 def objective(case: Case) -> Masked:
     """A constant number of hidden tokens in each step, the same ones in each round."""
-    from heedful.objectives.masked import Masked
+    from heedful.objectives.masked_lm import Masked
 
     return Masked(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, count=case.asked)
 
@@ -127,7 +127,7 @@ def given(case: Case) -> Given:
 def rows(case: Case) -> list[Sample]:
     """A step each: as many tokens and sequences in all of them."""
     from heedful.objectives import Sample
-    from heedful.objectives.rows import Steady, fitted
+    from heedful.objectives.packing import Steady, fitted
 
     draw = random.Random(SEED)
 
@@ -214,8 +214,8 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
     """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
     import heedful
     from heedful.train.compiled import Compiled
-    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.optim import AdamW, Constant
+    from heedful.train.trainer import Trainer, TrainSettings
 
     def rounds(part: Given) -> Callable[[], Losses]:
         loaded = heedful.load(folder).to(device)

@@ -74,9 +74,9 @@ class Job:
 def packed(job: Job, folder: str, given: Round) -> Epoch:
     """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
-    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.memory import keep_freed
     from heedful.train.optim import AdamW, Constant
+    from heedful.train.trainer import Trainer, TrainSettings
 
     keep_freed()
     settings = TrainSettings(

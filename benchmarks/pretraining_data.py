@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from heedful.objectives import Sample
-    from heedful.objectives.masked import Masked
+    from heedful.objectives.masked_lm import Masked
 
 PAD, UNKNOWN, MASK = 0, 100, 103  # of BERT's English vocabulary, as CLS and SEP are
 LENGTH, SHARE, SEED = 128, 0.15, 1
@@ -139,7 +139,7 @@ def windows(given: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
     from heedful.data.order import order
     from heedful.objectives import rows
-    from heedful.objectives.frame import Frame, run_of
+    from heedful.objectives.special_tokens import Frame, run_of
 
     frame = Frame(runs=(run_of([(CLS, 0)]), run_of([(SEP, 0)])), kinds=(0,))
     ranges = rows.windows(given, np.arange(len(given)), frame.room(LENGTH))
@@ -170,7 +170,7 @@ def objective(vocabulary: int) -> Masked:
     """Masked tokens, the same ones in every epoch, of a vocabulary of so many words."""
     import tokenizers
 
-    from heedful.objectives.masked import Masked
+    from heedful.objectives.masked_lm import Masked
     from heedful.tokenizer import Tokenizer
 
     special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}

@@ -87,9 +87,9 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     import heedful
     from heedful.objectives import Sample
     from heedful.tasks.classify import Classify
-    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.memory import keep_freed
     from heedful.train.optim import AdamW, Constant
+    from heedful.train.trainer import Trainer, TrainSettings
 
     keep_freed()
     loaded = heedful.load(folder)

@@ -32,10 +32,10 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.study import multi30k
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import records
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 BEAMS = 5
 BATCH = 256  # pairs whose loss is found at once

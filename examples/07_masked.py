@@ -1,7 +1,7 @@
 """Masked pre-training: a tiny encoder learns from text alone, by filling what is hidden.
 
 Idea: "How to train a BERT" (D0), "Masked Language Model", 80 % hidden, 10 % replaced, 10 % kept (D0, D1, D2).
-Code: heedful/objectives/masked.py, run by `heedful.pretrain`; toy stories of heedful/study/toy/stories.py.
+Code: heedful/objectives/masked_lm.py, run by `heedful.pretrain`; toy stories of heedful/study/toy/stories.py.
 Expect: the loss on the validation stories is below ln(vocabulary), what a guess costs. It reads for
 seconds, so what it fills in is mostly what is frequent; the study "pretraining" has more time.
 """

@@ -10,7 +10,7 @@ import pytest
 from heedful.cli import progress as module
 from heedful.cli.progress import Progress
 from heedful.train.fit import EvalResult
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 SCORED = EvalResult(
     metric_value=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0}

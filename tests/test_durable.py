@@ -29,7 +29,7 @@ from torch import Tensor
 
 from heedful import durable
 from heedful.errors import HeedfulError
-from heedful.train.resume import Store
+from heedful.train.checkpoint import Store
 
 REFUSABLE = ("_open", "_write", "_fsync", "_mkdir", "_rename")  # _remove does what it can
 OPERATIONS = (*REFUSABLE, "_remove")
@@ -587,7 +587,7 @@ def test_no_second_copy_of_the_tensors_is_made(tmp_path: Path) -> None:
     code = """if True:
         import resource, sys, torch
         from pathlib import Path
-        from heedful.train.resume import Store
+        from heedful.train.checkpoint import Store
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -28,8 +28,8 @@ from transformers.utils import logging
 import heedful
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import pack, weighted
-from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant
+from heedful.train.trainer import Trainer, TrainSettings
 
 HEADS = {
     "masked language model": transformers.BertForMaskedLM,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
-    from heedful.tasks.rewrite import Writing
+    from heedful.tasks.seq2seq import Writing
 
 
 def writing_of(
@@ -15,7 +15,7 @@ def writing_of(
 ) -> Writing:
     """The generation settings of predict from its options."""
     from heedful.model.decode import Beam, Greedy, How, Sample
-    from heedful.tasks.rewrite import Writing
+    from heedful.tasks.seq2seq import Writing
 
     if num_beams is not None and temperature is not None:
         raise HeedfulError(

@@ -9,7 +9,7 @@ from types import TracebackType
 from heedful.cli.show import clean, duration, note
 from heedful.runs.timing import memory
 from heedful.train.fit import EvalResult, Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 EVERY = 30.0  # seconds between plain lines
 

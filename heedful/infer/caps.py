@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
 from heedful.model.decode import Beam, Decoding
-from heedful.tasks.base import Answer
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.answering import Answer
+from heedful.tasks.seq2seq import Writing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

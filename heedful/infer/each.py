@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Asked, Engine
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -28,11 +28,11 @@ from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks.answerers import answerers_of
-from heedful.tasks.base import Answer, Answerer, Setting, Window, all_windows, of_windows
-from heedful.tasks.following import FOLLOWING
+from heedful.tasks.answer_heads import answerers_of
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, all_windows, of_windows
+from heedful.tasks.next_sentence import FOLLOWING
 from heedful.tasks.predictions import AnyPrediction, of_type
-from heedful.tasks.rewrite import Writing, encode_cut, open_ended
+from heedful.tasks.seq2seq import Writing, encode_cut, open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048

@@ -14,7 +14,7 @@ from pyarrow.parquet import ParquetWriter, read_schema
 from heedful.data.inputs import Inputs
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 
 Format = Literal["parquet", "jsonl", "csv", "conll"]
 GROUP = 64_000_000  # bytes of a row group in memory

@@ -31,8 +31,8 @@ from heedful.infer.engine import Engine, Piece
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.prepare import cannot_be, dtype_of, measures, prepare, timed
 from heedful.packed import Packed
-from heedful.tasks.fill import mask_name
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.fill_mask import mask_name
+from heedful.tasks.seq2seq import Writing
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed

@@ -18,8 +18,8 @@ from heedful.infer.engine import Piece
 from heedful.infer.readers import TURN, Readers
 from heedful.infer.refused import Expired, Full, TooLong, Unavailable, told
 from heedful.model.decode import Decoding
-from heedful.tasks.base import Answer
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.answering import Answer
+from heedful.tasks.seq2seq import Writing
 
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved

@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
-from heedful.tasks.extract import best_span, max_answer_tokens_of
+from heedful.tasks.qa import best_span, max_answer_tokens_of
 
 STEPS = 32
 ROWS = 4096  # of a batch of steps

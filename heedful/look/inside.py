@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
 from heedful.packed import Packed
-from heedful.tasks.rewrite import Writing, marks, open_ended, start_writing
+from heedful.tasks.seq2seq import Writing, marks, open_ended, start_writing
 from heedful.tokenizer import Encoded, Tokenizer
 
 LONGEST = 4096  # tokens, where the model itself has no limit

@@ -13,7 +13,7 @@ from heedful.infer.engine import Engine
 from heedful.look.attribute import Aim, alike, integrated_gradients, score_of
 from heedful.look.inside import Inside
 from heedful.look.reading import HIERARCHY
-from heedful.tasks.answerers import answerers_of
+from heedful.tasks.answer_heads import answerers_of
 
 
 def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from heedful.errors import HeedfulError
 from heedful.look.inside import Inside, named
 from heedful.model.decode import Beam, Greedy, search, stream
 from heedful.packed import Packed
-from heedful.tasks.rewrite import marks
+from heedful.tasks.seq2seq import marks
 
 MOST = 48  # tokens
 CANDIDATES = 10

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus
-from heedful.objectives.frame import Frame
-from heedful.objectives.rows import Ranges, text_bounds
+from heedful.objectives.packing import Ranges, text_bounds
+from heedful.objectives.special_tokens import Frame
 
 PLAN, PAIRS, POOL = 11, 12, 13  # mixed into the seed for each kind of draw
 MIN_POOL_TOKENS = 5  # shorter texts have no meaning of their own to compare

@@ -18,7 +18,7 @@ from heedful.checkpoint import Loaded
 from heedful.data.order import mixed
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, exact, pack, wide
-from heedful.objectives.draw import below, uniform
+from heedful.objectives.random_numbers import below, uniform
 
 NOISE = 1  # what a key is mixed with for the words that are not there
 

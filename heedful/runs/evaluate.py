@@ -25,7 +25,7 @@ from heedful.runs.finetune.settings import LongInputs, as_trained
 from heedful.runs.run_folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.scoring import measure
 from heedful.settings import load_mapping, overlay
-from heedful.tasks.base import tokenizer_of
+from heedful.tasks.answering import tokenizer_of
 from heedful.tasks.metrics import GLUE, has_bleu
 from heedful.tasks.specs import spec_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings

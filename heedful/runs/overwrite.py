@@ -12,8 +12,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.distil.search import BEST, FOUND
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS, held, refuse_other
+from heedful.train.checkpoint import LOCK, only_run
 from heedful.train.ranks import Ranks
-from heedful.train.resume import LOCK, only_run
 
 
 @contextmanager

@@ -30,11 +30,11 @@ from heedful.runs.finetune.settings import flat
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import JOURNAL, RESULTS
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
+from heedful.train.checkpoint import LOCK
 from heedful.train.journal import records
-from heedful.train.loop import DivergedError
 from heedful.train.ranks import Ranks
-from heedful.train.resume import LOCK
 from heedful.train.settings import TrainSettings
+from heedful.train.trainer import DivergedError
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 Precision = Literal["float32", "bfloat16"]

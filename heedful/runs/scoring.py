@@ -18,7 +18,7 @@ from heedful.checkpoint import Loaded
 from heedful.durable import put, whole
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.fit import EvalResult

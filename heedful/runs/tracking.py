@@ -13,7 +13,7 @@ from heedful.runs.results import JOURNAL, as_float
 from heedful.runs.run_folder import SETTINGS, read_json, write
 from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 TRACKING = "tracking.json"  # in a run folder: each tracker's name of the run, by which a resumed run is continued
 

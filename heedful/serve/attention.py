@@ -11,7 +11,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.refused import TooLong
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
-from heedful.tasks.rewrite import open_ended
+from heedful.tasks.seq2seq import open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 

@@ -18,7 +18,7 @@ from heedful.serve import schemas as s
 from heedful.serve.call import LETTERS, Call, Turns
 from heedful.serve.count import in_turns
 from heedful.serve.pairs import sequences
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded

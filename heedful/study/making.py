@@ -26,13 +26,13 @@ from heedful.model.config import (
     Xavier,
 )
 from heedful.objectives import Sample
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Classify
 from heedful.tasks.task import Judged, evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import count_words, word_tokenizer
-from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
+from heedful.train.trainer import Trainer
 
 HEAD = 16  # width of a head
 CLASSIC = "heedful-classic"

@@ -14,7 +14,7 @@ import numpy as np
 
 from heedful.errors import HeedfulError
 from heedful.objectives import Pretext, Sample
-from heedful.objectives.masked import Masked
+from heedful.objectives.masked_lm import Masked
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.reading import as_it_is, fine_tuned, pieces, started, world

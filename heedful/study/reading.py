@@ -32,7 +32,7 @@ from heedful.study.toy.split import Sizes
 from heedful.study.toy.stories import stories
 from heedful.tokenizer import Tokenizer, TokenizerSettings
 from heedful.tokenizer import train as train_tokenizer
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 
 Remade = Callable[[Pretext], Pretext]
 CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets

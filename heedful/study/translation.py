@@ -25,13 +25,13 @@ from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.making import CLASSIC
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.split import Sizes
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import has_bleu
-from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.seq2seq import Rewrite, marks
 from heedful.tasks.task import Judged, evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Linear, TrainSettings
+from heedful.train.trainer import Trainer
 
 NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
 ARMS = (NONE, LOOKS, WHOLE)

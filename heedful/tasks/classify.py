@@ -18,7 +18,7 @@ from heedful.data import Example, Labelled, MultiLabelled
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
-from heedful.tasks.base import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
@@ -38,7 +38,7 @@ from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread, s
 from heedful.tokenizer import Encoded, Item
 
 if TYPE_CHECKING:
-    from heedful.tasks.rewrite import Writing
+    from heedful.tasks.seq2seq import Writing
 
 Scores = Float[Tensor, "sequences scores"]
 

@@ -17,7 +17,7 @@ from heedful.data.survey import Survey
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import exact, pack, weights, wide
-from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
 from heedful.tasks.regress import correlated, correlation

@@ -16,10 +16,10 @@ from heedful.checkpoint import Loaded
 from heedful.checkpoint.attach import rescaled
 from heedful.data import Example, Scored
 from heedful.model.config import ProblemType
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Scores, Texts
 from heedful.tasks.metrics import Bootstrap, RankedRegression, Result
-from heedful.tasks.metrics.numbers import Kept
+from heedful.tasks.metrics.regression import Kept
 from heedful.tasks.task import SEED, Judged, Measure, Setup, Task
 
 Sums = Float64[np.ndarray, "replicates statistics"]

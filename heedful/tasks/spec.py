@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heedful.data.survey import Survey
     from heedful.model.classic_config import Readers
     from heedful.model.config import Head
-    from heedful.objectives.teaching import Kind
+    from heedful.objectives.distillation.teacher import Kind
     from heedful.tasks.task import Task
 
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # (smallest number of examples, epochs)

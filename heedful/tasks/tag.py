@@ -18,7 +18,7 @@ from heedful.data.tags import OUTSIDE, in_scheme, to_iob2
 from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack
-from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
+from heedful.tasks.answering import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
 from heedful.tasks.metrics import (
     Accuracy,
     Entities,

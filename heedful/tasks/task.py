@@ -23,13 +23,13 @@ from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
-from heedful.tasks.base import Answer, Answerer, tokenizer_of, windows
+from heedful.tasks.answering import Answer, Answerer, tokenizer_of, windows
 from heedful.tasks.metrics import Bootstrap, Result, Sure
 from heedful.tasks.spec import TaskSettings
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 if TYPE_CHECKING:
-    from heedful.tasks.rewrite import Writing
+    from heedful.tasks.seq2seq import Writing
 
 LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
 CHUNK = 512  # examples that are tokenized, or asked, together

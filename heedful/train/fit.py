@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError
+from heedful.train.async_checkpoint import Saver
+from heedful.train.checkpoint import Store
 from heedful.train.journal import Journal
-from heedful.train.loop import DivergedError, Step, Trainer, under
 from heedful.train.memory import FreedMemory
-from heedful.train.resume import Store
-from heedful.train.saving import Saver
 from heedful.train.settings import STEADY, FitSettings
+from heedful.train.trainer import DivergedError, Step, Trainer, under
 
 __all__ = ["EvalResult", "FitSettings", "Fitted", "Reporter", "fit"]
 

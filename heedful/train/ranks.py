@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from heedful.errors import HeedfulError
-from heedful.train.alive import Alive, listed
+from heedful.train.heartbeat import Alive, listed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -536,9 +536,9 @@ def drawing(work: Path, quick: bool) -> Probes:
     from heedful.data.order import Order
     from heedful.nn.dropout import dropout
     from heedful.objectives.base import Sample
-    from heedful.objectives.causal import Causal
-    from heedful.objectives.masked import Masked
-    from heedful.objectives.permuted import Permuted
+    from heedful.objectives.causal_lm import Causal
+    from heedful.objectives.masked_lm import Masked
+    from heedful.objectives.permutation_lm import Permuted
     from heedful.tokenizer import Tokenizer
 
     order = Order(count=37, batch=8, seed=5)
@@ -571,7 +571,7 @@ def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
     from heedful.model.decode import Beam, Greedy, Sample
-    from heedful.tasks.rewrite import Writing
+    from heedful.tasks.seq2seq import Writing
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),

@@ -22,8 +22,8 @@ from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 from heedful.packed import Packed
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
 from heedful.train.optim import AdamW, Optimizer
+from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
 from tests.support.generated_data import classified, data, tune
 from tests.support.tiny_models import save_tiny, sequences

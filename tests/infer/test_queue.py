@@ -24,7 +24,7 @@ from heedful.infer.queue import Queue
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
 from heedful.tasks.embed import EMBED
-from heedful.tasks.rewrite import REWRITE, Writing
+from heedful.tasks.seq2seq import REWRITE, Writing
 from heedful.tokenizer import Encoded
 from tests.support.model_folders import make, make_writer
 

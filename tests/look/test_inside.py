@@ -29,7 +29,7 @@ from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import Block, Placed, Sight
 from heedful.nn.linear import Laid, Rounded, cannot_lay
 from heedful.packed import Packed
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.tokenizer import Special
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, bare, classic

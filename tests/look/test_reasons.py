@@ -23,7 +23,7 @@ from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.resume import Store
+from heedful.train.checkpoint import Store
 from tests.look.test_inside import TEXT, WORDS, ending, numbers
 from tests.support.classic_models import bare, classic
 from tests.support.model_folders import make, theirs

@@ -28,8 +28,8 @@ from heedful.model.readers import BagReader, Queries, ReadClasses
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
-from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
+from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.classic_models import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
 
 

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful.checkpoint import Config, Loaded, create
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.objectives import Sample
-from heedful.objectives.masked import Masked
-from heedful.objectives.rows import FULL, fitted
+from heedful.objectives.masked_lm import Masked
+from heedful.objectives.packing import FULL, fitted
 from heedful.packed import Packed
-from heedful.train.loop import Trainer, TrainSettings
+from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.tiny_runs import tokenizer
 
 LAYERS, WIDTH, LENGTH, ROW, STEP = 3, 48, 128, 1024, 4

@@ -16,8 +16,8 @@ from heedful.model.classic_config import Bag
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram, pair_losses
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
+from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.classic_models import bare
 
 

@@ -23,7 +23,7 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.scoring import measure
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 from tests.support.generated_data import data, tune
 from tests.support.model_folders import make
 

@@ -26,7 +26,7 @@ from heedful.shipped import ENCODER
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 from tests.support.generated_data import classified, data, tune
 from tests.support.model_folders import make
 

@@ -22,7 +22,7 @@ from heedful.data.carried import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
-from heedful.objectives.distilled import maps
+from heedful.objectives.distillation.objective import maps
 from heedful.runs.distil import augment as distil_more
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil_run

@@ -25,7 +25,7 @@ from heedful.runs.distil.settings import foresee, student_of
 from heedful.runs.distil.students import one_stack
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
-from heedful.train.resume import only_run
+from heedful.train.checkpoint import only_run
 from tests.support.distillation import NO_BASELINE, QUICK, Told
 from tests.support.model_folders import make
 

@@ -10,7 +10,7 @@ import pytest
 
 from heedful.runs.finetune import training_time as module
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 from tests.support.generated_data import data, tune
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -32,7 +32,7 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.run_folder import BAD_ROWS, DATA, begin, read_json
 from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
-from heedful.tasks.extract import NO_ANSWER
+from heedful.tasks.qa import NO_ANSWER
 from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
 from heedful.tokenizer import Words
 from heedful.train.fit import Reporter

@@ -27,11 +27,11 @@ from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import run_folder as folder_module
 from heedful.runs.evaluate import suite
 from heedful.runs.finetune import run as module
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import Reporter
-from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.ranks import Ranks
-from heedful.train.resume import only_run
 from heedful.train.settings import TrainSettings
+from heedful.train.trainer import DivergedError, Step, Trainer
 from tests.support.generated_data import as_csv, assignments, classified, data, labelled, tune
 from tests.support.model_folders import make
 from tests.support.reporters import Messages

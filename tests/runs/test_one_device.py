@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from heedful.objectives.distilled import Asked, Distilled, Losses
-from heedful.objectives.teaching import Pairing
+from heedful.objectives.distillation.objective import Asked, Distilled, Losses
+from heedful.objectives.distillation.teacher import Pairing
 from heedful.runs import run_folder as folder
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil
@@ -22,7 +22,7 @@ from heedful.runs.finetune import run as finetune
 from heedful.runs.pretrain import run as pretrain
 from heedful.runs.pretrain import teacher as pretrain_teacher
 from heedful.train import loop
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 from tests.support.corpora import documents, trained, write
 from tests.support.generated_data import assignments, data
 from tests.support.model_folders import make

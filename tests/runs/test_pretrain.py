@@ -28,9 +28,9 @@ import heedful
 from heedful.data.corpus import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Normal, TruncatedNormal
-from heedful.objectives.causal import Causal
-from heedful.objectives.masked import Masked
-from heedful.objectives.rows import held_out
+from heedful.objectives.causal_lm import Causal
+from heedful.objectives.masked_lm import Masked
+from heedful.objectives.packing import held_out
 from heedful.runs.card.baseline import comparisons
 from heedful.runs.card.finetuned import plain
 from heedful.runs.card.pretrained import text_notes
@@ -43,12 +43,12 @@ from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.runs.run_folder import BEGUN, going_on, refuse_other
 from heedful.settings import from_file, to_toml
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.tasks.specs.classify import ClassifySettings
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
-from heedful.train.loop import DivergedError, Step, Trainer
+from heedful.train.trainer import DivergedError, Step, Trainer
 from tests.support.corpora import Document, corpus_of, documents, trained, write
 from tests.support.tiny_models import save_tiny
 from tests.support.tiny_teacher import make_teacher

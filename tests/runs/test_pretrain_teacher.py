@@ -22,7 +22,7 @@ from heedful.runs.pretrain.run import Pretrained, run
 from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 from tests.support.corpora import documents, trained, write
 from tests.support.tiny_teacher import make_teacher
 

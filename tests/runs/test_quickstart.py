@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
 from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
 from heedful.runs.finetune.run import Finished
-from heedful.train.resume import only_run
+from heedful.train.checkpoint import only_run
 
 
 @pytest.fixture

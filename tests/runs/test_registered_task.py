@@ -29,7 +29,7 @@ from heedful.runs.recipe_template import template
 from heedful.serve.routes import Question
 from heedful.serve.run import background
 from heedful.serve.schemas import FollowsBody
-from heedful.tasks.base import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import Prediction
 from heedful.tasks.spec import Card, TaskSettings, TaskSpec

@@ -10,8 +10,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.overwrite import replacing
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS
+from heedful.train.checkpoint import LOCK, only_run
 from heedful.train.ranks import ALONE
-from heedful.train.resume import LOCK, only_run
 
 
 def write_run(folder: Path, content: str, *names: str) -> Path:

@@ -33,12 +33,12 @@ from heedful.runs.finetune.run import Finished, finetune, prepare
 from heedful.runs.finetune.seq2seq import transformer
 from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, alignments
 from heedful.runs.plots.figures import draw
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
         ("a cat", "the dog", "a tree", "birds", "the sea", "him")]  # fmt: skip

@@ -25,7 +25,7 @@ from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import QUESTIONS, labels_of
 from heedful.serve.run import Running
 from heedful.serve.settings import named
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.seq2seq import Writing
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
 from tests.support.model_folders import long_text, make_writer

@@ -18,7 +18,7 @@ from heedful.cli.family import family, measured
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.masked import Masked
+from heedful.objectives.masked_lm import Masked
 from heedful.runs.plots import style
 from heedful.study import REAL, STUDIES, charts, complexity, frame, multi30k, scores
 from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
 NO_BASELINE = (*QUICK, "verdict.baseline=none")

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.fit import EvalResult, Reporter, fit
-from heedful.train.loop import Step, Trainer
 from heedful.train.ranks import Ranks, ranks
+from heedful.train.trainer import Step, Trainer
 from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heedful.train.fit import Reporter
-from heedful.train.loop import Step, Trainer
+from heedful.train.trainer import Step, Trainer
 
 
 class Messages(Reporter):

@@ -27,15 +27,15 @@ from heedful.model.config import (
     TokenClasses,
 )
 from heedful.objectives import Batch, Loss, Objective, Sample
-from heedful.objectives.masked import Masked
+from heedful.objectives.masked_lm import Masked
 from heedful.settings import read
 from heedful.tasks.classify import Classify
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.fit import EvalResult, FitSettings
-from heedful.train.loop import Step, Trainer, TrainSettings
 from heedful.train.ranks import ALONE, Ranks
+from heedful.train.trainer import Step, Trainer, TrainSettings
 
 LINES = """
 the cat sat on the mat and slept . good

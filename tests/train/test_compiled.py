@@ -84,7 +84,7 @@ import torch
 
 sys.path[:0] = sys.argv[1:]
 from tests.support import tiny_runs
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 
 made = []
 

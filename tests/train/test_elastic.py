@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from heedful.checkpoint import save
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 from tests.support.corpora import corpus_of, documents, trained
 from tests.support.generated_data import as_csv, classified
 from tests.support.processes import ForkServer, Job, fork_server, told, weights

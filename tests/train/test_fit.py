@@ -20,10 +20,10 @@ from torch import Tensor
 from heedful import durable
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train import fit as fit_module
+from heedful.train.checkpoint import Store
 from heedful.train.fit import EvalResult, FitSettings, Fitted, Reporter, fit
 from heedful.train.journal import Journal, records
-from heedful.train.loop import DivergedError, Step, Trainer
-from heedful.train.resume import Store
+from heedful.train.trainer import DivergedError, Step, Trainer
 from tests.support.processes import left
 from tests.support.tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
 

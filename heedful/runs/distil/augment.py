@@ -20,10 +20,10 @@ from heedful.data.order import mixed
 from heedful.data.tags import OUTSIDE
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
-from heedful.objectives.draw import ordinary, uniform
+from heedful.objectives.random_numbers import ordinary, uniform
 from heedful.packed import Packed
 from heedful.runs.distil.settings import MoreSettings
-from heedful.tasks.base import trimmed
+from heedful.tasks.answering import trimmed
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks

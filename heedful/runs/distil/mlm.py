@@ -20,10 +20,10 @@ from heedful.device import CPU, device_of
 from heedful.durable import remove
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Pretext, Sample
-from heedful.objectives.distilled import Ask, Distilled, Known, maps
-from heedful.objectives.masked import Masked
-from heedful.objectives.rows import HELD
-from heedful.objectives.teaching import Pairing, Teacher
+from heedful.objectives.distillation.objective import Ask, Distilled, Known, maps
+from heedful.objectives.distillation.teacher import Pairing, Teacher
+from heedful.objectives.masked_lm import Masked
+from heedful.objectives.packing import HELD
 from heedful.runs.card.pretrained import write_card
 from heedful.runs.distil.plan import BEFORE, described, judged_anew, without_verdict
 from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
@@ -39,11 +39,11 @@ from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, defaul
 from heedful.runs.results import JOURNAL, read_results
 from heedful.runs.run_folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.settings import from_file, to_toml
-from heedful.tasks.base import tokenizer_of
+from heedful.tasks.answering import tokenizer_of
 from heedful.tokenizer import Tokenizer
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
-from heedful.train.resume import only_run
 
 SETTINGS, OUTPUTS, BASELINE, TAUGHT = "distil.toml", "outputs", "baseline", "teacher.json"
 PROJECT = 7

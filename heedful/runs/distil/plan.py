@@ -14,7 +14,7 @@ from heedful.data.carried import by_names, files_of
 from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
-from heedful.objectives.teaching import Kind
+from heedful.objectives.distillation.teacher import Kind
 from heedful.runs.data_settings import reading_of
 from heedful.runs.distil.augment import foresee as foresee_more
 from heedful.runs.distil.settings import (
@@ -41,7 +41,7 @@ from heedful.runs.finetune.settings import (
 from heedful.runs.overrides import Overrides
 from heedful.runs.run_folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.settings import load_mapping, to_mapping, to_toml
-from heedful.tasks.base import tokenizer_of
+from heedful.tasks.answering import tokenizer_of
 from heedful.tasks.specs import SPECS
 
 TAUGHT = "teacher.json"

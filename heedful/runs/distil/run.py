@@ -25,8 +25,8 @@ from heedful.data.order import mixed
 from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
-from heedful.objectives.distilled import GROUP, Ask, Distilled, maps
-from heedful.objectives.teaching import Pairing, Reading, Teacher, pair
+from heedful.objectives.distillation.objective import GROUP, Ask, Distilled, maps
+from heedful.objectives.distillation.teacher import Pairing, Reading, Teacher, pair
 from heedful.runs.card.finetuned import write_card
 from heedful.runs.distil.augment import more_examples
 from heedful.runs.distil.plan import (
@@ -52,11 +52,11 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pin_models import pin
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.run_folder import SETTINGS, begin, decided, explained, read_json, refuse_other
-from heedful.tasks.base import tokenizer_of
+from heedful.tasks.answering import tokenizer_of
 from heedful.tasks.task import Read, Task
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.resume import only_run
 from heedful.train.settings import FitSettings, TrainSettings
 
 OUTPUTS, BASELINE, MORE = "outputs", "baseline", "more.jsonl"

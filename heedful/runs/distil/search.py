@@ -31,9 +31,9 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.plots.style import write as write_figure
 from heedful.runs.run_folder import held, read_json, write
 from heedful.tasks.specs import SPECS
+from heedful.train.checkpoint import LOCK, only_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.resume import LOCK, only_run
 
 MOST = 6
 MEASURED = ("parameters", *(each.name for each in fields(Speed)))

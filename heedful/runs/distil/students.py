@@ -24,7 +24,7 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.initialise import undrawn
-from heedful.objectives.distilled import Losses, Relations, States
+from heedful.objectives.distillation.objective import Losses, Relations, States
 from heedful.runs.distil.settings import (
     ClassicStudent,
     FolderStudent,
@@ -40,7 +40,7 @@ from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import Classic
 from heedful.runs.pretrain.build import rated, shaped
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
-from heedful.tasks.base import tokenizer_of
+from heedful.tasks.answering import tokenizer_of
 
 LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
 

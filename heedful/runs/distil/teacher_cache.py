@@ -22,8 +22,8 @@ from heedful.data.batches import cut
 from heedful.durable import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.likeness import foremost
-from heedful.objectives.teaching import Said, Teacher
+from heedful.objectives.distillation.losses import foremost
+from heedful.objectives.distillation.teacher import Said, Teacher
 from heedful.train.ranks import ALONE, Ranks
 
 ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens that the teacher reads at once

@@ -15,7 +15,7 @@ from heedful.data import (
 from heedful.data.survey import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
-from heedful.objectives.masked import Masked
+from heedful.objectives.masked_lm import Masked
 from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, named_model
 from heedful.runs.finetune.seq2seq import writer_start
@@ -26,8 +26,8 @@ from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import Read, Setup, Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, TrainSettings
+from heedful.train.trainer import Trainer
 
 Item = TypeVar("Item")
 

@@ -25,8 +25,8 @@ from heedful.objectives.skipgram import SkipGram
 from heedful.runs.finetune.init_settings import Classic, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.words import count_words, one_word, word_tokenizer
-from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, TrainSettings
+from heedful.train.trainer import Trainer
 
 FAMILY = "heedful-classic"
 ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may stand in one token with it

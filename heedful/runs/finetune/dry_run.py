@@ -20,7 +20,7 @@ from heedful.runs.finetune.training_time import timed
 from heedful.runs.overrides import Overrides
 from heedful.runs.run_folder import refuse_other
 from heedful.runs.timing import memory
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 
 STATE = 4  # of each parameter in a checkpoint: its value, two moments, and the best value so far
 

@@ -13,8 +13,8 @@ from typing import Any
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import Reporter
-from heedful.train.resume import only_run
 
 MARK = ".gitignore"
 MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"

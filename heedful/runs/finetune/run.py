@@ -63,10 +63,10 @@ from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS, variants
 from heedful.tasks.task import Measure, Read, Task
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import Fitted, Reporter, fit
-from heedful.train.loop import Trainer
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.resume import only_run
+from heedful.train.trainer import Trainer
 
 SEED, CARD = "seed.json", "README.md"
 MADE = {  # what a model that is made for a run is called in results

@@ -8,8 +8,8 @@ from copy import deepcopy
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
-from heedful.train.loop import Trainer
 from heedful.train.settings import TrainSettings
+from heedful.train.trainer import Trainer
 
 PROBE = 4  # steps that are timed, after one that warms up
 LEAST = 20 * PROBE  # steps of a run from which these are worth their time

@@ -25,12 +25,12 @@ from heedful.data import Source
 from heedful.data.order import mixed, order
 from heedful.data.survey import Survey
 from heedful.runs.results import predictions
-from heedful.tasks.base import Answer
+from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany, best_threshold
 from heedful.tasks.metrics import paired_difference
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Measure, Task, chunks
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 
 SECONDS, SHARE = 10.0, 0.1  # it may take that long, and no more than this share of the training
 LEAST = 1.0  # seconds that it may take however short the training is

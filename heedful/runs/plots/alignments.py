@@ -17,7 +17,7 @@ from heedful.packed import Packed
 from heedful.runs.plots.labels import drawable
 from heedful.runs.plots.style import blank, prepare, title
 from heedful.runs.results import predictions
-from heedful.tasks.rewrite import marks
+from heedful.tasks.seq2seq import marks
 from heedful.tokenizer import Encoded
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
 from heedful.model.initialise import undrawn
 from heedful.objectives import Pretext, Sample
-from heedful.objectives.causal import Causal
-from heedful.objectives.frame import Frame, run_of
-from heedful.objectives.masked import Masked, MaskedPairs
-from heedful.objectives.permuted import Permuted
-from heedful.objectives.replaced import Replaced, tied_generator
-from heedful.objectives.rows import HELD, Pairs, Rows, Steady, held_out, windows
-from heedful.objectives.spans import Spans
+from heedful.objectives.causal_lm import Causal
+from heedful.objectives.masked_lm import Masked, MaskedPairs
+from heedful.objectives.packing import HELD, Pairs, Rows, Steady, held_out, windows
+from heedful.objectives.permutation_lm import Permuted
+from heedful.objectives.replaced_token_detection import Replaced, tied_generator
+from heedful.objectives.span_corruption import Spans
+from heedful.objectives.special_tokens import Frame, run_of
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.settings import (
     ClmSettings,

@@ -11,10 +11,10 @@ import torch
 from heedful.data.order import mixed
 from heedful.errors import HeedfulError
 from heedful.objectives import Pretext, Sample
-from heedful.objectives.rows import HELD
+from heedful.objectives.packing import HELD
 from heedful.runs.pretrain.probes import ProbeSet, probe_scores
 from heedful.train.fit import EvalResult
-from heedful.train.loop import Trainer
+from heedful.train.trainer import Trainer
 
 
 def measured_share(

@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.packed import Packed
 from heedful.runs.pretrain.distillation_settings import Probe
-from heedful.tasks.metrics.numbers import ranks
+from heedful.tasks.metrics.regression import ranks
 from heedful.tokenizer import Tokenizer
 
 BATCH_TOKENS = 8192

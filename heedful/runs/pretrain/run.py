@@ -22,7 +22,7 @@ from heedful.device import idle
 from heedful.errors import HeedfulError
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
-from heedful.objectives.encoder_distillation import EncoderDistillation
+from heedful.objectives.distillation.encoder import EncoderDistillation
 from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card.pretrained import ABOUT, text_notes, write_card
 from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoints, drop_state, extended
@@ -65,10 +65,10 @@ from heedful.runs.run_folder import (
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
+from heedful.train.checkpoint import only_run
 from heedful.train.fit import EvalResult, Reporter, fit
-from heedful.train.loop import Stage, Trainer
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.resume import only_run
+from heedful.train.trainer import Stage, Trainer
 
 CARD = "README.md"
 SAMPLE = 8  # what the number of a document is mixed with, to draw those that a tokenizer learns from

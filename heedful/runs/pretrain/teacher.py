@@ -22,13 +22,13 @@ from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
 from heedful.durable import put_folder, whole
 from heedful.objectives import Sample
-from heedful.objectives.draw import ordinary
-from heedful.objectives.encoder_distillation import EncoderDistillation, new_modules
-from heedful.objectives.encoder_teacher import EncoderTeacher
-from heedful.objectives.frame import Frame
-from heedful.objectives.rows import Ranges, Rows, Steady
+from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
+from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
+from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
+from heedful.objectives.packing import Ranges, Rows, Steady
+from heedful.objectives.random_numbers import ordinary
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan, text_pool
-from heedful.objectives.teacher_cache import VectorCache, nearest_texts
+from heedful.objectives.special_tokens import Frame
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks

@@ -16,13 +16,13 @@ from heedful.tasks.metrics.bootstrap import (
     precision_of,
     recall_of,
 )
-from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
+from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
 from heedful.tasks.metrics.entities import Entities, entity_counts, spans
-from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regression, TokenLoss
+from heedful.tasks.metrics.glue import GLUE, Suite
+from heedful.tasks.metrics.regression import Calibration, RankedRegression, Regression, TokenLoss
 from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
-from heedful.tasks.metrics.suites import GLUE, Suite
-from heedful.tasks.metrics.texts import TextScore, text_scores
+from heedful.tasks.metrics.text_match import TextScore, text_scores
 
 __all__ = [
     "GLUE",

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Result, need_examples, need_length, need_same
 from heedful.tasks.metrics.bootstrap import Bootstrap, Sums, mean_of
-from heedful.tasks.metrics.numbers import Kept
+from heedful.tasks.metrics.regression import Kept
 
 AT_ONCE = 1024  # first texts that are compared with all second ones together
 

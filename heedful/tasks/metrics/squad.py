@@ -13,7 +13,7 @@ import numpy as np
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import BITS, Result, exact, from_exact, need_examples, need_same
-from heedful.tasks.metrics.numbers import Kept
+from heedful.tasks.metrics.regression import Kept
 
 Version = Literal["1.1", "2.0"]
 

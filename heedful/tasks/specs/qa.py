@@ -42,7 +42,7 @@ class QASettings(TaskSettings):
         return self.no_answer_threshold == "tuned" and survey.impossible
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
-        from heedful.tasks.extract import max_answer_tokens_of
+        from heedful.tasks.qa import max_answer_tokens_of
 
         return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))
 
@@ -67,7 +67,7 @@ QA = TaskSpec(
     help="answers in a context, as SQuAD",
     settings=QASettings,
     example_ref="heedful.data.examples:Question",
-    task_ref="heedful.tasks.extract:Extract",
+    task_ref="heedful.tasks.qa:Extract",
     recognizes=lambda head: head.kind == "question_answering",
     check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),
     predict_arguments='"A long text." --question "What is asked?"',

@@ -74,7 +74,7 @@ SEQ2SEQ = TaskSpec(
     help="translation, summaries",
     settings=Seq2SeqSettings,
     example_ref="heedful.data.examples:Rewritten",
-    task_ref="heedful.tasks.rewrite:Rewrite",
+    task_ref="heedful.tasks.seq2seq:Rewrite",
     recognizes=lambda head: head.kind == "language_model",
     check_reader=_no_reader,
     card=Card(

@@ -1,0 +1,1 @@
+"""Knowledge distillation: objectives that learn from a teacher, and the teachers."""

@@ -1,0 +1,236 @@
+"""Masked language modelling: find the tokens that were hidden (Devlin et al. 2019, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from math import log, log1p
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.model.heads import PretrainingHead
+from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
+from heedful.objectives.random_numbers import below, ordinary, uniform
+from heedful.tokenizer import Tokenizer
+
+MaskUnit = Literal["tokens", "words", "spans"]
+SHORTER, MOST = 0.2, 10  # of spans: each word is the last one with that probability; words of the longest
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Pretext):
+    """A share of the tokens is to be found: 80 % of them hidden, 10 % replaced by any token, 10 % kept.
+
+    `mask_prob` is a share of tokens for each `mask_unit`: tokens one by one; whole words, of which one that would
+    exceed the share is skipped, as in the published code of Devlin et al. 2019, and each piece is hidden, replaced or
+    kept on its own; or spans of 1 to 10 words, 3.8 on average, each of one kind (Joshi et al. 2020, section 3.1).
+    Special tokens are never chosen, but may replace one: replacements are drawn from the whole vocabulary, as in the
+    published code. Masks depend on the sample's key alone; with `num_static_masks` they repeat after that many epochs.
+    """
+
+    tokenizer: Tokenizer
+    mask_prob: float = 0.15
+    mask_unit: MaskUnit = "tokens"
+    num_static_masks: int | None = None
+    count: int | None = None  # targets of each sample: no more, and where mask_prob gives fewer, some weigh nothing
+    head: str = field(default="masked_lm", init=False)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.special.mask is None:
+            raise HeedfulError("this tokenizer has no mask token: masked language modelling needs one")
+        if not 0 < self.mask_prob < 1:
+            raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
+        if self.mask_unit == "words":
+            _ = self.tokenizer.continues  # refused now if it is not known
+
+    def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
+        """Texts as samples; what is longer than the limit is cut into windows without overlap."""
+        found = []
+        for encoded in self.tokenizer.encode_batch(list(texts)):
+            ids = encoded.ids
+            for start in range(0, len(ids), limit or len(ids) or 1):
+                part = ids[start : start + (limit or len(ids))]
+                if self.free[list(part)].any():
+                    found.append(Sample.of([part], [encoded.types[start : start + len(part)]]))
+        return found
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """The batch with tokens hidden, and which rows were chosen."""
+        packed, mask = pack(samples), self.tokenizer.special.mask
+        tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
+        found: list[Places] = []
+        weights: list[NDArray[np.float32]] = []
+        for start, sample, key in zip(starts, samples, keys, strict=False):
+            places, how, other = self._draw(sample, key)
+            tokens[start + places[how < 0.8]] = mask
+            replaced = (how >= 0.8) & (how < 0.9)
+            tokens[start + places[replaced]] = below(other[replaced], self.tokenizer.size)
+            missing = 0 if self.count is None else self.count - len(places)
+            found.append(start + np.pad(places, (0, missing)))
+            weights.append(np.pad(np.ones(len(places), dtype=np.float32), (0, missing)))
+        rows = long(found)
+        return Batch(
+            packed=packed,
+            targets=long([sample.tokens for sample in samples])[rows],
+            weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
+            rows=rows,
+            counts=(float(sum(each.sum(dtype=np.float64) for each in weights)),),  # known here: no device is asked
+        )
+
+    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Of the chosen rows, over the vocabulary; `rows` are all rows, where they are known."""
+        assert loaded.head is not None and batch.rows is not None
+        chosen = loaded.rows(batch.packed, wanted=batch.rows) if rows is None else rows[batch.rows]
+        return wide(loaded.head(chosen, batch.packed))
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy at each chosen row, of those scores."""
+        return F.cross_entropy(scores, batch.targets, reduction="none")
+
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """Cross-entropy over the vocabulary at the chosen rows alone."""
+        return (self.masked_term(loaded, loaded.rows(batch.packed, wanted=batch.rows), batch),)
+
+    def masked_term(self, loaded: Loaded, chosen: Tensor, batch: Batch) -> Term:
+        """The same of the model's chosen rows."""
+        assert loaded.head is not None
+        weights = None if self.count is None else batch.weights
+        return crossed("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
+
+    # -- what is drawn ------------------------------------------------------------------------------------------
+
+    def _draw(self, sample: Sample, key: int) -> tuple[Places, NDArray[np.float64], NDArray[np.float64]]:
+        """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
+        free = self._maskable(sample, key)
+        most = int(free.sum())
+        count = min(most, max(1, round(self.mask_prob * most)))
+        if self.count is not None:
+            count = min(count, self.count)
+        drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
+        if self.mask_unit == "tokens":
+            order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
+            places = np.sort(order[:count])
+            return places, drawn[1, places], drawn[2, places]
+        starts = self._word_starts(sample, free)
+        if self.mask_unit == "words":
+            places = _whole(starts, free, drawn[0], count)
+            return places, drawn[1, places], drawn[2, places]
+        places, of = _spans(starts, drawn[0], drawn[3], free, count)
+        return places, drawn[1, of], drawn[2, places]
+
+    def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:
+        """The places of a sample that may be chosen: all ordinary tokens."""
+        return self.free[sample.tokens]
+
+    @cached_property
+    def free(self) -> NDArray[np.bool_]:
+        """Which tokens may be chosen."""
+        return ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
+
+    def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which places begin a word: also after a special token, and at the beginning of a sequence."""
+        starts = free & (
+            self.tokenizer.starts(sample.tokens) if self.mask_unit == "words" or self._knows_words else True
+        )
+        starts[1:] |= free[1:] & ~free[:-1]
+        bounds = np.array([bound for bound in sample.bounds[:-1] if bound < len(sample)], dtype=np.int64)
+        starts[bounds] |= free[bounds]
+        return starts
+
+    @cached_property
+    def _knows_words(self) -> bool:
+        try:
+            return bool(self.tokenizer.continues.size)
+        except HeedfulError:
+            return False
+
+
+def _whole(starts: NDArray[np.bool_], free: NDArray[np.bool_], drawn: NDArray[np.float64], count: int) -> Places:
+    """The places of whole words, taken in random order; one that would exceed the count is passed over."""
+    word = np.where(free, np.cumsum(starts) - 1, -1)
+    sizes = np.bincount(word[free], minlength=int(starts.sum()))
+    order = np.argsort(drawn[starts], kind="stable")
+    filled = np.cumsum(sizes[order])
+    first = int(np.searchsorted(filled, count, side="right"))
+    taken, left = [order[:first]], count - (int(filled[first - 1]) if first else 0)
+    for number in order[first:].tolist():
+        if left == 0:
+            break
+        if sizes[number] <= left:
+            taken.append(np.array([number]))
+            left -= int(sizes[number])
+    chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last one is for places of no word
+    chosen[np.concatenate(taken)] = True
+    return np.flatnonzero(chosen[word])
+
+
+def _spans(
+    starts: NDArray[np.bool_],
+    drawn: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    free: NDArray[np.bool_],
+    count: int,
+) -> tuple[Places, Places]:
+    """The places of spans of words, and for each the place where its span begins."""
+    owner = np.full(len(free), -1)
+    places = np.flatnonzero(starts)
+    order = places[np.argsort(drawn[places], kind="stable")]
+    stops = np.append(places[1:], len(free))  # of each word, or later
+    left = count
+    for place in order.tolist():
+        if left <= 0:
+            break
+        if owner[place] >= 0:
+            continue
+        share = sizes[place] * (1 - (1 - SHORTER) ** MOST)  # of lengths up to MOST, as the published code draws them
+        words = min(MOST, 1 + int(log1p(-share) / log(1 - SHORTER)))
+        at = int(np.searchsorted(places, place))
+        stop = min(int(stops[min(at + words, len(places)) - 1]), place + left)
+        inside = np.arange(place, stop)
+        blocked = np.flatnonzero(~free[inside] | (owner[inside] >= 0))
+        inside = inside[: blocked[0]] if len(blocked) else inside
+        owner[inside] = place
+        left -= len(inside)
+    found = np.flatnonzero(owner >= 0)
+    return found, owner[found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedPairs(Masked):
+    """Masked tokens, and a label for each pair: whether the second part follows, or whether both are swapped.
+
+    The loss is the sum of both means (Devlin et al. 2019, appendix A.2; Lan et al. 2020, section 3.1).
+    """
+
+    name: Literal["nsp", "sop"] = "nsp"  # of the second term
+    head: str = field(default="pretraining", init=False)
+    balance: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """The same with the label of each pair."""
+        masked = super().batch(samples, keys)
+        labels = long([sample.target for sample in samples])
+        counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
+        return replace(masked, labels=labels, counts=counts)
+
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """Both cross-entropies."""
+        assert isinstance(loaded.head, PretrainingHead) and batch.rows is not None and batch.labels is not None
+        firsts = batch.packed.firsts()
+        rows = loaded.rows(batch.packed, wanted=torch.cat([firsts, batch.rows]))
+        tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
+        pairs = loaded.head.next(rows[: len(firsts)], batch.packed.ones(firsts))
+        whole = self.count is None
+        masked = crossed("mlm", tokens, batch.targets, None if whole else batch.weights)
+        real = None if whole else (batch.labels >= 0).to(batch.weights)
+        return masked, crossed(self.name, pairs, batch.labels.clamp(min=0), real)

@@ -1,0 +1,140 @@
+"""Permuted language modelling: tokens are predicted in any order (Yang et al. 2019, sections 2.2 and 2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.model.config import TransformerXl
+from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack
+from heedful.objectives.random_numbers import below, ordinary, uniform
+from heedful.packed import Packed
+from heedful.tokenizer import Tokenizer
+
+LONGEST = 5  # tokens of a span
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permuted(Pretext):
+    """The mean of -log p(token | all tokens before it in a random order), over the last of the order of each sequence.
+
+    Targets are a share of the text's tokens, 1 / K. With `spans`, as in pre-training (section 3.1), they are spans of
+    1 to 5 tokens, each length as likely, each anywhere in a context of its own that is K times as long (in their
+    code a length n has a chance in proportion to 1 / n, and spans begin where words do); else any tokens. What is no
+    target is context, special tokens too: it comes first in the order, and, as in the published code, all of it sees
+    all of it, but no target. A target sees itself, the context and the targets before it; the row
+    that predicts it sees the same without itself. Sequences may have any length.
+    """
+
+    tokenizer: Tokenizer
+    share: float = 1 / 6  # of a text's tokens
+    spans: bool = True
+    head = "permutation_lm"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise HeedfulError(f"share is {self.share}; expected more than 0 and less than 1")
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Each sequence with the rows that predict its targets after it, and what each row sees."""
+        given, text = pack(samples), [np.zeros(0, dtype=np.bool_)]
+        draws = [np.zeros((3, 0))]
+        for sample, key in zip(samples, keys, strict=True):
+            text.append(ordinary(sample.tokens, self.tokenizer))
+            draws.append(uniform(key, 3 * len(sample)).reshape(3, -1))
+        targets, sees = self._orders(given.bounds, np.concatenate(text), np.concatenate(draws, 1))
+        counts = [len(each) for each in targets]
+        ends = [stop + after for stop, after in zip(given.bounds[1:], accumulate(counts), strict=True)]
+        rows = long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        return Batch(
+            packed=_with_queries(given, long(targets), rows, (0, *ends), sees),
+            targets=given.tokens[long(targets)],
+            weights=torch.ones(len(rows)),
+            rows=rows,
+        )
+
+    def _orders(
+        self, bounds: Sequence[int], text: NDArray[np.bool_], draws: NDArray[np.float64]
+    ) -> tuple[list[Places], tuple[Tensor, ...]]:
+        """The targets of each sequence, as places in all of them, and what its rows and those of its targets see."""
+        found, sees = [], []
+        for start, stop in pairwise(bounds):
+            inner, drawn = text[start:stop].nonzero()[0], draws[:, start:stop]
+            targets = inner[spread(drawn[:2, : len(inner)], self.share) if self.spans else self._any(drawn[0, inner])]
+            rank = np.full(stop - start, -1)  # in the order; of context -1
+            rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
+            before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
+            queries = before[torch.from_numpy(targets)]
+            found.append(start + targets)
+            sees.append(torch.cat([before.fill_diagonal_(True), queries]))
+        return found, tuple(sees)
+
+    def _any(self, drawn: NDArray[np.float64]) -> Places:
+        """A share of so many tokens, those with the smallest numbers, in order."""
+        count = max(1, round(len(drawn) * self.share))
+        return np.sort(drawn.argsort(kind="stable")[:count])
+
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """One: the targets."""
+        encoder = loaded.config.model.encoder
+        if not loaded.config.model.embedding.query or not isinstance(encoder and encoder.relation, TransformerXl):
+            raise HeedfulError(
+                "permuted pre-training needs a model of two streams: embedding.query = true, and the relation "
+                '"transformer_xl", which alone heeds what each row may see'
+            )
+        assert loaded.head is not None and batch.rows is not None
+        rows = loaded.rows(batch.packed, wanted=batch.rows)
+        return (crossed("plm", loaded.head(rows, batch.packed), batch.targets),)
+
+
+def spread(drawn: NDArray[np.float64], share: float) -> Places:
+    """Spans in contexts that lie end to end; of what is left, the last context, the same share, and one at least.
+
+    >>> spread(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
+    [0, 1, 5, 7]
+    """
+    n = drawn.shape[1]
+    if n == 0:
+        return np.zeros(0, dtype=np.int64)
+    lengths = 1 + below(drawn[0], LONGEST)
+    ends = np.rint(lengths.cumsum() / share).astype(np.int64)
+    whole = min(int(np.searchsorted(ends, n, side="right")), n - 1)  # contexts
+    starts = np.concatenate([[0], ends[:whole]])
+    room = np.diff(starts, append=n)
+    lengths = np.append(lengths[:whole], round(room[-1] * share))
+    if not lengths.sum():
+        lengths[-1] = 1
+    starts += (drawn[1, : whole + 1] * (room - lengths + 1)).astype(np.int64)
+    return np.repeat(starts - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
+
+
+def _with_queries(
+    given: Packed, targets: Tensor, rows: Tensor, bounds: tuple[int, ...], sees: tuple[Tensor, ...]
+) -> Packed:
+    """The sequences, each with rows after it that stand at the places of its targets; their tokens are not read."""
+    known = torch.ones(bounds[-1], dtype=torch.bool)
+    known[rows] = False
+
+    def joined(values: Tensor, queries: Tensor | int) -> Tensor:
+        every = torch.empty(bounds[-1], dtype=torch.long)
+        every[known] = values
+        every[rows] = queries
+        return every
+
+    return Packed(
+        tokens=joined(given.tokens, 0),
+        positions=joined(given.positions, given.positions[targets]),
+        types=joined(given.types, given.types[targets]),
+        bounds=bounds,
+        keys=tuple(given.lengths),
+        sees=sees,
+    )

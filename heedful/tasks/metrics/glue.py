@@ -1,0 +1,41 @@
+"""Which metrics a public suite asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.tasks.metrics.classification import ConfusionMatrix
+from heedful.tasks.metrics.regression import RankedRegression
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A task of a suite: what measures it, and which of its numbers are the official ones."""
+
+    metric: ConfusionMatrix | RankedRegression  # that has seen nothing yet
+    official: tuple[str, ...]
+
+    def scores(self, result: dict[str, Any]) -> dict[str, float]:
+        """The official numbers of a result, and "score", their mean, which the suite averages over its tasks."""
+        found = {name: float(result[name]) for name in self.official}
+        return found | {"score": sum(found.values()) / len(found)}
+
+
+def _classes(*labels: str, official: tuple[str, ...] = ("accuracy",), positive: str | None = None) -> Suite:
+    return Suite(metric=ConfusionMatrix(labels=labels, positive=positive), official=official)
+
+
+# Wang et al. 2019. Predictions and gold labels go in by name: the order of the classes is the model's affair.
+GLUE: dict[str, Suite] = {
+    "cola": _classes("0", "1", official=("matthews",)),
+    "sst2": _classes("0", "1"),
+    "mrpc": _classes("0", "1", official=("accuracy", "f1"), positive="1"),
+    "qqp": _classes("0", "1", official=("accuracy", "f1"), positive="1"),
+    "stsb": Suite(metric=RankedRegression(), official=("pearson", "spearman")),
+    "mnli": _classes("contradiction", "entailment", "neutral"),
+    "mnli-mm": _classes("contradiction", "entailment", "neutral"),
+    "qnli": _classes("entailment", "not_entailment"),
+    "rte": _classes("entailment", "not_entailment"),
+    "wnli": _classes("0", "1"),
+}

@@ -1,0 +1,24 @@
+"""Does the second text follow the first?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.predictions import NextSentence
+
+
+def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"follows": probability}; of the two scores 0 means that it follows (Devlin et al. 2019, section 3.1)."""
+    (window,) = windows
+    return {"follows": float(window.scores.softmax(-1)[0])}
+
+
+FOLLOWING = Answerer(
+    expects='pairs of texts, like [("first text", "second text")]',
+    items=read_pair,
+    answer=answer,
+    long_inputs="refuse",
+    prediction=lambda answer: NextSentence(probability=answer["follows"], truncated_tokens=answer.get("cut", 0)),
+    columns=lambda loaded, writing: {"follows": float},
+)

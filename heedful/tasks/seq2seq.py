@@ -1,0 +1,380 @@
+"""Write a text for a text: translate, summarise, correct; learned with the right beginning given (teacher forcing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Rewritten
+from heedful.data.survey import Survey
+from heedful.errors import HeedfulError
+from heedful.model.config import ModelConfig, NextToken
+from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted
+from heedful.packed import Packed
+from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_text, tokenizer_of
+from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
+from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
+from heedful.tasks.metrics.bootstrap import mean_of
+from heedful.tasks.predictions import Generated, GeneratedText
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings
+from heedful.tasks.task import CHUNK, Judged, Measure, Setup, Task, chunks, spread
+from heedful.tokenizer import Encoded, Item, Tokenizer
+
+TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """How an engine writes."""
+
+    how: How = field(default_factory=Greedy)
+    max_new_tokens: int = 128
+    seed: int = 0  # of samples
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise HeedfulError(f"max_new_tokens is {self.max_new_tokens}; expected a whole number from 1")
+
+
+class Marks(NamedTuple):
+    """The tokens around what is written: with which the decoder begins (None: it goes on from the text), and ends."""
+
+    start: int | None
+    stop: int
+
+
+def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
+    """What a model writes between; one that cannot write, or would never end, is refused."""
+    if not model.writes:
+        raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
+    special = tokenizer.special
+    if special.separator is None:
+        raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
+    if not model.reads:
+        return Marks(None, special.separator)
+    start = special.first if model.start is None else model.start
+    if start is None:
+        raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
+    return Marks(start, special.separator)
+
+
+def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: str, most: int | None) -> list[Encoded]:
+    """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
+
+    Without that a model would not know that the text is over and its rewriting begins. None: all of them.
+    """
+    if most is None:
+        return tokenizer.encode_batch(items)
+    if not text_suffix:
+        return tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
+    seen = zip(tokenizer.encode_batch(items), items, strict=True)
+    return [_cut(each, str(item), text_suffix, most) for each, item in seen]
+
+
+def _cut(whole: Encoded, text: str, text_suffix: str, most: int) -> Encoded:
+    spare, end = len(whole) - most, len(text.removesuffix(text_suffix))
+    own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
+    if spare <= 0:
+        return whole
+    if spare >= len(own):
+        rest = len(whole) - len(own)
+        raise HeedfulError(f"max_length {most} leaves no token of a text: {rest} tokens go around it, or behind it")
+    return replace(whole.without(own[-spare:]), dropped=spare)
+
+
+def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
+    """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
+
+    Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
+    in GPT-2 they are the same. All else is left as it is, a model among it that learned what stands between a text and
+    its rewriting.
+    """
+    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.text_suffix:
+        return list(seen)
+    probe = tokenizer.encode("a").segments
+    last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
+    cut = (each.until(len(each) - (len(probe) - 1 - last)) for each in seen)
+    special = tokenizer.special
+    begin = special.separator if special.first is None else special.first
+    if begin is None:
+        return list(cut)
+    nothing = Encoded(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
+    return [each if len(each) else nothing for each in cut]
+
+
+def start_writing(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> Decoding:
+    """Prepare generation for each sequence: the encoder's text, or what the decoder goes on from."""
+    mark = marks(loaded.config.model, tokenizer)
+    if (head := loaded.head) is None:
+        raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
+    prompts, source = given, None
+    if mark.start is not None:
+        prompts, source = Packed.of([[mark.start]] * len(given)).to(given.tokens.device), given
+    return decode(
+        loaded.model,
+        head,
+        prompts,
+        writing.how,
+        max_new_tokens=writing.max_new_tokens,
+        stop=[mark.stop],
+        source=source,
+        seed=writing.seed,
+    )
+
+
+def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"text", "log_probability", "tokens", "complete"}, and "others" where several beams were asked for."""
+    (window,) = windows
+    first, *others = (_said(written, setting.tokenizer) for written in window.scores)
+    return first | ({"others": others} if others else {})
+
+
+def _said(written: Written, tokenizer: Tokenizer) -> Answer:
+    return {
+        "text": tokenizer.decode(written.tokens).strip(),
+        "log_probability": written.log_probability,
+        "tokens": len(written.tokens),
+        "complete": written.complete,
+    }
+
+
+def _prediction(answer: Answer) -> GeneratedText:
+    others = tuple(Generated(**each) for each in answer.get("others", ()))
+    written = {name: answer[name] for name in TEXT}
+    return GeneratedText(**written, alternatives=others, truncated_tokens=answer.get("cut", 0))
+
+
+def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+    return TEXT | ({"others": [TEXT]} if isinstance(writing.how, Beam) else {})
+
+
+TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
+REWRITE = Answerer(
+    expects='texts, like ["a text"]',
+    items=read_text,
+    answer=answer,
+    long_inputs="refuse",
+    writes=start_writing,
+    prediction=_prediction,
+    columns=_columns,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite(Task):
+    """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
+
+    With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
+    model with encoder and decoder reads the text with the encoder; a decoder-only model reads the text, a line end and
+    the target, and learns the target.
+    """
+
+    example: ClassVar[type[Example]] = Rewritten
+    head: ClassVar[str] = "language_model"
+    answerers: ClassVar[tuple[Answerer, ...]] = (REWRITE,)
+    metric: str = "f1"
+    mark: Marks
+    text_suffix: str = ""  # after the text, where the decoder goes on from it
+    limit_written: int | None = None  # tokens that a rewriting may have; None: any number
+    max_new_tokens: int = 128  # per text in evaluations
+    num_beams: int = 1  # in evaluations; 1: greedy
+    bleu: Words = "13a"  # that it counts
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.metric == "bleu" and not has_bleu():
+            raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.metric=f1")
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        settings, loaded = setup.settings, setup.loaded
+        assert isinstance(settings, Seq2SeqSettings)
+        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        suffix = "" if mark.start is not None else TEXT_SUFFIX
+        fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
+        task, made = cls.attached(setup, mark=mark, text_suffix=suffix, **fields)
+        made.text_suffix = suffix
+        return replace(task, limit_written=made.limit_written), made
+
+    @classmethod
+    def evaluation_fields(
+        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+    ) -> dict[str, Any]:
+        """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
+        settings = settings or Seq2SeqSettings()
+        assert isinstance(settings, Seq2SeqSettings)
+        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.limit_written} | _fields(
+            settings
+        )
+
+    @property
+    def writing(self) -> Writing:
+        """How an evaluation writes."""
+        return Writing(
+            how=Beam(width=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
+        )
+
+    def items(self, example: Any) -> list[Item]:
+        return [example.text + self.text_suffix, example.rewritten]
+
+    def ask(self, example: Any) -> Any:
+        return example.text
+
+    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+        """Never cut apart: what is written depends on all of the text."""
+        text, said = len(seen[0]), len(self._said(seen[1]))
+        read = text if self.mark.start is not None else text + said - 1  # the end is not read
+        for length, limit in ((read, self.limit), (said, self.limit_written)):
+            if limit is not None and length > limit:
+                raise HeedfulError(
+                    f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
+                    f'{limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
+                )
+        return [[each] for each in seen]
+
+    def _said(self, rewritten: Encoded) -> list[int]:
+        """What is learned to be written: the tokens of the text itself, and the end."""
+        around = {self.mark.stop, self.tokenizer.special.first}
+        inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
+        return [*(id for id in inner if id not in around), self.mark.stop]
+
+    def check(self, examples: Iterable[Any]) -> None:
+        if self.limit is None or self.cut is not None:
+            return
+        for chunk in chunks(examples, CHUNK):
+            texts = self.tokenizer.encode_batch([self.items(example)[0] for example in chunk])
+            if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
+                raise HeedfulError(
+                    f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
+                    f'{self.limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
+                )
+
+    @property
+    def cut(self) -> int | None:
+        return self._cut_at(super().cut)
+
+    def _cut_at(self, most: int | None) -> int | None:
+        """The same, less an end that the tokenizer does not put; half, where the decoder goes on from the text."""
+        if most is None or self.mark.start is None:
+            return most and most // 2
+        return most - (self.mark.stop not in self.tokenizer.encode("").ids)
+
+    def _encode(self, items: list[Item]) -> list[Encoded]:
+        """Texts and rewritings, by turns."""
+        most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
+        sides = (encode_cut(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
+        return [each for both in zip(*sides, strict=True) for each in both]
+
+    def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
+        (text,), (rewritten,) = seen
+        said = self._said(rewritten)
+        if self.mark.start is not None:
+            read = [self.mark.start, *said[:-1]]
+            return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=said)]
+        ids = [*text.ids, *said[:-1]]
+        return [Sample.of([ids], [[0] * len(ids)], target=said)]
+
+    def remarks(self, example: Rewritten, seen: list[list[Encoded]]) -> list[str]:
+        (rewritten,) = seen[1]
+        said, found = self._said(rewritten), Task.remarks(self, example, seen)
+        if len(said) > self.max_new_tokens:
+            found.append(
+                f"have rewritings that are longer than evaluations write (task.max_new_tokens={self.max_new_tokens})"
+            )
+        if not rewritten.dropped and self.tokenizer.decode(said[:-1]).strip() != example.rewritten.strip():
+            found.append(
+                "have rewritings that the tokenizer does not give back as they were: what is written differs in case, "
+                "signs or spaces"
+            )
+        return found
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        said = [torch.tensor(sample.target) for sample in samples]
+        weights = torch.cat(
+            [torch.full((len(each),), sample.weight) for each, sample in zip(said, samples, strict=True)]
+        )
+        targets = torch.cat(said)
+        if self.mark.start is not None:
+            texts, read = ([_part(sample, number) for sample in samples] for number in (0, 1))
+            return Batch(packed=pack(texts), target=pack(read), targets=targets, weights=weights)
+        packed = pack(samples)
+        rows = [
+            torch.arange(stop - len(each), stop) for (_, stop), each in zip(pairwise(packed.bounds), said, strict=True)
+        ]
+        return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
+
+    def measure(self) -> Measure:
+        spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
+        if not has_bleu():
+            return Measure(metrics={"texts": TextScore()}, spreads=spreads)
+        bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lower_cases))
+        metrics = {"texts": TextScore(), "bleu": bleu}
+        return Measure(metrics=metrics, spreads=spreads | {"bleu": spread(STATISTICS, bleu_of)})
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
+        each = [text_scores(*pair) for pair in pairs]
+        unfinished = sum(not answer.get("complete", True) for answer in answers)
+        metrics = {"texts": measure.metrics["texts"].added(each, unfinished)}
+        spreads = {
+            name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
+            for place, name in enumerate(("exact", "f1"))
+        }
+        if bleu := measure.metrics.get("bleu"):
+            rows = [bleu.statistics(*pair) for pair in pairs]
+            metrics["bleu"] = bleu.added(rows)
+            spreads["bleu"] = measure.spreads["bleu"].updated(ids, rows)
+        return Measure(metrics=metrics, spreads=spreads)
+
+    def result(self, measure: Measure) -> Result:
+        """Exact match and F1 of words, by each letter and sign of the texts, and BLEU.
+
+        BLEU is there where sacrebleu is installed, with its signature; in lower case where the tokenizer lower-cases.
+        """
+        texts, notes = measure.metrics["texts"], []
+        shown: Result = texts.result()
+        if bleu := measure.metrics.get("bleu"):
+            found = bleu.result()
+            shown |= {name: found[name] for name in ("bleu", "signature")}
+            notes.append(f"BLEU is sacrebleu's, {found['signature']}")
+            if bleu.blunt:
+                notes.append(f"BLEU says little here: most right texts have fewer than {ORDER} words as it counts them")
+        if texts.unfinished:
+            notes.append(
+                f"texts cut off before their end: {texts.unfinished:,} (task.max_new_tokens={self.max_new_tokens})"
+            )
+        return shown | {"notes": notes}
+
+    def judge(self, example: Rewritten, answer: Answer) -> Judged:
+        exact, f1 = text_scores(answer["text"], example.rewritten)
+        return Judged(example.rewritten, answer["text"], bool(exact), 1 - f1)
+
+
+def _fields(settings: Seq2SeqSettings) -> dict[str, Any]:
+    """Return the settings of evaluations."""
+    return {name: getattr(settings, name) for name in ("max_new_tokens", "num_beams", "metric", "bleu")}
+
+
+def _part(sample: Sample, number: int) -> Sample:
+    """One sequence of a sample, as a sample."""
+    start, stop = sample.bounds[number : number + 2]
+    return Sample(tokens=sample.tokens[start:stop], types=sample.types[start:stop], bounds=(0, stop - start))

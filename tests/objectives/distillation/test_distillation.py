@@ -1,0 +1,406 @@
+"""Losses of distillation: against formulas written out, zero for equals, and what the teacher is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Loaded, load
+from heedful.errors import HeedfulError
+from heedful.model.config import StackConfig
+from heedful.objectives import Sample
+from heedful.objectives.distillation import losses as like
+from heedful.objectives.distillation.objective import Distilled, Losses, Relations, States, maps
+from heedful.objectives.distillation.teacher import Inside, Kind, Pairing, Reading, Teacher, Wanted, look, pair
+from heedful.objectives.masked_lm import Masked
+from heedful.packed import Packed
+from heedful.runs.distil import teacher_cache as outputs
+from heedful.runs.distil.settings import LayersStudent
+from heedful.runs.distil.students import _fitting, cut, spread
+from heedful.runs.distil.teacher_cache import Form, made, online
+from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.embed import Embed
+from heedful.tasks.multiple_choice import Choose
+from heedful.tasks.qa import Extract
+from heedful.tasks.regress import Regress
+from heedful.tasks.tag import Tag
+from tests.support.model_folders import make
+from tests.support.tiny_models import save_tiny
+
+T = 3.0
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def divergence(t: Any, s: Any) -> Any:
+    """KL in float64, of scores."""
+    p, q = softmax(t), softmax(s)
+    return (p * (np.log(p) - np.log(q))).sum(-1)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_soft_labels_are_kl_with_the_square_of_the_temperature() -> None:
+    s, t = drawn(7, 5), drawn(7, 5, seed=1)
+    a, b = s.double().numpy(), t.double().numpy()
+    assert np.allclose(like.softened(s, t, T), T**2 * divergence(b / T, a / T), atol=1e-5)
+    theirs = torch.nn.functional.kl_div((s / T).log_softmax(-1), (t / T).softmax(-1), reduction="none").sum(-1) * T**2
+    assert torch.allclose(like.softened(s, t, T), theirs, atol=1e-5)
+    two = np.stack([np.zeros_like(a), a], -1), np.stack([np.zeros_like(b), b], -1)  # softmax(0, x) is sigmoid(x)
+    assert np.allclose(like.softened_many(s, t, T), T**2 * divergence(two[1] / T, two[0] / T).mean(-1), atol=1e-5)
+    bounds, columns = (0, 3, 7), (drawn(7, 2), drawn(7, 2, seed=1))
+    spans = [
+        np.mean([divergence(columns[1][x:y, k].numpy() / T, columns[0][x:y, k].numpy() / T) for k in (0, 1)])
+        for x, y in ((0, 3), (3, 7))
+    ]
+    assert np.allclose(like.softened_spans(*columns, bounds, T), T**2 * np.array(spans), atol=1e-5)
+    choices = like.softened_choices(s[:, 0], t[:, 0], [3, 4], T)
+    right = [divergence(b[x:y, 0] / T, a[x:y, 0] / T) for x, y in ((0, 3), (3, 7))]
+    assert np.allclose(choices, T**2 * np.array(right), atol=1e-5)
+
+
+def test_the_gradient_keeps_its_size_with_the_temperature() -> None:
+    sizes = []
+    for heat in (8.0, 16.0):
+        s = drawn(4, 6).requires_grad_()
+        like.softened(s, drawn(4, 6, seed=1), heat).sum().backward()
+        assert s.grad is not None
+        sizes.append(float(s.grad.norm()))
+    assert math.isclose(*sizes, rel_tol=0.15), "without the square it would fall to a quarter"
+
+
+def test_all_but_the_foremost_classes_are_one() -> None:
+    s, t = drawn(5, 9), drawn(5, 9, seed=1)
+    ids, p = like.foremost(t, 9, T)
+    assert torch.allclose(like.softened_foremost(s, ids, p, T), like.softened(s, t, T), atol=1e-5)
+    ids, p = like.foremost(t, 3, T)
+    a, b = softmax(s.double().numpy() / T), softmax(t.double().numpy() / T)
+    order = np.argsort(-b, -1)
+    best = [np.take_along_axis(each, order[:, :3], 1) for each in (a, b)]
+    grouped = [np.concatenate([each, 1 - each.sum(1, keepdims=True)], 1) for each in best]
+    right = T**2 * (grouped[1] * np.log(grouped[1] / grouped[0])).sum(1)
+    assert np.allclose(like.softened_foremost(s, ids, p, T), right, atol=1e-5)
+    assert like.softened_foremost(t, ids, p, T).abs().max() < 1e-5
+
+
+def test_states_and_relations_are_those_of_the_papers() -> None:
+    s, t = drawn(6, 8), drawn(6, 12, seed=1)
+    a, b = s[:, :4].double().numpy(), t[:, :4].double().numpy()
+    assert np.allclose(like.squared(s[:, :4], t[:, :4]), ((a - b) ** 2).mean(1), atol=1e-5)
+    cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    assert np.allclose(like.turned(s[:, :4], t[:, :4]), 1 - cosine, atol=1e-5)
+    bounds, heads = (0, 2, 6), 4  # 8 and 12 numbers in 4 heads, whatever the models have
+    right = []
+    for x, y in ((0, 2), (2, 6)):
+        each = np.zeros(y - x)
+        for head in range(heads):
+            mine, theirs = (m[x:y, head * w : head * w + w].double().numpy() for m, w in ((s, 2), (t, 3)))
+            each += divergence(theirs @ theirs.T / 3**0.5, mine @ mine.T / 2**0.5) / heads
+        right.append(each)
+    assert np.allclose(like.unrelated((s, s), (t, t), bounds, heads), np.concatenate(right), atol=1e-5)
+    mine, theirs = (m[2:6].double().numpy().reshape(4, heads, -1) for m in (s, t))
+    gap = [[m[:, h] @ m[:, h].T / m.shape[2] ** 0.5 for m in (mine, theirs)] for h in range(heads)]
+    squares = np.mean([(x - y) ** 2 for x, y in gap], (0, 2))
+    assert np.allclose(like.unrelated((s, s), (t, t), bounds, heads, squares=True)[2:], squares, atol=1e-5)
+    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (s.double().numpy(), t.double().numpy()))
+    off = ((x[:4] @ x[:4].T - y[:4] @ y[:4].T) ** 2).sum(1) / 3
+    assert np.allclose(like.alike(s, t, 4)[:4], off, atol=1e-5)
+
+
+# -- models -------------------------------------------------------------------------------------------------------
+
+LABELS = ("bad", "fair", "good")
+TASKS: dict[str, tuple[str, Kind, Callable[..., Any], Any]] = {  # folder, kind, task, targets
+    "classify": ("single", "classes", lambda **k: Classify(labels=LABELS, **k), 1),
+    "multiple": ("multiple", "multiple", lambda **k: ClassifyMany(labels=LABELS, **k), [1.0, 0.0, 1.0]),
+    "regress": ("regression", "numbers", lambda **k: Regress(labels=("stars",), **k), 2.0),
+    "tag": ("tag", "tokens", lambda **k: Tag(labels=("O",), metric="f1", **k), ((1, 2), (0, 3))),
+    "qa": ("span", "span", lambda **k: Extract(impossible=False, **k), (1, 2)),
+    "multiple-choice": ("choice", "choice", lambda **k: Choose(**k), 0),
+    "embed": ("bare", "vectors", lambda **k: Embed(scored=True, **k), 0.5),
+    "masked": ("masked", "masked", lambda **k: Masked(tokenizer=k["tokenizer"]), None),
+}
+EVERYTHING = Losses(
+    kd=1.0,
+    temperature=T,
+    label=0.0,
+    states=(
+        States(weight=1.0, how="mse", pairs=((0, 0), (1, 1))),
+        States(weight=1.0, how="cosine", pairs=((2, 2),)),
+    ),
+    relations=(
+        Relations(weight=1.0, of=("qq", "kk", "vv"), pair=(1, 1), heads=8, squares=False),
+        Relations(weight=1.0, of=("qk",), pair=(0, 0), heads=4, squares=True),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny models by name."""
+    found: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in found:
+            found[name] = make(tmp_path_factory.mktemp(name), name)
+        return found[name]
+
+    return folder
+
+
+def samples_of(name: str, target: Any) -> list[Sample]:
+    """Three samples; of choices and vectors two sequences each."""
+    found = []
+    for number, size in enumerate((9, 4, 13)):
+        ids = [2, *range(6 + number, 4 + number + size), 3]
+        several = [ids, ids[::-1]] if name in ("multiple-choice", "embed") else [ids]
+        found.append(Sample.of(several, [[0] * 2 + [1] * (len(ids) - 2)] * len(several), target=target))
+    return found
+
+
+def objective(name: str, student: Loaded, teacher: Loaded, losses: Losses, **more: Any) -> tuple[Distilled, Any]:
+    """Of a task, with the samples that it learns from; the second one has no label."""
+    _, kind, task, target = TASKS[name]
+    assert student.tokenizer is not None
+    learner = task(tokenizer=student.tokenizer, limit=48)
+    samples = samples_of(name, target)
+    ask = online(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
+    pairing = Pairing(same=True, theirs=[(number,) for number in range(3)], words=None)
+    widths = student.config.model.width, teacher.config.model.width
+    given: Any = {"ask": ask, "project": maps(losses, widths, 1)} | more
+    found = Distilled(learner=learner, kind=kind, losses=losses, pairing=pairing, **given)
+    return found, found.prepared(samples, [0, 1, 2], [True, name == "masked", True])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_equal_models_lose_nothing(name: str, folders: Callable[[str], Path]) -> None:
+    teacher = load(folders(TASKS[name][0]), head=None)
+    if name == "embed":
+        from heedful.checkpoint.attach import attach
+
+        teacher = attach(teacher, "embedding")
+    layers = teacher.config.model.encoder
+    assert layers is not None and layers.layers >= 2
+    pairs = ((layers.layers, layers.layers),)
+    losses = replace(EVERYTHING, states=(EVERYTHING.states[0], replace(EVERYTHING.states[1], pairs=pairs)))
+    student = cut(teacher, LayersStudent(layers=layers.layers))
+    same, samples = objective(name, student, teacher, losses)
+    batch = same.batch(samples, [1, 2, 3])
+    loss = same.loss(student, batch)
+    assert abs(float(loss.sum.detach())) < 1e-4 and loss.count > 0
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    assert all(float(term.sum.detach()) > 1e-4 for term in same.terms(student, batch))
+    assert not any(parameter.requires_grad for parameter in teacher.parameters()) and not teacher.training
+
+
+def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], Path]) -> None:
+    """Each term is divided by its own count: of words, of rows, of samples that have a label."""
+    teacher = load(folders("tag"))
+    student = cut(teacher, LayersStudent(layers=1))
+    losses = replace(EVERYTHING, label=0.5, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    found, samples = objective("tag", student, teacher, losses)
+    batch = found.batch(samples, [1, 2, 3])
+    sizes = [len(sample) for sample in samples]
+    assert batch.counts == (6.0, float(sum(sizes)), 4.0), "words, rows, words with a label"
+    rows, states = look(student, batch.packed, Wanted(states=(1,)))
+    with torch.no_grad():
+        trows, tstates = look(teacher, batch.packed, Wanted(states=(2,)))
+        assert student.head is not None and teacher.head is not None
+        s, t = (each.head(x, batch.packed)[batch.rows].numpy() for each, x in ((student, rows), (teacher, trows)))  # type: ignore[misc]
+    soft = T**2 * divergence(t / T, s / T).mean()
+    x, y = states["states.1"].detach().numpy(), tstates["states.2"].numpy()
+    cosine = 1 - ((x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)).mean()
+    gold = np.array([0, 3, 0, 3])
+    kept = s[[0, 1, 4, 5]]
+    hard = -np.log(softmax(kept)[range(4), gold]).mean()
+    loss = found.loss(student, batch)
+    assert math.isclose(float(loss.sum.detach()) / loss.count, soft + 2 * cosine + 0.5 * hard, rel_tol=1e-4)
+
+
+def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable[[str], Path]) -> None:
+    """A student without token types beside it changes nothing for the teacher."""
+    teacher = load(folders("single"))
+    student = cut(teacher, LayersStudent(layers=1, family="distilbert"))
+    assert student.config.model.embedding.types == 0 < teacher.config.model.embedding.types
+    before = {name: each.clone() for name, each in teacher.named().items()}
+    teacher.train()
+    samples = samples_of("classify", 1)
+    assert teacher.tokenizer is not None
+    task = Classify(labels=LABELS, tokenizer=teacher.tokenizer, limit=48)
+    asked = Teacher(teacher, task, "classes", Wanted())
+    said = asked.says(samples, [0, 0, 0])["scores"]
+    packed = Packed.of([each.tokens.tolist() for each in samples], [each.types.tolist() for each in samples])
+    plain = replace(packed, types=torch.zeros_like(packed.types))
+    with torch.no_grad():
+        right, wrong = (load(folders("single"))(each) for each in (packed, plain))
+    assert torch.allclose(torch.cat(said), right, atol=1e-6) and not torch.allclose(torch.cat(said), wrong, atol=1e-3)
+    assert all(torch.equal(each, before[name]) for name, each in teacher.named().items())
+    segment = student.model(plain), cut(teacher, LayersStudent(layers=1)).model(plain)
+    assert torch.allclose(*segment, atol=1e-5), "the first segment's type is in its positions"
+
+
+def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
+    assert spread(12, 6) == (0, 2, 4, 7, 9, 11)
+    teacher = load(folders("single"))
+    student = cut(teacher, LayersStudent(layers=1, teacher_layers=(1,)))
+    known, mine = teacher.named(), student.named()
+    for name, each in mine.items():
+        assert torch.equal(each, known[name.replace("blocks.0.", "blocks.1.")]), name
+    assert "head.out.weight" in mine, "the teacher's head too"
+
+
+def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """In float32 to rounding; in float16 within 2^-11 of each number. A part that is missing is made anew."""
+    teacher = load(folders("single"))
+    losses = replace(EVERYTHING, states=(EVERYTHING.states[0],), label=1.0)
+    student = cut(teacher, LayersStudent(layers=2))
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.mul_(1.1)
+    live, samples = objective("classify", student, teacher, losses)
+    batch = live.batch(samples, [1, 2, 3])
+    want = live.loss(student, batch)
+    plain = samples_of("classify", 1)
+    asked = Teacher(teacher, live.learner, "classes", losses.wanted(1))
+    for half, near in ((False, 1e-6), (True, 2e-3)):
+        folder = tmp_path / str(half)
+        kept = made(folder, asked, plain, Form(half=half), {"weights": "x"})
+        found = replace(live, ask=kept).loss(student, batch)
+        assert math.isclose(float(found.sum.detach()), float(want.sum.detach()), rel_tol=near), half
+        said, now = kept([2, 0], [0, 0]), live.ask([2, 0], [0, 0])
+        for name, each in now.items():
+            for mine, theirs in zip(said[name], each, strict=True):
+                assert torch.allclose(mine, theirs, rtol=2**-10 if half else 1e-6, atol=1e-5), name
+    (part,) = folder.glob("part-*")
+    first = part.read_bytes()
+    part.unlink()
+    made(folder, asked, plain, Form(half=True), {"weights": "x"})
+    assert part.read_bytes() == first
+    with pytest.raises(Exception, match="what a teacher said of something else: weights changed"):
+        made(folder, asked, plain, Form(half=True), {"weights": "y"})
+
+
+def test_how_far_the_teacher_is_is_told_now_and_then(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = [100.0], list[str]()
+    monkeypatch.setattr(outputs, "PART", 2)
+    monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
+    teacher = load(folders("single"))
+    student = cut(teacher, LayersStudent(layers=1))
+    live, _ = objective("classify", student, teacher, Losses(kd=1.0))
+    asked = Teacher(teacher, live.learner, "classes", Losses(kd=1.0).wanted(1))
+    made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, log=told.append)
+    assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
+    assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
+
+
+def test_other_tokens_are_paired_by_example_or_refused() -> None:
+    mine = Reading(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
+    theirs = Reading(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
+    found = pair(mine, theirs, "classes")
+    assert found.theirs == [(0, 1), (2,)] and not found.same
+    said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
+    assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
+    with pytest.raises(Exception, match="other tokens, or other windows, but states compare token with token"):
+        pair(mine, theirs, "classes", ["states"])
+    with pytest.raises(Exception, match="soft labels of span"):
+        pair(mine, theirs, "span")
+    tagged = [replace(each, target=((0,) * n, (0,) * n)) for each, n in zip(mine.samples, (2, 1), strict=True)]
+    taught = [replace(theirs.samples[0], target=((0,) * n, (0,) * n)) for n in (1, 1, 2)]
+    words = pair(Reading(samples=tagged, owners=[0, 1]), Reading(samples=taught, owners=[0, 0, 1]), "tokens")
+    assert words.words == [slice(0, 2), None] and [words.fits(n) for n in (0, 1)] == [True, False]
+
+
+def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
+    student = load(folders("single")).train(False)
+    batch = Packed.of([[2, 7, 8, 3], [2, 9, 3]])
+    rows, inside = look(student, batch, Wanted(states=(0, 2), attention=(1,)))
+    assert set(inside) == {"states.0", "states.2", "q.1", "k.1", "v.1"} and torch.equal(inside["states.2"], rows)
+    inside["q.1"].sum().backward()
+    gradient = student.named()["encoder.blocks.0.attention.qkv.weight"].grad
+    assert gradient is not None and gradient.abs().max() > 0
+    assert isinstance(Inside(what=(), wanted=Wanted()), Inside)
+
+
+def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> None:
+    """Trap 46: a mean over tokens has no padding in it."""
+    teacher = load(folders("tag"))
+    losses = replace(EVERYTHING, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    found, samples = objective("tag", cut(teacher, LayersStudent(layers=1)), teacher, losses)
+    last = samples[-1]
+    filled = replace(
+        last,
+        tokens=np.pad(last.tokens, (0, 3)),
+        types=np.pad(last.types, (0, 3)),
+        bounds=(*last.bounds, len(last) + 3),
+        filler=3,
+    )
+    plain, more = (found.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
+    assert more.packed.bounds[-1] == plain.packed.bounds[-1] + 3
+    assert more.counts == plain.counts and more.words.rows.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+
+
+def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:
+    stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
+    for count in range(1, 23):
+        taken = _fitting(stack, spread(22, count))
+        assert [each % 3 == 0 for each in taken] == [n % 3 == 0 for n in range(count)] and len({*taken}) == count
+    assert _fitting(stack, spread(22, 6)) == (0, 4, 8, 12, 17, 20)
+    assert _fitting(replace(stack, window=None), spread(22, 6)) == spread(22, 6)
+
+
+def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "modernbert", "ModernBertModel")
+    teacher = load(tmp_path)
+    assert cut(teacher, LayersStudent(layers=2)).config.model.encoder is not None
+    with pytest.raises(HeedfulError, match="take puts layer 3 in the place of layer 1"):
+        cut(teacher, LayersStudent(layers=2, teacher_layers=(0, 3)))
+    with pytest.raises(HeedfulError, match="has to come first and nowhere else"):
+        cut(teacher, LayersStudent(layers=2, teacher_layers=(3, 1)))
+
+
+def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], Path]) -> None:
+    """Where the model computes in bfloat16, cosines of near vectors would be rounded to nothing."""
+    s = drawn(16, 32)
+    t = s + 0.02 * drawn(16, 32, seed=1)
+    tokenizer = load(folders("bare")).tokenizer
+    assert tokenizer is not None
+    pairs = Embed(tokenizer=tokenizer, limit=None, scored=False, together=16)
+    for loss in (
+        lambda x: like.alike(x, t, 16),
+        lambda x: like.unrelated((x, x), (t, t), (0, 16), 4),
+        lambda x: pairs._told_apart(x, t, torch.arange(16)),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            half = loss(s)
+        assert torch.equal(half, loss(s))
+
+
+def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders: Callable[[str], Path]) -> None:
+    """The count is that of the first term that has targets."""
+    teacher = load(folders("tag"))
+    student = cut(teacher, LayersStudent(layers=1))
+    found, samples = objective("tag", student, teacher, Losses(kd=1.0, label=0.5))
+    found = replace(found, pairing=Pairing(same=False, theirs=[()] * 3, words=[None] * 3))
+    batch = found.batch(samples, [1, 2, 3])
+    assert batch.counts == (0.0, 4.0)
+    loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)
+    assert (soft.name, hard.name) == ("kd", "label")
+    assert float(soft.sum.detach()) == 0 and loss.count == 4 and float(hard.sum.detach()) > 0
+    assert math.isclose(float(loss.sum.detach()), 0.5 * float(hard.sum.detach()), rel_tol=1e-6)

@@ -1,0 +1,405 @@
+"""Distillation of an encoder: words of two vocabularies are aligned, each term equals a plain loop, caches resume."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint.attach import attach
+from heedful.data.corpus import Corpus
+from heedful.errors import HeedfulError
+from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
+from heedful.objectives import Batch, Sample, teacher_cache
+from heedful.objectives.base import pack
+from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
+from heedful.objectives.distillation.encoder_teacher import EncoderTeacher, mean_rows
+from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
+from heedful.objectives.packing import Rows
+from heedful.objectives.sentence_windows import Neighbours, Plan, WindowSettings, cut_windows, plan, text_pool
+from heedful.objectives.special_tokens import Frame
+from heedful.tokenizer import Tokenizer
+from tests.support.corpora import corpus_of, documents, trained
+
+TEXTS = [" ".join(each) for each in documents(8, seed=3, sentences=(1, 2))]
+
+
+@cache
+def tokenizer(kind: str, vocabulary: int) -> Tokenizer:
+    """A tokenizer of the texts; a small vocabulary has short pieces."""
+    return trained([[text] for text in TEXTS], algorithm=kind, vocab_size=vocabulary)
+
+
+FEW, MANY = tokenizer("wordpiece", 70), tokenizer("wordpiece", 200)
+
+
+def bare(own: Tokenizer, width: int, places: int = 200, seed: int = 1) -> Loaded:
+    """A random model of two layers."""
+    embedding = EmbeddingConfig(
+        vocabulary=own.size, width=width, positions=Learned(count=places), types=2, norm="layer"
+    )
+    encoder = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
+    made = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), own, seed=seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
+def samples(own: Tokenizer, texts: list[str] = TEXTS) -> list[Sample]:
+    """A sample of each two texts."""
+    encoded = own.encode_batch(texts)
+    return [
+        Sample.of([each.ids for each in encoded[at : at + 2]], [each.types for each in encoded[at : at + 2]])
+        for at in range(0, len(encoded), 2)
+    ]
+
+
+def distillation(teacher: EncoderTeacher, own: Tokenizer, width: int, **more: Any) -> EncoderDistillation:
+    """The objective with random modules beside the model."""
+    return EncoderDistillation(tokenizer=own, teacher=teacher, modules=new_modules(width, teacher.width, 5), **more)
+
+
+def spelled(own: Tokenizer, tokens: torch.Tensor, places: np.ndarray, owners: np.ndarray, count: int) -> list[str]:
+    """Each word by the names of its tokens."""
+    words = [""] * count
+    for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
+        words[owner] += own.name(int(tokens[place])).removeprefix("##").replace("\u0120", "")
+    return words
+
+
+@pytest.mark.parametrize(("ours", "kind"), [(70, "wordpiece"), (200, "wordpiece"), (300, "bpe")])
+def test_words_are_aligned(ours: int, kind: str) -> None:
+    own = tokenizer(kind, ours)
+    teacher = EncoderTeacher(bare(MANY if ours != 200 else FEW, 8), own)
+    objective = distillation(teacher, own, 8)
+    lower = [text.lower() for text in TEXTS]
+    batch = objective.batch(samples(own, lower), [1, 2, 3, 4])
+    words, packed = batch.words.words, pack(samples(own, lower))
+    assert teacher.loaded.tokenizer is not None
+    one = spelled(own, packed.tokens, words.places, words.owners, words.count)
+    two = spelled(teacher.loaded.tokenizer, words.taught.tokens, words.taught_places, words.taught_owners, words.count)
+    if kind == "wordpiece":
+        expected = [word for text in lower for word in text.replace(".", " .").replace(",", " ,").split()]
+        assert one == two == expected
+        # and the teacher reads what it would have read
+        direct = teacher.loaded.tokenizer.pack(lower)
+        assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
+        assert torch.equal(words.taught.positions, direct.positions)
+    else:
+        assert one == two
+    assert batch.counts == (float(len(batch.targets)), float(words.count))
+    assert len(words.places) == sum(map(len, packed.unpack(packed.tokens))) - 2 * len(packed), "all but special ones"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("wordpiece", "bpe"), ("unigram", "bpe"), ("bpe", "bpe")])
+def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
+    """Each word as it stands behind a space, which many vocabularies do not have in their tokens."""
+    own, other = tokenizer(ours, 300), tokenizer(theirs, 320)
+    teacher, texts = EncoderTeacher(bare(other, 8), own), [f" {text.lower()}" for text in TEXTS]
+    packed = pack(samples(own, texts))
+    free = distillation(teacher, own, 8).free
+    words = teacher.words(packed, packed.tokens.numpy(), free)
+    direct = other.pack(texts)
+    assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
+
+
+def test_the_loss_is_a_plain_loops() -> None:
+    teacher = EncoderTeacher(bare(MANY, 12), FEW)
+    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    objective = distillation(teacher, FEW, 8, term_weights={"mlm": 1.0, "hidden_states": 3.0})
+    given = samples(FEW)
+    teacher.prepare(given[:2], objective.free)
+    batch = objective.batch(given, [1, 2, 3, 4])
+    masked, term = objective.terms(student, batch)
+    words = batch.words.words
+    rows, theirs = student.model(batch.packed), teacher.loaded.model(words.taught)
+    losses = []
+    for word in range(words.count):
+        ours = torch.stack([rows[place] for place, at in zip(words.places, words.owners, strict=True) if at == word])
+        state = torch.stack(
+            [theirs[p] for p, at in zip(words.taught_places, words.taught_owners, strict=True) if at == word]
+        ).mean(0)
+        state = (state - teacher.mean) / teacher.deviation
+        losses.append(((objective.modules["states"](ours.mean(0)) - state) ** 2).mean())
+    assert torch.allclose(term.losses, torch.stack(losses), rtol=1e-4, atol=1e-5)
+    loss = objective.loss(student, batch)
+    expected = masked.losses.mean() + 3.0 * torch.stack(losses).mean()
+    assert float(loss.sum.detach()) / loss.count == pytest.approx(float(expected.detach()), rel=1e-4)
+    found = objective.measure(student, batch)
+    assert (
+        set(found) == {"mlm_loss", "mlm_accuracy", "hidden_states_loss"}
+        and found["hidden_states_loss"][1] == words.count
+    )
+
+
+def test_the_mean_of_rows() -> None:
+    rows = torch.arange(12.0).reshape(6, 2)
+    found = mean_rows(rows, np.array([1, 2, 5]), np.array([0, 0, 2]), 3)
+    assert found[0].tolist() == [3.0, 4.0] and found[2].tolist() == [10.0, 11.0]
+
+
+def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
+    rows = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
+    places, owners = np.arange(2000), np.repeat([0, 1], [1331, 669])
+    exact = mean_rows(rows.double(), places, owners, 2)
+    assert torch.equal(mean_rows(rows, places, owners, 2), exact.bfloat16())
+
+
+def test_states_are_measured_in_deviations() -> None:
+    teacher = EncoderTeacher(bare(MANY, 12), FEW)
+    objective, given = distillation(teacher, FEW, 8), samples(FEW)
+    teacher.prepare(given, objective.free)
+    packed = pack(given)
+    states = teacher.states(teacher.words(packed, packed.tokens.numpy(), objective.free))
+    assert torch.allclose(states.mean(0), torch.zeros(12), atol=1e-5)
+    assert torch.allclose(states.std(0), torch.ones(12), atol=1e-4)
+
+
+def test_no_gradient_reaches_the_teacher() -> None:
+    loaded = bare(MANY, 12).train()
+    before = {name: each.clone() for name, each in loaded.named().items()}
+    teacher = EncoderTeacher(loaded, FEW)
+    assert not teacher.loaded.training
+    student = attach(bare(FEW, 8, seed=2), "masked_lm")
+    objective = distillation(teacher, FEW, 8)
+    objective.loss(student, objective.batch(samples(FEW), [1, 2, 3, 4])).sum.backward()
+    assert all(each.grad is None and not each.requires_grad for each in teacher.loaded.parameters())
+    assert all(torch.equal(each, before[name]) for name, each in teacher.loaded.named().items())
+    project: Any = objective.modules["states"]
+    assert project.weight.grad is not None and bool(project.weight.grad.any())
+    assert objective.beside is objective.modules
+    reached = {name for name, each in student.named().items() if each.grad is not None and bool(each.grad.any())}
+    assert any("blocks.0" in name for name in reached)
+
+
+def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
+    loaded = attach(bare(MANY, 8), "masked_lm").eval()
+    teacher = EncoderTeacher(loaded, MANY)
+    objective = distillation(teacher, MANY, 8, mask_prob=1e-3)
+    project: Any = objective.modules["states"]
+    with torch.no_grad():
+        project.weight.copy_(torch.eye(8))
+        project.bias.zero_()
+    (given, *_) = samples(MANY)
+
+    def kept(key: int) -> Batch:
+        return objective.batch([given], [key])
+
+    original = pack([given]).tokens
+    batch = next(each for each in map(kept, range(500)) if torch.equal(each.packed.tokens, original))
+    _, term = objective.terms(loaded, batch)
+    assert len(term.losses) > 10 and term.losses.detach().abs().max() == 0
+    other = next(each for each in map(kept, range(500)) if not torch.equal(each.packed.tokens, original))
+    far = objective.terms(loaded, other)[1].losses.detach()
+    assert ((far > 0).sum() > 5) and (far == 0).any(), "a hidden token is seen in all of its own sequence"
+
+
+def test_words_past_the_teachers_limit_are_left_out() -> None:
+    long = [" ".join(TEXTS), TEXTS[0]]
+    teacher, whole = EncoderTeacher(bare(MANY, 8, places=20), FEW), EncoderTeacher(bare(MANY, 8), FEW)
+    objective = distillation(teacher, FEW, 8)
+    given = samples(FEW, long)
+    packed = pack(given)
+    cut, all_words = (each.words(packed, packed.tokens.numpy(), objective.free) for each in (teacher, whole))
+    assert cut.count < all_words.count
+    assert max(cut.taught.lengths) <= 20 < max(all_words.taught.lengths)
+    ours = spelled(FEW, packed.tokens, cut.places, cut.owners, cut.count)
+    theirs = spelled(MANY, cut.taught.tokens, cut.taught_places, cut.taught_owners, cut.count)
+    assert ours == theirs and "" not in ours
+    every = spelled(FEW, packed.tokens, all_words.places, all_words.owners, all_words.count)
+    first = ours.index(".") if cut.count else 0
+    assert ours[:first] == every[:first]
+    batch = objective.batch(given, [1])
+    student = attach(bare(FEW, 8, places=600, seed=2), "masked_lm")
+    assert len(objective.terms(student, batch)[1].losses) == cut.count == batch.counts[1]
+
+
+def test_a_teacher_needs_a_tokenizer() -> None:
+    loaded = bare(MANY, 8)
+    alone = Loaded(loaded.config, None, "there")
+    with pytest.raises(HeedfulError, match=r"there has no tokenizer, which a teacher needs"):
+        EncoderTeacher(alone, FEW)
+
+
+def test_the_head_is_that_of_masked_tokens() -> None:
+    assert isinstance(attach(bare(FEW, 8), "masked_lm").config.head, MaskedTokens)
+    teacher = EncoderTeacher(bare(MANY, 8), FEW)
+    weights = {"hidden_states": 2.0, "mlm": 1.0, "pair_similarity": 0.0}
+    objective = distillation(teacher, FEW, 8, term_weights=weights)
+    assert (objective.names, objective.balance) == (("mlm", "hidden_states"), (1.0, 2.0))
+
+
+# -- texts and pairs --------------------------------------------------------------------------------------------------
+
+ALL = {"mlm": 1.0, "hidden_states": 2.0, "sentence_embedding": 3.0, "pair_similarity": 4.0}
+WINDOWS = WindowSettings(short_window_prob=0.7, max_sentences=2, pair_prob=0.5)
+
+
+@cache
+def corpus() -> Corpus:
+    """Invented documents in tokens of `FEW`."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return corpus_of(folder, documents(80, seed=5), FEW)
+
+
+def planned(neighbours: Neighbours | None = None) -> Plan:
+    single, pair = Frame.of(FEW, pair=False), Frame.of(FEW, pair=True)
+    numbers = np.arange(len(corpus()))
+    return plan(corpus(), numbers, WINDOWS, single=single, pair=pair, length=120, seed=3, neighbours=neighbours)
+
+
+def rows_of(made: Plan) -> Rows:
+    single, pair = Frame.of(FEW, pair=False), Frame.of(FEW, pair=True)
+    return Rows(corpus(), single, made.ranges, 220, 3, made.columns, pair=pair)
+
+
+def text(start: int, stop: int) -> str:
+    return FEW.decode(corpus().tokens(start, stop).tolist())
+
+
+def test_windows_cover_every_document_and_pairs_are_neighbours_or_from_anywhere() -> None:
+    windows, short, follows = cut_windows(corpus(), np.arange(len(corpus())), 80, WINDOWS, 3)
+    flat = windows[:, 0]
+    assert int((flat[:, 1] - flat[:, 0]).sum()) == corpus().count, "every token is in one window"
+    assert (flat[1:, 0] == flat[:-1, 1]).all() and 0 < short.mean() < 1
+    bounds = {int(corpus().segments[first]) for first in corpus().documents[:-1]}
+    assert {int(start) for (start, _), later in zip(flat, follows, strict=True) if not later} == bounds
+    for (start, stop), is_short in zip(flat.tolist(), short.tolist(), strict=True):
+        assert not is_short or text(start, stop).count(".") <= 2
+    made = planned()
+    offset, one, two = made.columns.T
+    pairs = np.flatnonzero(offset)
+    next_to = made.ranges[pairs, 0, 1] == made.ranges[pairs, 1, 0]
+    assert 0.25 < next_to.mean() < 0.75, "about half of the pairs are neighbours"
+    assert (made.windows[one[pairs], 0] == made.ranges[pairs, 0]).all()
+    assert (made.windows[two[pairs], 0] == made.ranges[pairs, 1]).all()
+    singles = np.flatnonzero(offset == 0)
+    seen = np.concatenate([one[singles], one[pairs], two[pairs]])
+    assert set(seen.tolist()) == set(range(len(made.windows)))
+    assert (planned().ranges == made.ranges).all(), "a plan is a function of its seed"
+
+
+def test_pairs_with_the_nearest_text() -> None:
+    pool = text_pool(corpus(), np.arange(len(corpus())), 20, 40, WINDOWS, 3)
+    nearest = np.roll(np.arange(len(pool)), 1)
+    made = planned(Neighbours(texts=pool, nearest=nearest))
+    count = len(made.windows) - len(pool)
+    pairs = made.columns[made.columns[:, 0] > 0]
+    near = pairs[pairs[:, 1] >= count, 1:] - count
+    assert 0.15 < len(near) / len(pairs) < 0.75, "others are drawn as often, and fit less often"
+    assert (nearest[near[:, 0]] == near[:, 1]).all()
+
+
+def test_nearest_texts_are_those_of_a_plain_search() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(50, 6, generator=torch.Generator().manual_seed(1)), dim=-1)
+    scores = vectors @ vectors.T - 3 * torch.eye(50)
+    assert (nearest_texts(vectors.numpy(), rows=7) == scores.argmax(-1).numpy()).all()
+
+
+def test_each_term_equals_a_plain_loop() -> None:
+    """The teacher reads both texts of a pair by themselves; the student reads them as one packed sequence."""
+    teacher, student = EncoderTeacher(bare(MANY, 12), FEW), attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    objective = distillation(teacher, FEW, 8, term_weights=ALL, masked_sequence_prob=0.6)
+    rows = rows_of(planned())
+    given = [rows[number] for number in range(12)]
+    teacher.prepare(given, objective.free)
+    assert teacher.basis is not None
+    assert torch.allclose(teacher.basis.T @ teacher.basis, torch.eye(12), atol=1e-4)
+    batch = objective.batch(given, list(range(12)))
+    terms = dict(zip(objective.names, objective.terms(student, batch), strict=True))
+    columns = np.concatenate([sample.target for sample in given])
+    packed = pack(given)
+    hidden = student.model(batch.packed)
+    singles, pairs = [], []
+    for tokens, (offset, _, _), span in zip(packed.unpack(packed.tokens), columns, packed.spans(), strict=True):
+        ids = tokens.tolist()
+        texts = [ids[1:-1]] if not offset else [ids[1 : offset - 1], ids[offset:-1]]
+        assert MANY is teacher.loaded.tokenizer
+        batches = [MANY.pack([FEW.decode(each)]) for each in texts]
+        vectors = [torch.nn.functional.normalize(teacher.loaded.model(each).mean(0), dim=0) for each in batches]
+        if offset:
+            score = objective.modules["pairs"](hidden[span][0])[0]
+            pairs.append((score - vectors[0] @ vectors[1]) ** 2)
+        else:
+            target = vectors[0] @ teacher.basis[:, :8]
+            singles.append(1 - torch.nn.functional.cosine_similarity(hidden[span].mean(0), target, dim=0))
+    assert len(pairs) > 2 and len(singles) > 2
+    assert torch.allclose(terms["sentence_embedding"].losses, torch.stack(singles), atol=1e-5)
+    assert torch.allclose(terms["pair_similarity"].losses, torch.stack(pairs), atol=1e-5)
+    assert batch.counts == tuple(term.count for term in terms.values())
+    loss = objective.loss(student, batch)
+    expected = sum(ALL[name] * float(term.losses.detach().mean()) for name, term in terms.items())
+    assert float(loss.sum.detach()) / loss.count == pytest.approx(expected, rel=1e-5)
+
+
+def test_some_sequences_stay_unmasked() -> None:
+    teacher, rows = EncoderTeacher(bare(MANY, 12), FEW), rows_of(planned())
+    objective = distillation(teacher, FEW, 8, mask_prob=0.3, masked_sequence_prob=0.5)
+    masked = []
+    for number in range(len(rows)):
+        batch = objective.batch([rows[number]], [number])
+        changed = batch.packed.tokens != pack([rows[number]]).tokens
+        masked += [bool(part.any()) for part in batch.packed.unpack(changed)]
+        share = len(batch.targets) / max(1, int(objective.free[rows[number].tokens].sum()))
+        assert share <= 0.31
+    assert 0.3 < np.mean(masked) < 0.7
+
+
+def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_cache, "CHUNK", 8)
+    teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
+    weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
+    live = distillation(teacher, FEW, 8, term_weights=weights)
+    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), made.windows)
+    calls: list[int] = []
+
+    def stop(done: int, count: int) -> None:
+        calls.append(done)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached.fill(live.free, on_progress=stop)
+    first = {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")}
+    assert len(first) == 2
+    cached.fill(live.free)
+    again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.windows)
+    again.fill(live.free)
+    for path in (tmp_path / "whole").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "cache" / path.name).read_bytes()
+    assert all((tmp_path / "cache" / name).read_bytes() == held for name, held in first.items())
+    rows = rows_of(made)
+    given = [rows[number] for number in range(12)]
+    teacher.prepare(given, live.free)
+    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    from_disk = replace(live, vectors=cached)
+    one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
+    assert one.words.words is not None and two.words.words is None, "the teacher does not run"
+    for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
+        assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
+    with pytest.raises(HeedfulError, match="another teacher, corpus or plan"):
+        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.windows).fill(live.free)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"term_weights": {"word_states": 1.0}}, "word_states"),
+        ({"term_weights": {"mlm": 0.0}}, "no weight above 0"),
+        ({"masked_sequence_prob": 0.0}, "masked_sequence_prob is 0.0"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(HeedfulError, match=told):
+        distillation(EncoderTeacher(bare(MANY, 12), FEW), FEW, 8, **more)

@@ -1,0 +1,359 @@
+"""Rows: every sequence once and rows full; windows and pairs as published (trap 29), anew in each epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from heedful.data.corpus import Corpus
+from heedful.errors import HeedfulError
+from heedful.objectives import packing as rows_module
+from heedful.objectives.packing import Pairs, Rows, fitted, held_out, truncated, windows
+from heedful.objectives.special_tokens import Frame
+from heedful.tokenizer import Tokenizer
+from tests.support.corpora import corpus_of, documents, trained
+
+COUNT = 60
+DOCUMENTS = documents(COUNT, seed=4, sentences=(1, 12))
+Pair = tuple[tuple[int, int], tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Of the documents."""
+    return trained(DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Corpus:
+    """60 documents of 1 to 12 sentences."""
+    return corpus_of(tmp_path_factory.mktemp("corpus"), DOCUMENTS, tokenizer)
+
+
+def bounds_of(corpus: Corpus, document: int) -> list[int]:
+    """Where its segments begin, and where the last one ends; read apart from the code under test."""
+    first, stop = int(corpus.documents[document]), int(corpus.documents[document + 1])
+    return [int(corpus.segments[number]) for number in range(first, stop + 1)]
+
+
+def owners(corpus: Corpus) -> NDArray[np.int64]:
+    """The document of each token."""
+    return np.repeat(np.arange(len(corpus)), np.diff(corpus.segments[corpus.documents]))
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 64), max_size=60), st.integers(0, 99))
+def test_nothing_is_lost_or_doubled(lengths: list[int], seed: int) -> None:
+    rows = fitted(np.array(lengths, dtype=np.int64), 64, seed)
+    found = [number for row in rows for number in row.tolist()]
+    assert sorted(found) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[number] for number in row) <= 64 for row in rows)
+    again = fitted(np.array(lengths, dtype=np.int64), 64, seed)
+    assert [row.tolist() for row in again] == [row.tolist() for row in rows]
+
+
+def cut(draw: np.random.Generator, count: int, room: int) -> NDArray[np.int64]:
+    """Lengths of windows of whole sentences over documents of very different lengths, as in real text."""
+    lengths: list[int] = []
+    while len(lengths) < count:
+        left = int(draw.lognormal(5.5, 1.0)) + 3
+        while left > 0:
+            window = left if left <= room else room - int(draw.integers(0, 25))
+            lengths.append(window + 2)
+            left -= window
+    return np.array(lengths[:count])
+
+
+def test_rows_are_full(tmp_path: Path) -> None:
+    lengths = cut(np.random.default_rng(0), 20_000, 126)
+    full = np.array([lengths[row].sum() for row in fitted(lengths, 1024, 1)]) / 1024
+    assert (full >= 0.97).mean() > 0.995 and full.mean() > 0.995 and full.max() <= 1
+    few = fitted(lengths[:100], 1024, 1)  # of a small corpus only the last row is not
+    assert len(few) == -(-int(lengths[:100].sum()) // 1024)
+
+
+@pytest.mark.parametrize("kind", ["real", "600 of 1024", "long"])
+def test_time_grows_with_the_sequences_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows cannot be full, as with two windows of almost half a row, nothing is tried again and again."""
+    once, tried = rows_module._fit_block, list[int]()
+
+    def counted(numbers: list[int], *given: Any) -> Any:
+        tried.append(len(numbers))
+        return once(numbers, *given)
+
+    monkeypatch.setattr(rows_module, "_fit_block", counted)
+    draw = np.random.default_rng(1)
+    many = {
+        "real": cut(draw, 60_000, 126),
+        "600 of 1024": np.full(60_000, 600),
+        "long": 512 - draw.integers(0, 30, 60_000),
+    }[kind]
+    assert sum(map(len, fitted(many, 1024, 1))) == len(many)
+    assert max(tried) <= 2 * rows_module.BLOCK and sum(tried) <= 2 * len(many)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(HeedfulError, match=r"a sequence has 65 tokens, but a row 64: set row to that many at least"):
+        fitted(np.array([3, 65]), 64, 0)
+    assert fitted(np.zeros(0, dtype=np.int64), 64, 0) == []
+
+
+def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    frame = Frame.of(tokenizer, pair=False)
+    ranges = windows(corpus, np.arange(COUNT), 30)
+    labels = np.arange(len(ranges))
+    rows = Rows(corpus, frame, ranges, 100, seed=3, labels=labels)
+    seen: list[int] = []
+    for number in range(len(rows)):
+        sample = rows[number]
+        assert len(sample) <= 100 and sample.bounds[-1] == len(sample) == len(sample.types)
+        for (start, stop), label in zip(pairwise(sample.bounds), sample.target, strict=True):
+            first, last = ranges[label, 0]
+            expected = [tokenizer.special.first, *corpus.tokens(int(first), int(last)), tokenizer.special.separator]
+            assert sample.tokens[start:stop].tolist() == expected
+        seen += sample.target.tolist()
+    assert sorted(seen) == labels.tolist()
+    assert rows.tokens == sum(len(rows[number]) for number in range(len(rows)))
+    assert rows.tokens == int((ranges[:, 0, 1] - ranges[:, 0, 0] + 2).sum())
+    assert Rows(corpus, frame, ranges, 100, seed=3)[0].target is None
+    for outside in (-1, len(rows)):
+        with pytest.raises(IndexError):
+            _ = rows[outside]
+
+
+def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
+    corpus: Corpus, tokenizer: Tokenizer
+) -> None:
+    frame, ranges = Frame.of(tokenizer, pair=False), windows(corpus, np.arange(COUNT), 30)
+    labels, owner = np.arange(len(ranges)), owners(corpus)
+    rows = Rows(corpus, frame, ranges, 100, seed=3, labels=labels, inner=frame.opening)
+    closed = 0
+    for number in range(len(rows)):
+        sample = rows[number]
+        assert len(sample) <= 100
+        for (start, stop), label in zip(pairwise(sample.bounds), sample.target, strict=True):
+            first, last = (int(each) for each in ranges[label, 0])
+            ends = last == len(owner) or owner[last] != owner[first]
+            closing = [tokenizer.special.separator] if ends else []
+            expected = [tokenizer.special.first, *corpus.tokens(first, last), *closing]
+            assert sample.tokens[start:stop].tolist() == expected
+            closed += ends
+    assert closed == COUNT < len(ranges) and rows.tokens == sum(len(rows[number]) for number in range(len(rows)))
+
+
+# -- windows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [2, 7, 16, 30, 1000])
+def test_windows_part_every_document(corpus: Corpus, room: int) -> None:
+    chosen = np.arange(1, COUNT, 2)
+    found = [tuple(each[0].tolist()) for each in windows(corpus, chosen, room)]
+    place = 0
+    for document in chosen.tolist():
+        bounds = bounds_of(corpus, document)
+        at = bounds[0]
+        while at < bounds[-1]:
+            start, stop = found[place]
+            assert start == at and start < stop <= min(start + room, bounds[-1])
+            whole = [bound for bound in bounds if start < bound <= start + room]
+            # as many whole segments as there is room for; a segment that is longer than that is cut, and full
+            assert stop == (whole[-1] if whole else start + room)
+            at, place = stop, place + 1
+    assert place == len(found)
+
+
+# -- held out -----------------------------------------------------------------------------------------------------
+
+
+def test_held_out_by_the_text_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    many = documents(1500, seed=9, sentences=(1, 3))
+    first = corpus_of(tmp_path / "a", many, tokenizer)
+    kept = {share: held_out(first, share) for share in (0.01, 0.1, 0.5)}
+    for share, found in kept.items():
+        assert abs(found.sum() - share * 1500) < 4 * (share * (1 - share) * 1500) ** 0.5
+    assert not (kept[0.01] & ~kept[0.1]).any() and not (kept[0.1] & ~kept[0.5]).any()  # a larger share has it all
+    again = corpus_of(tmp_path / "b", [*many[700:], *many[:700], *many[:100]], tokenizer)
+    found = held_out(again, 0.1)
+    assert found.tolist() == [*kept[0.1][700:], *kept[0.1][:700], *kept[0.1][:100]]  # equal texts: the same side
+
+
+# -- pairs --------------------------------------------------------------------------------------------------------
+
+
+def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> Pairs:
+    """Of all documents."""
+    given = {"length": 64, "size": 128, "seed": 5} | more
+    frame = Frame.of(tokenizer, pair=True)
+    return Pairs(corpus=corpus, documents=np.arange(len(corpus)), frame=frame, **given)
+
+
+def planned(made: Pairs, epoch: int = 0) -> list[tuple[Pair, int]]:
+    """Ranges and label of each pair."""
+    ranges, labels = made.plan(epoch)
+    return [(((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)]
+
+
+def test_trap_29_what_follows_and_what_does_not(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    owner, made = owners(corpus), pairs(corpus, tokenizer)
+    room = made.frame.room(64)
+    labels: Counter[int] = Counter()
+    single = 0
+    for epoch in range(20):
+        for ((a, b), (c, d)), label in planned(made, epoch):
+            assert a < b and c < d and (b - a) + (d - c) <= room
+            assert owner[a] == owner[b - 1] and owner[c] == owner[d - 1], "a part is of one document"
+            assert (owner[a] == owner[c]) == (label == 0)
+            if label == 0:
+                assert b <= c, "as written"
+                lost = c - b  # by truncation, of the end of the first or the beginning of the second
+                assert lost == 0 or (b - a) + (d - c) == room
+            labels[label] += 1
+        single += sum(len(bounds_of(corpus, document)) == 2 for document in range(COUNT))
+    share = labels[1] / labels.total()
+    assert 0.5 < share < 0.8, "single segments never have one that follows"
+    assert single, "there are documents of one segment"
+
+
+def test_trap_29_a_chunk_of_one_segment_has_nothing_that_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = pairs(corpus_of(tmp_path, documents(20, sentences=(1, 1)), tokenizer), tokenizer)
+    found = planned(made)
+    assert len(found) == 20 and all(label == 1 for _, label in found)
+
+
+def test_trap_29_nothing_is_lost_but_what_truncation_cut(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """Segments that a random part displaced come back: without truncation, every one is used in every epoch."""
+    made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9)
+    for swapped in (False, True):
+        for epoch in range(5):
+            made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9, swapped=swapped)
+            used = np.zeros(corpus.count, dtype=int)
+            for ((a, b), (c, d)), label in planned(made, epoch):
+                used[a:b] += 1
+                if swapped or label == 0:
+                    used[c:d] += 1
+            assert (used == 1).all()
+    room = made.frame.room(40)
+    for ((a, b), (c, d)), label in planned(pairs(corpus, tokenizer, length=40)):
+        for start, stop in ((a, b), (c, d)):
+            bounds = set(bounds_of(corpus, int(owners(corpus)[start])))
+            if not {start, stop} <= bounds:
+                assert (b - a) + (d - c) == room, f"only what is too long is cut, label {label}"
+
+
+def test_trap_29_random_parts_come_from_anywhere(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    owner, made = owners(corpus), pairs(corpus, tokenizer)
+    others: Counter[int] = Counter()
+    places = set()
+    for epoch in range(60):
+        for (_, (start, _)), label in planned(made, epoch):
+            if label == 1:
+                others[int(owner[start])] += 1
+                places.add(start)
+    counts = np.array([others[document] for document in range(COUNT)])
+    assert abs(counts - counts.mean()).max() < 5 * counts.mean() ** 0.5, "each document as likely"
+    # nearly every segment begins a random part at some time, the last one of its document too
+    assert sum(int(bound) in places for bound in corpus.segments[:-1]) > 0.9 * (len(corpus.segments) - 1)
+
+
+def test_trap_29_a_tenth_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """One length is drawn for a document, as in create_instances_from_document of Devlin et al. 2019."""
+    long = corpus_of(tmp_path, documents(40, sentences=(60, 60)), tokenizer)
+    owner, count = owners(long), 0
+    longest = int(np.diff(long.segments).max())
+    for short in (0.0, 0.1, 0.5):
+        less = []
+        for epoch in range(10):
+            made = pairs(long, tokenizer, length=128, size=128, short_seq_prob=short, swapped=True)
+            room, lengths = made.frame.room(128), dict[int, list[int]]()
+            for ((a, b), (c, d)), _ in planned(made, epoch):
+                lengths.setdefault(int(owner[a]), []).append((b - a) + (d - c))
+            for each in lengths.values():
+                inner = each[:-1]  # an ordinary pair is full but at the end of its document
+                less.append(max(inner) < room)
+                assert max(inner) - min(inner) <= longest, "a document has one length"
+                count += len(each)
+        # of short ones, nearly all are less than full: those that aim at a sentence less than the room may be full
+        assert abs(np.mean(less) - short) <= 0.25 * short + 4 * (short * (1 - short) / 400) ** 0.5
+    assert count > 1000
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80), st.integers(0, 9))
+def test_truncated_at_random_ends(one: int, two: int, room: int, seed: int) -> None:
+    first, second = truncated((100, 100 + one), (300, 300 + two), room, Random(seed))
+    left = [stop - start for start, stop in (first, second)]
+    assert sum(left) == min(room, one + two) and min(left) >= 1
+    assert 100 <= first[0] < first[1] <= 100 + one and 300 <= second[0] < second[1] <= 300 + two
+    if one + two > room:  # the longer one loses
+        assert abs(left[0] - left[1]) <= 1 or (left[0] == one) != (left[1] == two)
+
+
+def test_truncation_takes_from_both_ends() -> None:
+    found = [truncated((0, 50), (100, 110), 40, Random(seed)) for seed in range(200)]
+    assert all(second == (100, 110) and stop - start == 30 for (start, stop), second in found)
+    starts = np.array([start for (start, _), _ in found])
+    assert abs(starts.mean() - 10) < 1 and starts.min() < 7 and starts.max() > 13
+
+
+def test_order(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """0: as written, 1: swapped; both parts lie side by side in one document (trap 29)."""
+    owner, made = owners(corpus), pairs(corpus, tokenizer, swapped=True)
+    labels: Counter[int] = Counter()
+    for epoch in range(10):
+        for (one, two), label in planned(made, epoch):
+            first, second = (two, one) if label else (one, two)
+            assert owner[first[0]] == owner[second[1] - 1] and first[1] <= second[0]
+            if second[0] > first[1]:
+                assert (one[1] - one[0]) + (two[1] - two[0]) == made.frame.room(64), "only truncation parts them"
+            labels[label] += 1
+    assert abs(labels[1] / labels.total() - 0.5) < 4 * 0.5 / labels.total() ** 0.5
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_epochs_differ_and_come_again(corpus: Corpus, tokenizer: Tokenizer, swapped: bool) -> None:
+    made, other = (pairs(corpus, tokenizer, swapped=swapped) for _ in range(2))
+    plans = [planned(made, epoch) for epoch in range(4)]
+    assert plans == [planned(other, epoch) for epoch in range(4)]
+    assert all(plans[0] != plan for plan in plans[1:])
+    assert planned(pairs(corpus, tokenizer, swapped=swapped, seed=6)) != plans[0]
+    contents = []
+    for epoch in range(6):
+        rows = made.at(epoch)
+        assert len(rows) == len(made)
+        samples = [rows[number] for number in range(len(rows))]
+        assert all(len(sample) <= 128 and len(sample.target) == len(sample.bounds) - 1 for sample in samples)
+        contents.append([sample.tokens.tolist() for sample in samples])
+        repeated = [other.at(epoch)[number].tokens.tolist() for number in range(len(rows))]
+        assert repeated == contents[-1]
+    assert all(contents[0] != each for each in contents[1:])
+    assert made[2].tokens.tolist() == contents[0][2]
+
+
+def test_a_sequence_says_what_its_tokenizer_would(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """[CLS] A [SEP] B [SEP], with types, and the label of each pair beside it."""
+    made = pairs(corpus, tokenizer, size=10_000)
+    ranges, labels = made.plan(0)
+    known = {}
+    for (one, two), label in zip(ranges.tolist(), labels.tolist(), strict=True):
+        parts = [tokenizer.decode(corpus.tokens(*each).tolist()) for each in (one, two)]
+        encoded = tokenizer.encode((parts[0], parts[1]))
+        known[tuple(encoded.ids)] = (list(encoded.types), label)
+    found = 0
+    for number in range(len(made)):
+        sample = made[number]
+        for (start, stop), label in zip(pairwise(sample.bounds), sample.target.tolist(), strict=True):
+            ids = tuple(sample.tokens[start:stop].tolist())
+            if ids in known:  # a word that truncation has cut is encoded otherwise
+                assert known[ids] == (sample.types[start:stop].tolist(), label)
+                found += 1
+    assert found > 0.7 * len(labels)

@@ -1,0 +1,52 @@
+"""What is drawn depends on a key alone, is the same on every machine, and is as likely as it should be."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.objectives.random_numbers import below, ordinary, uniform
+from tests.support.corpora import documents, trained
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 300))
+def test_the_same_for_a_key(key: int, count: int) -> None:
+    found = uniform(key, count)
+    assert found.shape == (count,) and ((found >= 0) & (found < 1)).all()
+    assert (found == uniform(key, count)).all()
+    assert (found == uniform(key, count + 7)[:count]).all(), "more numbers leave the first ones as they are"
+
+
+def test_the_same_on_every_machine() -> None:
+    """Raw bits of Philox (Salmon et al. 2011) with the key 0: the first of them are known from its description."""
+    raw = np.random.Philox(key=0).random_raw(4)
+    assert (uniform(0, 4) == [(int(each) >> 11) / 2**53 for each in raw]).all()
+    assert uniform(1, 3).round(12).tolist() == PINNED
+
+
+PINNED = [0.303568034307, 0.848708749686, 0.156134778043]
+
+
+def test_as_likely() -> None:
+    found = np.concatenate([uniform(key, 1000) for key in range(50)])
+    assert abs(found.mean() - 0.5) < 5 * (1 / 12 / 50_000) ** 0.5
+    numbers = below(found, 7)
+    assert set(numbers.tolist()) == set(range(7))
+    assert abs(np.bincount(numbers) - 50_000 / 7).max() < 5 * (50_000 / 7) ** 0.5
+    keys = np.array([uniform(key, 1)[0] for key in range(5000)])  # neighbouring keys have nothing to do with each other
+    assert abs(np.corrcoef(keys[:-1], keys[1:])[0, 1]) < 5 / 5000**0.5
+
+
+def test_below_never_reaches_the_bound() -> None:
+    assert below(np.array([1 - 2**-53]), 2**31).tolist() == [2**31 - 1]
+    assert below(np.zeros(0), 3).tolist() == []
+
+
+def test_ordinary_tokens_are_those_of_the_text() -> None:
+    tokenizer = trained(documents(5))
+    special = tokenizer.special
+    ids = np.array(
+        [special.first, 9, special.mask, 10, special.unknown, special.separator, special.pad], dtype=np.int32
+    )
+    assert ordinary(ids, tokenizer).tolist() == [False, True, False, True, True, False, False]

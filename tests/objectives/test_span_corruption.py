@@ -1,0 +1,200 @@
+"""Span corruption (trap 31): it can be undone, it takes what it should, its loss is transformers', and it learns."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.errors import HeedfulError
+from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Sinusoidal, StackConfig
+from heedful.objectives import Batch, Sample
+from heedful.objectives.span_corruption import Spans
+from heedful.packed import Packed
+from heedful.tokenizer import Tokenizer
+from heedful.train.optim import AdamW
+from heedful.train.trainer import Trainer, TrainSettings
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_runs import LINES
+
+PAD, END = 0, 1
+WORDS = sorted({word for line in LINES for word in line.split()})[:60]
+
+
+@cache
+def words(sentinels: int = 30) -> Tokenizer:
+    """Words; a text ends with </s>; the sentinels have the last ids, the first one the highest."""
+    names = ["<pad>", "</s>", "<unk>", *WORDS]
+    names += [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
+    made = tokenizers.Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens([name for name in names if name.startswith("<")])
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
+    return Tokenizer(made, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+
+
+SPANS = Spans(tokenizer=words(), start=PAD)
+TOP = words().size - 1  # the first sentinel
+text = st.lists(st.integers(3, 62), max_size=70)
+groups = st.lists(st.lists(text, min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def sample(*texts: list[int]) -> Sample:
+    """Of texts with their end."""
+    return Sample.of([[*ids, END] for ids in texts], [[0] * (len(ids) + 1) for ids in texts])
+
+
+def parts(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Source and target of each sequence."""
+    assert batch.target is not None
+    split = [batch.targets[start:stop].tolist() for start, stop in pairwise(batch.target.bounds)]
+    return [
+        (rows.tolist(), target) for rows, target in zip(batch.packed.unpack(batch.packed.tokens), split, strict=True)
+    ]
+
+
+def restored(source: list[int], target: list[int], count: int = 30) -> tuple[list[int], list[list[int]]]:
+    """The text put together again, written without a look at how it was taken apart; and the spans."""
+    top = words(count).size - 1
+    assert target[-1] == END and END not in target[:-1]
+    spans: dict[int, list[int]] = {}
+    for id in target[:-1]:
+        if id > top - count:
+            assert id == top - len(spans)  # descending from the first
+            spans[id] = []
+        else:
+            spans[min(spans)].append(id)
+    assert [id for id in source if id > top - count] == list(spans)
+    whole = []
+    for id in source:
+        whole += spans.get(id, [id])
+    return whole, list(spans.values())
+
+
+@given(groups, st.integers(0, 2**63 - 1))
+def test_trap_31_the_text_can_be_put_together_again(given: list[list[list[int]]], key: int) -> None:
+    samples = [sample(*texts) for texts in given]
+    batch = SPANS.batch(samples, [key + number for number in range(len(samples))])
+    found = parts(batch)
+    for ids, (source, target) in zip([ids for texts in given for ids in texts], found, strict=True):
+        if len(ids) < 2:
+            assert (source, target) == ([*ids, END], [])
+            continue
+        whole, spans = restored(source, target)
+        noise = sum(map(len, spans))
+        assert whole == [*ids, END] and all(spans)
+        assert noise == max(1, round(0.15 * len(ids)))
+        assert len(spans) == max(1, round(noise / 3))
+        assert source[0] == ids[0] and source[-1] == END and source[-2] > TOP - 30  # kept first, a span last
+        assert all(not (a > TOP - 30 and b > TOP - 30) for a, b in pairwise(source))
+    assert batch.target is not None and torch.equal(batch.weights, torch.ones(len(batch.targets)))
+    assert batch.target.tokens.tolist() == [id for _, target in found if target for id in (PAD, *target[:-1])]
+    assert batch.target.positions.tolist() == [place for _, target in found for place in range(len(target))]
+
+
+def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
+    """Over many keys: each way to part 3 tokens in 2 spans, and 5 kept ones in 2, comes as often."""
+    ids = list(range(3, 63)) * 8
+    objective = Spans(tokenizer=words(100), start=PAD)
+    batches = [objective.batch([sample(ids)], [key]) for key in range(20)]
+    spans = [restored(*found, count=100)[1] for batch in batches for found in parts(batch)]
+    noise = [sum(map(len, each)) for each in spans]
+    assert set(noise) == {72} and {len(each) for each in spans} == {24}  # 15.0 % of 480, 3.0 each
+    lengths = np.bincount([len(span) for each in spans for span in each])
+    assert lengths[1] > lengths[2] > lengths[4] > 0  # not all the same
+    seen: dict[tuple[int, ...], int] = {}
+    objective = Spans(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
+    for key in range(1600):
+        source, target = objective.corrupted(sample(list(range(3, 11))), key)
+        shape = tuple(place for each in (source, target) for place in (each.tokens > TOP - 30).nonzero()[0].tolist())
+        seen[shape] = seen.get(shape, 0) + 1
+    assert len(seen) == 2 * 4
+    assert all(abs(count - 200) < 5 * (200 * 7 / 8) ** 0.5 for count in seen.values())
+
+
+def test_fewer_sentinels_than_spans_make_longer_spans() -> None:
+    ids = list(range(3, 63)) * 2
+    (found,) = parts(Spans(tokenizer=words(2), start=PAD).batch([sample(ids)], [5]))
+    whole, spans = restored(*found, count=2)
+    assert whole == [*ids, END] and len(spans) == 2 and sum(map(len, spans)) == 18
+
+
+def test_most_of_a_text_may_be_taken() -> None:
+    """No span without a kept token before it."""
+    objective = Spans(tokenizer=words(), start=PAD, mask_prob=0.9, mean_noise_span_length=1.0)
+    ((source, target),) = parts(objective.batch([sample(list(range(3, 23)))], [1]))
+    whole, spans = restored(source, target)
+    assert whole == [*range(3, 23), END] and len(spans) == 2 and sum(map(len, spans)) == 18
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(HeedfulError, match=r"no token <extra_id_0>: .* add them as special tokens \(100 are usual\)"):
+        Spans(tokenizer=words(0), start=PAD)
+    with pytest.raises(
+        HeedfulError, match=r"mask_prob is 1.5 and mean_noise_span_length 3.0; expected a share below 1"
+    ):
+        Spans(tokenizer=words(), start=PAD, mask_prob=1.5)
+
+
+def test_trap_32_a_key_decides_and_nothing_else() -> None:
+    given, other = sample(list(range(3, 50))), sample(list(range(4, 40)), [5, 6, 7])
+    alone = parts(SPANS.batch([given], [7]))
+    assert parts(SPANS.batch([other, given], [1, 7]))[2:] == alone
+    assert parts(SPANS.batch([given], [8])) != alone
+
+
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    samples = [sample(list(range(5, 30)), [7]), sample(list(range(30, 60)), [40, 41])]
+    batch = SPANS.batch(samples, [3, 4])
+    loss = SPANS.loss(ours, batch)
+    loss.sum.backward()
+    with Exact(torch.float64):
+        each = [
+            theirs(input_ids=torch.tensor([source]), labels=torch.tensor([target])).loss * len(target)
+            for source, target in parts(batch)
+            if target
+        ]
+    total = torch.stack(each).sum()
+    assert loss.count == len(batch.targets) and len(each) == 3
+    assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
+    same_gradients(theirs, total / loss.count, ours, loss.count, tolerance=1e-12)
+
+
+def test_batches_without_targets(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration")
+    loss = SPANS.loss(heedful.load(tmp_path), SPANS.batch([sample([7], [])], [0]))
+    loss.sum.backward()
+    assert (float(loss.sum.detach()), loss.count) == (0.0, 0.0)
+    empty = SPANS.batch([], [])
+    assert len(empty.packed) == len(empty.targets) == 0 and isinstance(empty.target, Packed)
+
+
+@pytest.mark.slow
+def test_it_learns() -> None:
+    """A few sentences by heart, whatever is taken out of them."""
+    stack = {"width": 48, "layers": 2, "heads": 4, "head_width": 12, "inner_width": 96, "norm_at": "pre"}
+    encoder = StackConfig(**stack, final_norm=True)
+    decoder = StackConfig(**stack, final_norm=True, causal=True, cross=True)
+    embedding = EmbeddingConfig(vocabulary=words().size, width=48, positions=Sinusoidal())
+    model = ModelConfig(embedding=embedding, encoder=encoder, decoder=decoder, start=PAD)
+    loaded = create(Config(family="heedful", model=model, head=NextToken()), words(), seed=1)
+    lines = [words().encode(line.rpartition(" ")[0]).ids[:-1] for line in LINES[2:6]]
+    samples = [sample(lines[0], lines[1]), sample(*lines[2:])]
+    settings = TrainSettings(max_steps=90, batch_size=2, optimizer=AdamW(lr=5e-3), precision="float32")
+    losses = [step.loss for step in Trainer(loaded, SPANS, samples, settings)]
+    assert losses[0] > 3 and sum(losses[-10:]) / 10 < 0.4
+    right, count = SPANS.measure(loaded, SPANS.batch(samples * 4, list(range(8))))["span_corruption_accuracy"]
+    assert right > 0.85 * count

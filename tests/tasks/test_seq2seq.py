@@ -1,0 +1,396 @@
+"""Rewriting: the loss is transformers' own, answers are its greedy ones, and it learns; what cannot write says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+import heedful
+from heedful.checkpoint import Loaded, load
+from heedful.checkpoint.attach import attach
+from heedful.data import Rewritten
+from heedful.errors import HeedfulError
+from heedful.look.inside import Inside
+from heedful.look.writing import writing as written_of
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.model.decode import Beam, Greedy, Sample
+from heedful.tasks.metrics import merge_all
+from heedful.tasks.seq2seq import TEXT_SUFFIX, Rewrite, Writing, encode_cut, marks
+from heedful.tasks.task import evaluate
+from heedful.tokenizer import Tokenizer
+from heedful.train.optim import AdamW
+from heedful.train.trainer import Trainer, TrainSettings
+from tests.support.model_folders import make
+from tests.support.tiny_models import Exact, eager, randomise
+
+WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
+VOCABULARY = ["<pad>", "</s>", "<unk>", *WORDS]
+EXAMPLES = [
+    Rewritten(text="red one", rewritten="one red"),
+    Rewritten(text="green two blue three", rewritten="three blue two green"),
+    Rewritten(text="blue", rewritten="blue"),
+]
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    """Words; a text ends with </s>."""
+    made = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    made.decoder = decoders.Sequence([decoders.Fuse()])
+    made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return made
+
+
+@cache
+def folder(kind: str) -> Path:
+    """A tiny model with encoder and decoder, or with a decoder alone, and its tokenizer."""
+    made, words = Path(mkdtemp()), tokenizer()
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": len(VOCABULARY), "dropout_rate": 0.0}
+    if kind == "both":
+        words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+        config: Any = transformers.T5Config(
+            **sizes, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+        )
+        model: Any = transformers.T5ForConditionalGeneration(config)
+    else:
+        config = transformers.GPT2Config(
+            vocab_size=len(VOCABULARY), n_positions=24, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1
+        )
+        config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
+        model = transformers.GPT2LMHeadModel(config)
+    randomise(model)
+    model.double().save_pretrained(made)
+    Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(made)
+    return made
+
+
+def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
+    where = folder(kind)
+    class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
+    loaded = load(where, dtype=torch.float64)
+    assert loaded.tokenizer is not None
+    loaded.text_suffix = "" if kind == "both" else TEXT_SUFFIX
+    task = Rewrite(
+        tokenizer=loaded.tokenizer,
+        limit=loaded.limit,
+        limit_written=loaded.limit_written,
+        mark=marks(loaded.config.model, loaded.tokenizer),
+        text_suffix=loaded.text_suffix,
+    )
+    return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
+
+
+def ids(text: str) -> list[int]:
+    return [VOCABULARY.index(word) for word in text.split(" ")]
+
+
+KINDS = pytest.mark.parametrize("kind", ["both", "alone"])
+
+
+@KINDS
+def test_the_loss_is_theirs(kind: str) -> None:
+    theirs, loaded, task = pair(kind)
+    samples = task.read(EXAMPLES).samples
+    found = task.loss(loaded, task.batch(samples, [0, 0, 0]))
+    total = count = 0.0
+    with torch.no_grad(), Exact(torch.float64):
+        for example in EXAMPLES:
+            said = [*ids(example.rewritten), 1]
+            if kind == "both":
+                given = {"input_ids": torch.tensor([[*ids(example.text), 1]]), "labels": torch.tensor([said])}
+            else:
+                read = [*ids(example.text), VOCABULARY.index("\n")]
+                given = {"input_ids": torch.tensor([read + said]), "labels": torch.tensor([[-100] * len(read) + said])}
+            total += float(theirs(**given).loss) * len(said)
+            count += len(said)
+    assert found.count == count and abs(float(found.sum.detach()) - total) < 1e-9
+    parts = [task.loss(loaded, task.batch([sample], [0])) for sample in samples]
+    assert abs(sum(float(each.sum.detach()) for each in parts) - total) < 1e-9  # whatever is beside it
+
+
+@KINDS
+def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> None:
+    """torch's cross_entropy over lines that are filled up, whose filling it ignores; and the formula, text by text."""
+    _, loaded, task = pair(kind)
+    task = replace(task, label_smoothing=0.2)
+    samples = task.read(EXAMPLES).samples
+    batch = task.batch(samples, [0, 0, 0])
+    found = task.loss(loaded, batch)
+    with torch.no_grad():
+        scores = task.scores(loaded, batch)
+    lengths = [len(sample.target) for sample in samples]
+    lines = torch.nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=3.0)
+    right = torch.nn.utils.rnn.pad_sequence(list(batch.targets.split(lengths)), batch_first=True, padding_value=-100)
+    theirs = torch.nn.functional.cross_entropy(lines.mT, right, label_smoothing=0.2)
+    assert found.count == sum(lengths) < right.numel()
+    assert float(found.sum.detach()) / found.count == pytest.approx(float(theirs), abs=1e-12)
+    log_p = scores.log_softmax(-1)
+    by_hand = -0.8 * log_p.gather(-1, batch.targets[:, None]).sum() - 0.2 * log_p.mean(-1).sum()
+    assert float(found.sum.detach()) == pytest.approx(float(by_hand), abs=1e-9)
+
+
+@KINDS
+def test_trap_44_the_end_is_not_counted(kind: str) -> None:
+    """What is measured has no end in it, and neither has what is right; greedily is one beam."""
+    _, loaded, task = pair(kind)
+    engine = heedful.Engine(loaded, writing=task.writing)
+    assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == Beam(width=4)
+    asked = [each.text for each in EXAMPLES]
+    one = heedful.Engine(loaded, writing=Writing(how=Beam(width=1)))(asked)
+    answers = engine(asked)
+    assert [each["text"] for each in answers] == [each["text"] for each in one]
+    assert all("</s>" not in each["text"] for each in answers)
+    right = [{"text": example.rewritten} for example in EXAMPLES]
+    measure = task.measured(task.measure(), EXAMPLES, right, range(len(EXAMPLES)))
+    assert task.result(measure)["bleu"] == pytest.approx(1)
+    assert measure.metrics["bleu"].sums[:2] == (7, 7), "words, without ends"
+    assert measure.intervals()["bleu"]["high"] == pytest.approx(1)
+
+
+@KINDS
+def test_answers_are_their_greedy_ones(kind: str) -> None:
+    theirs, loaded, _ = pair(kind)
+    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
+    assert engine.kind == "language_model"
+    for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
+        read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
+        with torch.no_grad(), Exact(torch.float64):
+            out = theirs.generate(
+                torch.tensor([read]),
+                attention_mask=torch.ones(1, len(read)),
+                max_new_tokens=6,
+                do_sample=False,
+                eos_token_id=1,
+                pad_token_id=0,
+            )[0].tolist()
+        written = out[1 if kind == "both" else len(read) :]
+        written = written[: written.index(1)] if 1 in written else written
+        assert answer["text"] == "".join(VOCABULARY[id] for id in written if id > 2).strip()
+        assert answer["tokens"] == len(written) and answer["complete"] == (1 in out[1:])
+
+
+@KINDS
+def test_beams_and_samples(kind: str) -> None:
+    _, loaded, _ = pair(kind)
+    (answer,) = heedful.Engine(loaded, writing=Writing(how=Beam(width=3, best=3), max_new_tokens=5))(["red one"])
+    assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
+    texts = {
+        heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=seed))(["red"])[0][
+            "text"
+        ]
+        for seed in range(6)
+    }
+    assert len(texts) > 1
+    engine = heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=4))
+    asked = ["red", "green two blue", "one", "blue one two three"]
+    assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
+    with pytest.raises(HeedfulError, match="max_new_tokens is 0"):
+        Writing(max_new_tokens=0)
+
+
+@KINDS
+def test_it_learns_to_turn_words_around(kind: str) -> None:
+    _, loaded, task = pair(kind)
+    learner = attach(loaded.float(), "language_model", seed=0)
+    learner.text_suffix = loaded.text_suffix
+    samples = task.read(EXAMPLES).samples
+    settings = TrainSettings(max_steps=150, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1)
+    trainer = Trainer(learner, task, samples, settings)
+    losses = [step.loss for step in trainer]
+    assert losses[-1] < 0.1 * losses[0]
+    engine = heedful.Engine(learner, writing=Writing(max_new_tokens=8))
+    measure = evaluate(task, engine, EXAMPLES)
+    # this toy tokenizer's decoder puts no spaces between words
+    assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
+        each.rewritten.replace(" ", "") for each in EXAMPLES
+    ]
+    assert task.result(measure)["count"] == 3 and task.result(measure)["exact"] == pytest.approx(1 / 3)
+    assert measure.intervals()["exact"]["low"] <= 1 / 3
+
+
+def test_what_is_too_long_is_refused_or_cut() -> None:
+    _, _, task = pair("alone")
+    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
+    with pytest.raises(
+        HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 2 tokens, the end among them, but this model"
+    ):
+        task.read([long])
+    with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
+        task.check([EXAMPLES[0], long])
+    replace(task, long_inputs="truncate").check([long])
+    read = replace(task, long_inputs="truncate").read([long])
+    assert read.cut == 1 and max(map(len, read.samples)) <= 24
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "text", "rewriting", "lengths"),
+    [
+        ("alone", False, 12, 11, [24]),
+        ("alone", True, 12, 10, [24]),
+        ("both", False, 24, 23, [24, 24]),
+        ("both", True, 23, 23, [24, 24]),
+    ],
+)
+def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewriting: int, lengths: list[int]) -> None:
+    """Whatever the tokenizer puts around a rewriting: its end is written, and not read."""
+    _, loaded, task = pair(kind)
+    words = tokenizer()
+    if ends:
+        words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    task = replace(task, tokenizer=known, limit=24, limit_written=24)
+    example = Rewritten(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
+    (sample,) = task.read([example]).samples
+    assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
+    task.loss(loaded, task.batch([sample], [0]))
+    with pytest.raises(HeedfulError, match="but this model reads 24 at once"):
+        task.read([replace(example, rewritten=example.rewritten + " two")])
+    long = Rewritten(text=example.text * 2, rewritten=example.rewritten * 2)
+    (sample,) = replace(task, long_inputs="truncate").read([long]).samples
+    assert max(stop - start for start, stop in pairwise(sample.bounds)) <= 24
+
+
+def test_what_cannot_be_written_is_told_before_the_training() -> None:
+    """What is longer than evaluations write, its end included, and what the tokenizer itself would change."""
+    _, _, task = pair("both")
+    examples = [Rewritten(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
+    found = task.read(examples).remarks
+    assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
+    assert "the tokenizer does not give back as they were" in next(iter(found))
+    found = replace(task, max_new_tokens=2).read(examples[:1] + EXAMPLES).remarks
+    assert found["have rewritings that are longer than evaluations write (task.max_new_tokens=2)"] == 2
+
+
+@KINDS
+def test_what_was_cut_off_is_counted(kind: str) -> None:
+    """In any parts; a note says how many there were."""
+    _, loaded, task = pair(kind)
+    task = replace(task, max_new_tokens=1)
+    engine = heedful.Engine(loaded, writing=task.writing)
+    answers = engine([each.text for each in EXAMPLES])
+    unfinished = sum(not answer["complete"] for answer in answers)
+    assert evaluate(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
+    answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]
+    parts = [task.measured(task.measure(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))]
+    assert "texts cut off before their end: 2 (task.max_new_tokens=1)" in task.told(merge_all(parts))["notes"]
+
+
+def test_a_copy_is_no_correction() -> None:
+    """Case, signs and articles are what is learned, so they count."""
+    _, _, task = pair("both")
+    example = Rewritten(text="he has cat", rewritten="He has a cat.")
+    answer = {"text": example.text, "complete": True}
+    found = task.result(task.measured(task.measure(), [example], [answer], [0]))
+    assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
+    judged = task.judge(example, answer)
+    assert judged.correct is False and judged.loss == pytest.approx(5 / 7)
+    assert task.judge(example, {"text": " He has a cat.\n"}).correct
+
+
+def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
+    """In learning and in the engine alike; the text loses its end, and the loss is counted."""
+    _, loaded, task = pair("alone")
+    task = replace(task, long_inputs="truncate")
+    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one")
+    (sample,), cut = task.read([long]).samples, task.cut
+    assert cut == 12 and task.read([long]).cut_tokens == 19
+    assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
+    (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
+    assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
+    with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
+        encode_cut(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
+
+
+def test_what_cannot_write_says_so(tmp_path: Path) -> None:
+    encoder = load(make(tmp_path / "masked", "masked"))
+    assert encoder.tokenizer is not None
+    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
+        marks(encoder.config.model, encoder.tokenizer)
+    with pytest.raises(HeedfulError, match='this family has no head "language_model"'):
+        attach(encoder, "language_model")
+    model = ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=9, width=8, positions=Learned(count=5)),
+        decoder=StackConfig(width=8, layers=1, heads=1, head_width=8, inner_width=8, causal=True),
+    )
+    with pytest.raises(HeedfulError, match="no token that ends a text: name it as eos_token"):
+        marks(model, Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))))
+
+
+def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Path) -> None:
+    """What stands between text and rewriting belongs to what was learned; it is kept in the folder."""
+    _, loaded, _ = pair("alone")
+    given = ["red one"]
+    learned = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))(given)
+    heedful.save(loaded, tmp_path / "kept")
+    assert load(tmp_path / "kept").text_suffix == TEXT_SUFFIX
+    loaded.text_suffix = ""
+    plain = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))
+    assert plain(given) != learned and plain(["red one\n"]) == learned
+    heedful.save(loaded, tmp_path / "plain")
+    assert load(tmp_path / "plain").text_suffix == ""
+    (tmp_path / "plain/heedful.json").write_text('{"text_suffix": 3}')
+    with pytest.raises(HeedfulError, match="text_suffix is 3; expected a text"):
+        load(tmp_path / "plain")
+
+
+def test_nothing_is_gone_on_from_as_from_the_token_that_ends_a_text() -> None:
+    """Where the tokenizer adds none; as transformers goes on from that token."""
+    theirs, loaded, _ = pair("alone")
+    bare = tokenizer()
+    bare.post_processor = None
+    loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    loaded.text_suffix = ""
+    with torch.no_grad():
+        new = theirs.generate(torch.tensor([[1]]), max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
+    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
+    (alone,), (beside, some) = engine([""]), engine(["", "red one"])
+    assert alone == beside and alone["text"] == loaded.tokenizer.decode(new[0, 1:].tolist()).strip()
+    assert some["log_probability"] == pytest.approx(engine(["red one"])[0]["log_probability"])
+
+
+def test_an_empty_text_is_classified_where_the_tokenizer_adds_nothing() -> None:
+    _, loaded, _ = pair("alone")
+    bare = tokenizer()
+    bare.post_processor = None
+    loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    engine = heedful.Engine(attach(loaded, "sequence_classification", labels=("no", "yes"), seed=1))
+    (alone,), (beside, some) = engine([""]), engine(["", "red one"])
+    assert alone == beside and alone["probability"] == 0.5, "GPT-2's scores have no bias"
+    assert some["probabilities"] == pytest.approx(engine(["red one"])[0]["probabilities"])
+
+
+def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
+    """As transformers goes on from the same tokens; what learned to write behind the closing token still reads it."""
+    theirs, loaded, _ = pair("alone")
+    words = tokenizer()
+    words.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
+    loaded.tokenizer = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    loaded.text_suffix = ""
+    engine, texts = heedful.Engine(loaded, writing=Writing(max_new_tokens=6)), ["red one", "", "blue"]
+    for text, answer in zip(texts, engine(texts), strict=True):
+        read = torch.tensor([[1, *(ids(text) if text else [])]])
+        with torch.no_grad():
+            all_of_it = theirs.generate(read, max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
+        new = all_of_it[0, read.shape[1] :].tolist()
+        assert answer["text"] == loaded.tokenizer.decode(new).strip()
+        inside = Inside(loaded, text)
+        assert inside.source.tokens.tolist() == read[0].tolist()
+        assert written_of(inside, max_new_tokens=6, num_beams=2)["greedy"]["text"] == answer["text"]
+    (plain,) = engine.tokenize(["red"])
+    loaded.text_suffix = TEXT_SUFFIX
+    (taught,) = engine.tokenize(["red"])
+    assert plain.pieces[0].encoded.ids == (1, *ids("red"))
+    assert taught.pieces[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)

@@ -1,0 +1,69 @@
+"""T12: what is saved behind the training is what there was at the call; and its errors are not lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.train.async_checkpoint import Saver
+from heedful.train.checkpoint import Store
+from heedful.train.fit import fit
+from tests.support.tiny_runs import everything, same, settings, trainer
+
+
+class Slow(Store):
+    """A store that waits to be told before it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.go = threading.Event()
+
+    def commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
+        assert self.go.wait(60)
+        return super().commit(step, tensors, values)
+
+
+def test_t12_changed_at_once(tmp_path: Path) -> None:
+    made, store = trainer(), Slow(tmp_path / "state")
+    saver = Saver(store, made, behind=True)
+    made.advance()
+    expected = everything(made)
+    saver.save(made.step, *made.state())
+    made.advance()
+    with torch.no_grad():
+        for tensor in made.state()[0].values():
+            tensor.fill_(7)
+    assert store.load() is None
+    store.go.set()
+    saver.finish()
+    saved = store.load()
+    assert saved is not None and saved.step == 1 == saved.values["step"]
+    assert same(saved.tensors, expected[0])
+
+
+def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:
+    found = []
+    for behind in (False, True):
+        folder = tmp_path / str(behind)
+        fit(trainer(max_steps=4), folder, settings({}, {"async_checkpoint": behind})[1])
+        saved = Store(folder / "state").load()
+        assert saved is not None and saved.step == 4
+        found.append((saved.tensors, (folder / "journal.jsonl").read_bytes()))
+    assert same(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+
+
+def test_an_error_comes_with_the_next_call(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "state").touch()
+    saver = Saver(Store(tmp_path / "run" / "state"), trainer(), behind=True)
+    saver.save(1, {}, {})
+    with pytest.raises(HeedfulError, match="step 1 could not be saved: File exists"):
+        saver.save(2, {}, {})
+    saver.finish()

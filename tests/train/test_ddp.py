@@ -1,0 +1,99 @@
+"""How gradients of ranks come together: in which buckets, when, and in which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.train import ddp
+from heedful.train.ddp import Copied
+from heedful.train.ranks import Ranks
+from tests.support.processes import ForkServer, Job, fork_server, weights
+from tests.support.tiny_runs import CALM, MADE, distance
+
+TABLE = "embedding.tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Where processes come from."""
+    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as made:
+        yield made
+
+
+class Echo(Ranks):
+    """Two ranks, of which the other has the same gradients; it notes how large what goes off is."""
+
+    def __init__(self, events: list[Any], dtype: torch.dtype) -> None:
+        super().__init__(size=2)
+        object.__setattr__(self, "events", events)
+        object.__setattr__(self, "dtype", dtype)
+
+    def begin(self, flat: Tensor) -> Any:
+        self.events.append(flat.numel())  # type: ignore[attr-defined]
+        assert flat.dtype == self.dtype  # type: ignore[attr-defined]
+        return flat.mul_(2)
+
+    def finish(self, begun: Any) -> None:
+        pass
+
+    def numbers(self, *values: int | float) -> list[list[float]]:
+        return [list(values)] * 2
+
+
+@pytest.mark.parametrize(("half", "least"), [(False, 1e-5), (True, 1e-2)])
+def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch, half: bool, least: float) -> None:
+    monkeypatch.setattr(ddp, "BUCKET", 3000)
+    loaded, objective, samples = MADE["packed"](0.0)
+    events: list[Any] = []
+    loaded.named()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
+    made = Copied(loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), half=half, early=True)
+    order = [bucket.names for bucket in made._buckets]
+    assert [TABLE] in order and [name for names in order for name in names] == list(reversed(made.parameters))
+    batch = objective.batch(samples[:3], [1, 2, 3])
+    made.learn(objective, batch, precision=torch.float32, weight=1.0, last=True)
+    sizes = [sum(made.parameters[name].numel() for name in names) for names in order]
+    assert order[-1] == [TABLE] and len(order) > 3
+    assert events == [*sizes[:-1], "table", sizes[-1]], "the others have gone off before"
+    found = made.gradients()
+    made.forget()
+    other = Copied(loaded, None, Ranks(), half=False, early=True)
+    for _ in range(2):
+        other.learn(objective, batch, precision=torch.float32, weight=1.0, last=False)
+    assert distance(found, other.gradients()) < least
+
+
+@dataclass
+class Both:
+    """The same run with sums of two kinds."""
+
+    server: ForkServer
+    folder: Path
+
+    def __call__(self, **more: Any) -> list[dict[str, Tensor]]:
+        found = []
+        for sums in ("float32", "bfloat16"):
+            how: dict[str, Any] = {
+                "max_steps": 4,
+                "optimizer": CALM,
+                "grad_reduce_dtype": sums,
+            } | more
+            job = Job(out=str(self.folder / sums), what="updates", task="packed", dropout=0.0, train=how)
+            assert self.server.run(job, 2) == [0, 0]
+            found.append(weights(job))
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [1, 2])
+def test_sums_in_bfloat16(server: ForkServer, tmp_path: Path, shard: int) -> None:
+    exact, rough = Both(server, tmp_path)(shard=shard)
+    start = MADE["packed"](0.0)[0].named()
+    assert 1e-6 < distance(exact, rough) < 0.02
+    assert distance(exact, start) > 0.05

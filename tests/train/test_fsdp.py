@@ -1,0 +1,128 @@
+"""Weights in parts: the same loss, norm and update as with copies and as in one process; and what a rank then has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.errors import HeedfulWarning
+from heedful.train.checkpoint import Store
+from heedful.train.trainer import Trainer
+from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
+from tests.support.tiny_runs import CALM, MADE, distance, same, settings
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Where processes come from."""
+    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as made:
+        yield made
+
+
+FEW = 6  # steps
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "shard", "more"),
+    [
+        ("packed", 2, "all", {}),
+        slow("half", 2, 2, {}),
+        slow("tag", 2, 2, {"gradient_checkpointing": True}),
+        slow("packed", 4, 2, {}),
+        slow("half", 4, 2, {}),
+        slow("packed", 4, 4, {"gradient_checkpointing": True}),
+        slow("classify", 3, "all", {}),
+    ],
+)
+def test_trap_33_parts_are_as_copies(
+    server: ForkServer, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
+) -> None:
+    """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
+    how: dict[str, Any] = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
+    loaded, objective, samples = MADE[task](0.0)
+    alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
+    steps = list(alone)
+    how |= {"data_parallel_shard_degree": shard} | more
+    job = Job(out=str(tmp_path / "out"), what="updates", task=task, dropout=0.0, train=how, double=True)
+    assert server.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
+    assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
+    assert distance(weights(job), alone.loaded.named()) < 1e-10
+    for rank in range(size):
+        assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
+        assert told(job, rank)["norms"] == pytest.approx([step.grad_norm for step in steps], rel=1e-9)
+        assert told(job, rank)["tokens"] == [step.tokens for step in steps]
+
+
+# -- T1, T9: checkpoints in parts ---------------------------------------------------------------------------------
+
+
+def losses(folder: str | Path) -> list[float]:
+    lines = [json.loads(line) for line in (Path(folder) / "journal.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 2), slow((3, 1, 2)), slow((4, 2, 4))])
+def test_t9_parts_of_other_numbers_of_ranks(server: ForkServer, tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
+    how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "max_steps": FEW}
+    job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
+    job = replace(job, evaluate="wave")
+    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
+    expected = weights(job)
+    for size, stop in zip(sizes, (2, 4, 0), strict=True):
+        assert server.run(replace(job, stop=stop), size) == [0] * size, told(job)
+        layout = list((tmp_path / "run" / "state").glob("step-*/layout.json"))
+        assert len(layout) > 0 or size == 1
+        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
+    assert told(job)["resumed_from"] == 3
+    assert losses(job.folder) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert distance(weights(job), expected) < 1e-5
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
+def test_t1_a_killed_rank_with_parts(server: ForkServer, tmp_path: Path, behind: bool, rank: int) -> None:
+    how = {"data_parallel_shard_degree": 2, "max_steps": FEW}
+    job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
+    job = replace(job, fit={"async_checkpoint": behind})
+    assert server.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
+    codes = server.run(replace(job, fault="SIGKILL", at=4, rank=rank), 2)
+    assert codes[rank] == -9 and codes[1 - rank] == 3
+    assert server.run(job, 2) == [0, 0]
+    assert 2 <= told(job)["resumed_from"] <= 3
+    assert left(job.folder) == left(tmp_path / "whole")
+
+
+def test_t5_damaged_parts_are_seen(server: ForkServer, tmp_path: Path) -> None:
+    how = {"data_parallel_shard_degree": "all", "max_steps": 2}
+    assert server.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
+    newest = max((tmp_path / "run" / "state").glob("step-*"))
+    names = sorted(path.name for path in newest.iterdir())
+    assert names == [
+        "layout.json",
+        "manifest.json",
+        *(f"part-0000{number}-of-00002.safetensors" for number in (1, 2)),
+        "values.json",
+    ]
+    for number, name in enumerate(names):
+        damaged = tmp_path / str(number)
+        shutil.copytree(newest.parent, damaged)
+        if number % 2:
+            (damaged / newest.name / name).unlink()
+        else:
+            content = bytearray((damaged / newest.name / name).read_bytes())
+            content[len(content) // 2] ^= 1
+            (damaged / newest.name / name).write_bytes(content)
+        with pytest.warns(HeedfulWarning, match=f"{newest.name} is damaged: .*{name}.*; step 1 is used instead"):
+            saved = Store(damaged).load()
+        assert saved is not None and saved.step == 1 and len(saved.tensors) > 20

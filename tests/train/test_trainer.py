@@ -1,0 +1,550 @@
+"""Traps 33 and 37, T2: what an update is, whatever it was cut up to, and what never changes it."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import get_linear_schedule_with_warmup
+
+from heedful.checkpoint import load
+from heedful.data.batches import cut
+from heedful.device import precision
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.families.table import save_names
+from heedful.objectives import Batch, Sample
+from heedful.train import loop
+from heedful.train.optim import AdamW, Constant, Linear, factor
+from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
+from tests.support import tiny_runs
+from tests.support.tiny_models import sequences, tiny
+from tests.support.tiny_runs import CALM, Spy, distance, everything, records, same, settings, trainer, weights
+
+# -- trap 33: an update does not depend on how it was cut up ------------------------------------------------------
+
+
+def evenly(made: Trainer, length: int = 9) -> list[Sample]:
+    """Samples of one length, with very unequal counts of targets."""
+    samples = []
+    for sample in made.samples:
+        places, labels = sample.target
+        kept = [(place, label) for place, label in zip(places, labels, strict=True) if place < length]
+        if len(sample) >= length:
+            kept = kept[: 1 + len(samples) * 2 % 7]
+            target = tuple(zip(*kept, strict=True))
+            samples.append(replace(sample, tokens=sample.tokens[:length], types=sample.types[:length], target=target))
+    return [replace(sample, bounds=(0, length)) for sample in samples]
+
+
+@pytest.mark.parametrize(("budget", "cuts"), [(9, [1] * 8), (18, [2] * 4), (10**6, [8])])
+def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) -> None:
+    def updated(budget: int) -> tuple[Trainer, Spy, list[Step]]:
+        made = trainer(
+            "tag",
+            0.0,
+            max_tokens_per_microbatch=budget,
+            batch_size=8,
+            max_steps=1,
+            optimizer=CALM,
+        )
+        samples = evenly(made)[:8]
+        assert len({len(sample.target[0]) for sample in samples}) > 2
+        made = Trainer(made.loaded, made.objective, samples, made.settings)
+        return made, Spy(made), list(made)
+
+    made, spy, steps = updated(budget)
+    assert list(map(len, spy.seen)) == cuts
+    one, _, expected = updated(72)
+    assert distance(weights(made), weights(one)) < 1e-6
+    assert steps[0].loss == pytest.approx(expected[0].loss, rel=1e-6)
+
+
+def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trainer, list[Step]]:
+    made = trainer(task, 0.0, max_tokens_per_microbatch=budget, max_steps=count, optimizer=CALM)
+    samples = made.samples
+    if task == "classify":  # as windows of longer texts weigh less
+        samples = [replace(sample, weight=1 / (1 + number % 3)) for number, sample in enumerate(samples)]
+    made = Trainer(made.loaded.to(dtype), made.objective, samples, made.settings)
+    return made, list(made)
+
+
+@pytest.mark.parametrize(
+    ("task", "dtype", "count", "least"),
+    [
+        ("classify", torch.float32, 5, 1e-6),
+        ("tag", torch.float32, 5, 1e-6),
+        ("classify", torch.float64, 8, 1e-12),
+        ("tag", torch.float64, 8, 1e-12),
+        ("half", torch.float64, 8, 1e-12),
+    ],
+)
+def test_trap_33_updates_for_any_budget(task: str, dtype: torch.dtype, count: int, least: float) -> None:
+    whole, expected = cut_up(task, 10**6, dtype, count)
+    for budget in (1, 17, 40):
+        made, steps = cut_up(task, budget, dtype, count)
+        assert distance(weights(made), weights(whole)) < least
+        assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=1e-6)
+        assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
+        assert [step.tokens for step in steps] == [step.tokens for step in expected]
+
+
+def test_trap_33_the_loss_is_the_mean_over_all_targets() -> None:
+    made = trainer("tag", 0.0)
+    for _ in range(4):
+        losses: list[float] = []
+        with torch.no_grad():
+            for number in made.order.turn(made.step).numbers:
+                batch = made.objective.batch([made.samples[number]], [0])
+                scores = made.loaded.head(made.loaded.model(batch.packed)[batch.rows], batch.packed)
+                losses += F.cross_entropy(scores, batch.targets, reduction="none").tolist()
+        assert made.advance().loss == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    theirs = tiny("bert", "BertForSequenceClassification", **off)
+    theirs.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    ids, types = sequences("bert", (7, 23, 4, 12, 9, 30, 5, 16, 8, 11))
+    labels = [number % 3 for number in range(len(ids))]
+    samples = [Sample.of([i], [t], target=label) for i, t, label in zip(ids, types, labels, strict=True)]
+    _, task, _ = tiny_runs.classify()
+    chosen = TrainSettings(
+        max_steps=5,
+        batch_size=4,
+        max_tokens_per_microbatch=30,
+        optimizer=AdamW(lr=1e-3, eps=1e-5),
+        schedule=Linear(warmup_ratio=0.4),
+        precision="float32",
+    )
+    made = Trainer(loaded, task, samples, chosen)
+
+    groups = [
+        {"params": [each for each in theirs.parameters() if each.ndim > 1], "weight_decay": 0.01},
+        {"params": [each for each in theirs.parameters() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=1e-5)
+    schedule = get_linear_schedule_with_warmup(optimizer, 2, 5)
+    for number in range(5):
+        taken = made.order.turn(number).numbers.tolist()
+        longest = max(len(ids[each]) for each in taken)
+        padded = [
+            torch.tensor([[*given[each], *[0] * (longest - len(ids[each]))] for each in taken])
+            for given in (ids, types)
+        ]
+        mask = torch.tensor([[1] * len(ids[each]) + [0] * (longest - len(ids[each])) for each in taken])
+        target = torch.tensor([labels[each] for each in taken])
+        loss = theirs(input_ids=padded[0], token_type_ids=padded[1], attention_mask=mask, labels=target).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        rate = schedule.get_last_lr()[0]
+        optimizer.step()
+        schedule.step()
+        step = made.advance()
+        assert step.loss == pytest.approx(loss.item(), rel=1e-5)
+        assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        assert step.lr == pytest.approx(rate)
+    assert made.done == 1
+    ours = save_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named())
+    assert distance(ours, dict(theirs.named_parameters())) < 1e-5
+    before = tiny("bert", "BertForSequenceClassification", **off)
+    assert distance(ours, dict(before.named_parameters())) > 1e-3
+
+
+def test_a_step_without_targets_moves_nothing_by_itself() -> None:
+    loaded, task, samples = tiny_runs.classify(0.0, weights=(0.0, 1.0))
+    chosen = settings({"optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}}, {})[0]
+    made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], chosen)
+    before = weights(made)
+    made.advance()
+    step = made.advance()
+    assert (step.loss, step.grad_norm, step.updated) == (0.0, 0.0, True)
+    assert same(weights(made), before)
+
+
+# -- which samples a step takes -----------------------------------------------------------------------------------
+
+
+def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> None:
+    made = trainer(dropout=0.0)
+    spy = Spy(made)
+    steps = list(made)
+    assert [step.epoch for step in steps] == [number / 4 for number in range(1, 13)]
+    taken = [made.order.turn(number).numbers.tolist() for number in range(12)]
+    assert list(map(len, taken)) == [5, 5, 5, 1] * 3
+    epochs = [[number for each in taken[start : start + 4] for number in each] for start in (0, 4, 8)]
+    assert all(sorted(epoch) == list(range(16)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    seen = iter(spy.seen)
+    for step, numbers in zip(steps, taken, strict=True):
+        found: list[int] = []
+        while len(found) < len(numbers):
+            found += next(seen)
+        assert sorted(found) == sorted(numbers)
+        assert step.tokens == sum(len(made.samples[number]) for number in numbers)
+    assert len(set(spy.keys)) == 48
+
+
+def test_samples_that_belong_together_are_never_parted() -> None:
+    made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
+    spy = Spy(made, together=3)
+    made = Trainer(made.loaded, spy, made.samples, made.settings)
+    assert made.order.batch == 6
+    list(made)
+    assert list(map(len, spy.seen)) == [3, 3, 3, 3, 3, 1]
+    for step in range(3):
+        numbers, pairs = made.order.turn(step).numbers.tolist(), spy.seen[2 * step : 2 * step + 2]
+        assert sorted(pairs) == sorted([numbers[:3], numbers[3:]])
+    made = Trainer(made.loaded, spy, made.samples, replace(made.settings, batch_size=2))
+    assert made.order.batch == 3
+
+
+def test_how_long_it_takes() -> None:
+    loaded, task, samples = tiny_runs.classify()
+
+    def total(**duration: Any) -> int | None:
+        return Trainer(loaded, task, samples, TrainSettings(batch_size=5, **duration)).total
+
+    assert total(epochs=2.0) == 8 and total(epochs=0.5) == 2 and total(epochs=0.01) == 1
+    assert total(max_steps=7) == 7 and total(time_budget="1h") is None
+
+
+# -- trap 37, T2: any step can be the last before a resume --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def journey() -> tuple[list[Step], list[tuple[dict[str, Tensor], dict[str, Any]]], list[list[int]]]:
+    """Twelve steps with dropout, in micro-batches, over three epochs: the state before each of them and at the end."""
+    made = trainer()
+    spy = Spy(made)
+    states, steps = [everything(made)], []
+    for step in made:
+        steps.append(step)
+        states.append(everything(made))
+    assert len(spy.seen) > 24  # some steps are cut into three
+    return steps, states, spy.seen
+
+
+def elsewhere() -> Trainer:
+    """Another process would not have these weights, nor these moments."""
+    made = trainer()
+    made.advance()
+    made.advance()
+    with torch.no_grad():
+        for tensor in made.loaded.named().values():
+            tensor.normal_()
+    torch.manual_seed(random.randrange(2**32))
+    return made
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_trap_37_resumed_at_any_step(journey: Any, at: int) -> None:
+    steps, states, seen = journey
+    made = elsewhere()
+    spy = Spy(made)
+    made.load_state(*states[at])
+    assert records(list(made)) == records(steps[at:])
+    assert spy.seen == seen[len(seen) - len(spy.seen) :]
+    tensors, values = everything(made)
+    del values["seconds"], states[-1][1]["seconds"]
+    assert same(tensors, states[-1][0]) and values == states[-1][1]
+    states[-1][1]["seconds"] = 0.0
+
+
+@pytest.mark.parametrize("stops", [(5, 6), (4, 5, 7), (1, 9, 10, 11)])
+def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ...]) -> None:
+    steps, states, seen = journey
+    state, found, taken = everything(trainer()), [], []
+    for stop in (*stops, 12):
+        made = elsewhere()
+        spy = Spy(made)
+        made.load_state(*state)
+        while made.step < stop:
+            found.append(made.advance())
+        state = everything(made)
+        made.advance()  # and this one is lost
+        taken += spy.seen[: len(spy.seen) - len(cut([len(made.samples[n]) for n in made.order.turn(stop).numbers], 30))]
+    assert records(found) == records(steps)
+    assert taken == seen
+    assert same(state[0], states[-1][0])
+
+
+def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
+    def losses(dropout: float = 0.1, **more: Any) -> list[float]:
+        """Of four micro-batches, two in a step; all have the same sample, and nothing moves."""
+        how = {"max_steps": 2, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
+        made = trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **how)
+        made = Trainer(made.loaded, made.objective, [made.samples[2]] * 2, made.settings)
+        spy = Spy(made)
+        list(made)
+        return spy.losses
+
+    found = losses()
+    assert len(set(found)) == 4 and losses() == found
+    assert not set(losses(seed=2)) & set(found)
+    assert len({round(loss, 5) for loss in losses(0.0)}) == 1
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    made = trainer()
+    made.advance()
+    before = everything(made)
+    tensors, values = everything(trainer())
+    smaller = {name: tensor[:1] if tensor.ndim else tensor for name, tensor in tensors.items()}
+    renamed = {name.replace("head", "tail"): tensor for name, tensor in tensors.items()}
+    for changed, match in (
+        ((tensors, values | {"samples": 1234}), "made with samples = 1,234, but now it is 16, so that its steps would"),
+        ((tensors, values | {"batch_size": 6}), "batch_size = 6, but now it is 5"),
+        ((tensors, values | {"seed": 2}), "seed = 2, but now it is 1"),
+        ((smaller, values), "of another model: its parameters have other names or shapes"),
+        ((renamed, values), "of another model"),
+        (({name: each for name, each in tensors.items() if not name.endswith(".m")}, values), "the optimizer's state"),
+    ):
+        with pytest.raises(HeedfulError, match=match):
+            made.load_state(*changed)
+    after = everything(made)
+    assert same(before[0], after[0]) and before[1] == after[1]
+
+
+# -- stops --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_that_is_asked_for_between_steps() -> None:
+    made = trainer()
+    for step in made:
+        made.stopping = step.number == 3
+    assert made.step == 3
+    assert list(made) == []
+    with pytest.raises(StoppedError):
+        made.advance()
+    made.stopping = False
+    assert [step.number for step in made] == list(range(4, 13))
+
+
+def test_a_stop_leaves_the_step_that_is_running() -> None:
+    made, whole = trainer(), trainer()
+
+    def stop(batch: Batch) -> None:
+        made.stopping = made.step == 5
+
+    spy = Spy(made, stop)
+    assert len(list(made)) == 5
+    assert (
+        len(spy.seen)
+        == sum(len(cut([len(made.samples[n]) for n in made.order.turn(k).numbers], 30)) for k in range(5)) + 1
+    )
+    assert made.seconds > 0
+    made.stopping = False
+    made.objective = spy.task
+    list(made)
+    list(whole)
+    assert same(everything(made)[0], everything(whole)[0])
+
+
+# -- what the trainer leaves alone --------------------------------------------------------------------------------
+
+
+def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:
+    def seeded() -> None:
+        torch.manual_seed(7)
+        np.random.seed(7)
+
+    def fail(batch: Batch) -> None:
+        raise KeyError
+
+    def drawn() -> tuple[list[float], list[float]]:  # not random's own: it is beartype that draws from it
+        return torch.rand(3).tolist(), np.random.rand(3).tolist()
+
+    seeded()
+    expected = drawn()
+    made, broken = trainer(gradient_checkpointing=True), trainer()
+    Spy(broken, fail)
+    seeded()
+    list(made)
+    with pytest.raises(KeyError):
+        broken.advance()
+    assert drawn() == expected
+
+
+def test_what_the_caller_draws_does_not_matter(journey: Any) -> None:
+    made = trainer()
+    steps = []
+    for step in made:
+        torch.manual_seed(step.number)
+        torch.rand(step.number)
+        steps.append(step)
+    assert records(steps) == records(journey[0])
+
+
+def test_the_model_is_ready_to_answer_between_steps() -> None:
+    loaded, task, samples = tiny_runs.classify()
+    made = Trainer(loaded.train(), task, samples, settings({}, {})[0])
+    assert not loaded.training
+    modes: list[bool] = []
+    Spy(made, lambda batch: modes.append(made.loaded.training))
+    made.loaded.train()
+    for _ in made:
+        assert not any(module.training for module in made.loaded.modules())
+        assert not any(tensor.grad is not None for tensor in made.loaded.parameters())  # nor is memory held
+    assert all(modes)
+
+
+def test_tensors_without_a_gradient_stay() -> None:
+    loaded, task, samples = tiny_runs.half()
+    made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], settings({}, {})[0])
+    before = weights(made)
+    assert len(list(made)) == 12
+    stayed = {name for name, tensor in weights(made).items() if torch.equal(tensor, before[name])}
+    assert stayed == {name for name in before if name.startswith("head.")}
+
+
+def test_frozen_tensors_stay() -> None:
+    loaded, task, samples = tiny_runs.classify()
+    loaded.model.embedding.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in loaded.named().items()}
+    made = Trainer(loaded, task, samples, settings({}, {})[0])
+    list(made)
+    moved = {name for name, tensor in loaded.named().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if not name.startswith("embedding.")}
+    assert not [name for name in made.state()[0] if "embedding." in name]
+    loaded.requires_grad_(False)
+    with pytest.raises(
+        HeedfulError, match=r"^there is nothing to train: no parameter of the model requires a gradient"
+    ):
+        Trainer(loaded, task, samples, settings({}, {})[0])
+
+
+# -- recomputation and precision ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
+    plain, again = trainer("tag", dropout), trainer("tag", dropout, gradient_checkpointing=True)
+    calls = []
+    for made in (plain, again):
+        made.loaded.model.encoder.blocks[0].register_forward_pre_hook(lambda *given, made=made: calls.append(made))
+    assert records(list(plain)) == records(list(again))
+    assert same(weights(plain), weights(again))
+    assert calls.count(again) == 2 * calls.count(plain) > 0
+
+
+def gradients(made: Trainer) -> Tensor:
+    made._gradients(made.order.turn(0))
+    return torch.cat([tensor.grad.flatten() for tensor in made.loaded.named().values() if tensor.grad is not None])
+
+
+def test_products_in_bfloat16() -> None:
+    how = {"batch_size": 16, "max_tokens_per_microbatch": 10**6, "max_steps": 4}
+    fine, coarse = trainer("tag", 0.0, **how), trainer("tag", 0.0, precision="bfloat16", **how)
+    one, other = gradients(fine), gradients(coarse)
+    assert coarse.precision == torch.bfloat16
+    assert F.cosine_similarity(one, other, dim=0) > 0.99
+    assert not torch.equal(one, other)
+    for step, near in zip(fine, coarse, strict=True):
+        assert near.loss == pytest.approx(step.loss, rel=0.01)
+    assert {tensor.dtype for tensor in coarse.state()[0].values()} == {torch.float32}
+    recomputed = trainer("tag", 0.1, precision="bfloat16", gradient_checkpointing=True, **how)
+    assert records(list(recomputed)) == records(list(trainer("tag", 0.1, precision="bfloat16", **how)))
+
+
+def test_precision_is_chosen_by_what_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    for features, expected in (
+        ({"amx_bf16": True}, torch.bfloat16),
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"avx2": True, "avx512_bf16": False}, torch.float32),
+        ({}, torch.float32),
+    ):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda features=features: features)
+        assert precision("auto") == expected
+        assert (precision("float32"), precision("bfloat16")) == (torch.float32, torch.bfloat16)
+
+
+# -- minutes ------------------------------------------------------------------------------------------------------
+
+
+def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e6
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.5  # it is asked at the start and at the end of a step
+        return now
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
+    chosen = TrainSettings(time_budget=0.5, batch_size=5, schedule=Linear(warmup_ratio=0.2), precision="float32")
+    loaded, task, samples = tiny_runs.classify()
+    made = Trainer(loaded, task, samples, chosen)
+    assert made.total is None and made.done == 0
+    steps = []
+    for step in made:
+        steps.append(step)
+        assert made.done == pytest.approx(len(steps) / 20)
+        if len(steps) == 8:
+            state = everything(made)
+    assert len(steps) == 20 and made.seconds == pytest.approx(30)
+    expected = [5e-5 * factor(Linear(warmup_ratio=0.2), 1.5 * number, 30.0) for number in range(20)]
+    assert [step.lr for step in steps] == pytest.approx(expected)
+    again = Trainer(*tiny_runs.classify(), chosen)
+    again.load_state(*state)
+    assert records(list(again)) == records(steps[8:])
+
+
+def test_t17_no_clock_that_can_jump_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def jumped() -> float:
+        raise AssertionError("the time of day was asked for")
+
+    made = Trainer(*tiny_runs.classify(), settings({"max_steps": None, "time_budget": 0.002}, {})[0])
+    monkeypatch.setattr(time, "time", jumped)
+    assert list(made)
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"batch_size": 0}, r"^batch_size is 0; expected a whole number from 1 below 2"),
+        ({"max_tokens_per_microbatch": 0}, r"^max_tokens_per_microbatch is 0"),
+        ({"seed": -1}, r"^seed is -1; expected a whole number from 0"),
+        ({"seed": 2**63}, r"^seed is 9223372036854775808"),
+        ({"max_nonfinite_steps": -1}, r"^max_nonfinite_steps is -1"),
+        ({"epochs": 0.0}, r"^epochs is 0.0; expected a number above 0"),
+        ({"time_budget": math.nan}, r"^time_budget is nan"),
+        ({"time_budget": "0m"}, r'^time_budget is "0m"; expected a duration'),
+        ({"epochs": math.inf}, r"^epochs is inf"),
+        ({"max_steps": -5}, r"^max_steps is -5"),
+        (
+            {"epochs": None},
+            r"^none of epochs, max_steps and time_budget is given: give exactly one of epochs, max_steps",
+        ),
+        (
+            {"epochs": 3.0, "max_steps": 3},
+            r"^epochs and max_steps are given: give exactly one of epochs, max_steps, time_budget",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises(HeedfulError, match=match):
+        TrainSettings(**({} if changed.keys() & {"epochs", "max_steps", "time_budget"} else {"epochs": 3.0}) | changed)
+
+
+def test_settings_that_do() -> None:
+    assert TrainSettings(epochs=3.0).schedule == Linear(warmup_ratio=0.1)
+    chosen = TrainSettings(seed=2**63 - 1, schedule=Constant(), batch_size=5, max_steps=2, precision="float32")
+    assert len(list(Trainer(*tiny_runs.classify(), chosen))) == 2
+    loaded, task, _ = tiny_runs.classify()
+    with pytest.raises(HeedfulError, match=r"^there is nothing to train on: no example gave a sample"):
+        Trainer(loaded, task, [], TrainSettings(epochs=3.0))

@@ -1,0 +1,260 @@
+"""T6, T14, T15: numbers that are not finite, memory that is not enough, and memory that is lost."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives import Batch
+from heedful.train.trainer import DivergedError
+from tests.support import processes
+from tests.support.tiny_runs import CALM, FAULTS, Faulty, Spy, distance, everything, records, same, trainer, weights
+
+# -- T6: numbers that are not finite ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["nan loss", "nan loss alone", "infinite loss", "nan gradient"])
+def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
+    made = trainer()
+    made.objective = Faulty(made.objective, made, FAULTS[fault], at=6)
+    for _ in range(5):
+        made.advance()
+    before = everything(made)
+    with pytest.raises(DivergedError, match=r"^step 6: the loss is .* and the norm of the gradient ") as caught:
+        made.advance()
+    assert "The weights are those from before this step. Lower train.optimizer.lr" in str(caught.value)
+    name = "encoder.blocks.0.mlp.up.weight" if fault == "nan gradient" else "embedding.tokens.weight"
+    assert (f"gradients that are not finite: {name}" in str(caught.value)) == (fault != "nan loss alone")
+    assert caught.value.step.number == 6 and not caught.value.step.updated
+    assert math.isfinite(caught.value.step.loss) == (fault == "nan gradient")
+    assert math.isfinite(caught.value.step.grad_norm) == (fault == "nan loss alone")
+    assert caught.value.step.record["skipped"] is True
+    after = everything(made)
+    assert same(before[0], after[0]) and before[1] == after[1]
+    assert all(tensor.isfinite().all() for tensor in after[0].values())
+    whole = trainer()
+    list(whole)
+    list(made)  # the fault is over
+    assert same(everything(made)[0], everything(whole)[0])
+
+
+def test_t6_steps_are_left_out_where_that_is_asked_for() -> None:
+    made = trainer(max_nonfinite_steps=2)
+    made.objective = Faulty(made.objective, made, FAULTS["nan loss"], at=3, steps=2)
+    moved: list[bool] = []
+    before: dict[str, Tensor] = {}
+    for step in made:
+        moved.append(step.updated)
+        if step.number == 2:
+            before = weights(made)
+        if step.number in (3, 4):
+            assert same(before, weights(made)) and math.isnan(step.loss) and step.record["skipped"]
+    assert moved == [True] * 2 + [False] * 2 + [True] * 8
+    assert {int(value) for name, value in made.state()[0].items() if name.endswith(".steps")} == {10}
+    assert all(tensor.isfinite().all() for tensor in made.state()[0].values())
+
+
+def test_t6_not_more_in_a_row_than_is_asked_for() -> None:
+    made = trainer(max_nonfinite_steps=2)
+    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
+    with pytest.raises(DivergedError, match=r"^step 5"):
+        list(made)
+    made = trainer(max_nonfinite_steps=2)
+    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=2)
+    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=6, steps=2)
+    assert len(list(made)) == 12
+    made = trainer(max_nonfinite_steps=2)
+    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
+    for _ in range(3):
+        made.advance()
+    again = trainer(max_nonfinite_steps=2)
+    again.load_state(*everything(made))
+    again.objective = Faulty(again.objective, again, FAULTS["nan gradient"], at=4, steps=2)
+    with pytest.raises(DivergedError, match=r"^step 5"):
+        list(again)
+
+
+# -- T14: not enough memory ---------------------------------------------------------------------------------------
+
+SAID = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "8000000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def full_above(tokens: int, error: Callable[[], Exception] = lambda: RuntimeError(SAID)) -> Callable[[Batch], None]:
+    def before(batch: Batch) -> None:
+        if len(batch.packed.tokens) > tokens:
+            raise error()
+
+    return before
+
+
+def test_t14_torch_says_it_in_these_words() -> None:
+    with pytest.raises(RuntimeError, match=r"DefaultCPUAllocator: can't allocate memory: you tried to allocate"):
+        torch.empty(2 * 10**12, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("error", [lambda: RuntimeError(SAID), MemoryError, lambda: RuntimeError("std::bad_alloc")])
+def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception]) -> None:
+    made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
+    made.advance()
+    before = everything(made)
+    spy = Spy(made, full_above(20, error))
+    with pytest.raises(
+        HeedfulError, match=r"^step 2: memory was not enough for a micro-batch of (\d\d) tokens"
+    ) as caught:
+        made.advance()
+    (number,) = [int(word) for word in str(caught.value).split() if word.isdecimal() and int(word) > 20]
+    assert (
+        f"nothing was changed. Set train.max_tokens_per_microbatch below {number}, train.shrink_batch_on_oom = true or"
+        in str(caught.value)
+    )
+    assert caught.value.__context__ is None  # which would hold the memory
+    after = everything(made)
+    assert same(before[0], after[0]) and before[1] == after[1]
+    made.objective = spy.task
+    list(made)
+    list(whole)
+    assert same(everything(made)[0], everything(whole)[0])
+
+
+@pytest.mark.parametrize("budget", [10**6, 60, 20, 8])
+def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
+    made, whole = (
+        trainer("tag", 0.0, max_tokens_per_microbatch=budget, shrink_batch_on_oom=True, optimizer=CALM)
+        for _ in range(2)
+    )
+    longest = max(map(len, made.samples))
+    spy = Spy(made, full_above(longest))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        steps = list(made)
+    said = r"step \d+: memory was not enough for a micro-batch of (\d+) tokens; from here on they have (\d+) at most"
+    found = [re.fullmatch(said, str(each.message)) for each in warned if each.category is HeedfulWarning]
+    assert bool(found) == (budget > longest) and len(found) == len(warned)
+    assert all(each is not None and int(each[2]) == int(each[1]) // 2 for each in found)
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in whole], rel=1e-6)
+    assert distance(weights(made), weights(whole)) < 3e-6
+    done = [batch for batch in spy.seen if sum(len(made.samples[n]) for n in batch) <= longest]
+    assert sum(map(len, done)) >= 48
+
+
+@pytest.mark.parametrize("most", [25, 18, 11, 3])
+def test_t14_it_ends_where_a_sample_alone_is_too_large(most: int) -> None:
+    made = trainer(
+        "tag", shrink_batch_on_oom=True, max_tokens_per_microbatch=5, batch_size=16
+    )  # longer samples than the budget, which must not grow
+    Spy(made, full_above(most))
+    if most >= max(map(len, made.samples)):
+        assert len(list(made)) == 12
+        return
+    with pytest.raises(
+        HeedfulError, match=r"\d+ tokens, which cannot be parted; nothing was changed. Set train.gradient_checkpointing"
+    ):
+        list(made)
+    assert made.step == 0 and made.state()[1]["tokens"] <= 5
+
+
+def test_t14_a_resumed_run_goes_on_with_the_smaller_ones() -> None:
+    made = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+    spy = Spy(made, full_above(40))
+    with pytest.warns(HeedfulWarning, match="at most"):
+        deque(islice(made, 4))
+    state = everything(made)
+    assert state[1]["tokens"] < 40
+    made.objective = spy.task
+    again = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+    again.load_state(*state)
+    assert records(list(again)) == records(list(made))
+    assert same(everything(again)[0], everything(made)[0])
+
+
+def test_t14_other_errors_are_not_taken_for_it() -> None:
+    made = trainer(shrink_batch_on_oom=True)
+    Spy(made, full_above(0, lambda: RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        made.advance()
+    assert not made.loaded.training
+
+
+REAL = """
+import resource, sys, warnings
+import torch
+from pathlib import Path
+from heedful.checkpoint import Config, create
+from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.errors import HeedfulError
+from heedful.objectives import Sample
+from heedful.tasks.classify import Classify
+from heedful.train.trainer import *
+torch.set_num_threads(1)
+embedding = EmbeddingConfig(vocabulary=50, width=256, positions=Learned(count=256), types=2, padding=0, norm="layer")
+encoder = StackConfig(width=256, layers=2, heads=4, head_width=64, inner_width=1024)
+model = ModelConfig(embedding=embedding, encoder=encoder)
+loaded = create(Config(family="heedful", model=model, head=Classes(labels=("a", "b"))), None, seed=1)
+task = Classify(tokenizer=None, limit=256, labels=("a", "b"))
+samples = [Sample.of([[7] * 256], [[0] * 256], target=number % 2) for number in range(64)]
+halve = sys.argv[1] == "halve"
+budget = 10**6
+chosen = TrainSettings(
+    max_steps=3,
+    batch_size=64,
+    max_tokens_per_microbatch=budget,
+    precision="float32",
+    shrink_batch_on_oom=halve,
+)
+trainer = Trainer(loaded, task, samples, chosen)
+small = Trainer(loaded, task, samples[:2], chosen)
+small._gradients(small.order.turn(0))
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)
+try:
+    print([round(step.loss, 4) for step in trainer], trainer.state()[1]["tokens"])
+except HeedfulError as error:
+    print(trainer.step, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("halve", ["halve", "stop"])
+def test_t14_a_real_limit(halve: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, halve], capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    if halve == "stop":
+        assert done.stdout.startswith("0 step 1: memory was not enough for a micro-batch of 16,384 tokens")
+    else:
+        assert "from here on they have 8,192 at most" in done.stderr
+        assert int(done.stdout.split()[-1]) < 16384 and done.stdout.count("0.") == 3
+
+
+# -- T15 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:
+    how = {"max_steps": steps, "batch_size": 2, "schedule": {"kind": "constant"}}
+    job = processes.Job(out=str(tmp_path), what="soak", train=how)
+    with processes.fork_server() as made:
+        assert made.run(job) == [0]
+    seen = np.array(processes.told(job)["seen"], dtype=np.float64)
+    assert len(seen) == 19 and len(set(seen[:, 2])) == 1
+    slope = np.polyfit(seen[:, 0], seen[:, 1], 1)[0]
+    assert slope * 10**4 < 2**20 or (steps < 10**4 and seen[-1, 1] - seen[0, 1] < 2**20)
