@@ -22,7 +22,7 @@ from finetune_data import PLANS, Task, load, sample
 from report import facts
 
 import heedful
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Scored
 from heedful.runs.scoring import measure
 from heedful.tasks.classify import Classify

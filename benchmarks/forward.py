@@ -91,8 +91,8 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
 
 def _fast(job: Job) -> bool:
     """Whether this machine has instructions for an arm; without them one takes minutes, and nobody would choose it."""
+    from heedful.csrc import kernels
     from heedful.device import fast_bfloat16
-    from heedful.native import kernels
 
     if job.precision == "int8" and job.engine == "packed":
         return (found := kernels()) is not None and found.bytes

@@ -21,11 +21,11 @@ from report import RESULTS, Spread, grid, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.native import kernels, why
-from heedful.nn import native
+from heedful.csrc import kernels, why
+from heedful.nn import cpu_ops
 from heedful.nn.attend import attend_as
+from heedful.nn.inference_linear import Laid, Panels, Rounded
 from heedful.nn.layout import Call, Layout
-from heedful.nn.linear import Laid, Panels, Rounded
 
 ABOUT = """{rounds} rounds, every way in turn, in one process with {threads} threads; milliseconds, median (min-max).
 The matrix rate is the best of oneDNN's and our products of 4,096 x 768 with 768 x 3,072 in bfloat16: {rate:,.0f}
@@ -90,7 +90,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     rows, bounds = sum(lengths), [0, *accumulate(lengths)]
     x, wide = torch.randn(rows, WIDTH), torch.randn(rows, INNER)
     halves, wide_halves = x.bfloat16(), wide.bfloat16()
-    up, norm = native.Linear(WIDTH, INNER), nn.LayerNorm(WIDTH)
+    up, norm = cpu_ops.Linear(WIDTH, INNER), nn.LayerNorm(WIDTH)
     q, k, v = torch.randn(rows, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
     call = Call(layout=Layout.of(bounds), scale=(WIDTH // HEADS) ** -0.5)
     laid: dict[str, Any] = {
@@ -109,7 +109,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
         return attend_as(one, other, third, call, backend=name)
 
     def normed(one: Tensor, other: Tensor) -> Tensor:
-        found = native.add_norm(one, other, norm, 0.1)
+        found = cpu_ops.add_norm(one, other, norm, 0.1)
         assert found is not None
         return found
 
@@ -157,13 +157,17 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
                 "ours": learning(normed, x, halves),
             },
         ),
-        ("GELU, training", 0.0, {"PyTorch": learning(F.gelu, wide_halves), "ours": learning(native.gelu, wide_halves)}),
+        (
+            "GELU, training",
+            0.0,
+            {"PyTorch": learning(F.gelu, wide_halves), "ours": learning(cpu_ops.gelu, wide_halves)},
+        ),
         (
             "cross-entropy over 30,522 words",
             0.0,
             {
                 "PyTorch": partial(crossed, scores),
-                "ours": partial(native.cross_entropy, scores, targets),
+                "ours": partial(cpu_ops.cross_entropy, scores, targets),
             },
         ),
     ]

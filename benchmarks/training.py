@@ -261,7 +261,7 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
 def models(folder: Path, attention: float) -> tuple[str, str]:
     """Two folders with the same weights, a seeded head among them: one with dropout, one without."""
     import heedful
-    from heedful.checkpoint.attach import attach
+    from heedful.checkpoint.new_head import attach
 
     made = attach(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
     for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):

@@ -121,8 +121,8 @@ def data_dir() -> pathlib.Path:
 def built() -> pathlib.Path:
     """The kernels in C++, built once for all tests of this user."""
     from heedful import cache
+    from heedful.csrc import library
     from heedful.errors import HeedfulWarning
-    from heedful.native import library
 
     if given := os.environ.get("HEEDFUL_TEST_KERNELS"):
         return pathlib.Path(given)
@@ -138,7 +138,7 @@ def built() -> pathlib.Path:
 @pytest.fixture
 def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Turns them on for a test."""
-    from heedful.native import library
+    from heedful.csrc import library
 
     found = library.load(built)
     monkeypatch.setattr(library, "_found", lambda: found)

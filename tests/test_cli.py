@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.checkpoint.sizes import count_parameters
+from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import CHUNK, main
 from heedful.cli.generation import writing_of
 from heedful.cli.show import write_json

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import heedful
 from heedful.checkpoint import Config, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.cli import app, main
 from heedful.data import DataSettings
 from heedful.runs import timing

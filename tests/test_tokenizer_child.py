@@ -29,7 +29,7 @@ from test_tokenizer_limits import (
 )
 from test_tokenizer_pieces import trained
 
-from heedful.checkpoint import sentences
+from heedful.checkpoint import sentence_transformers
 from heedful.model.config import SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 
@@ -94,7 +94,7 @@ def test_f4_ten_thousand(tmp_path: Path) -> None:
 STRUCTURED = """
 import copy, json, pathlib, random, resource, sys, time, warnings
 warnings.simplefilter("ignore")
-from heedful.checkpoint import sentences
+from heedful.checkpoint import sentence_transformers
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer
 folder, count, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -135,7 +135,7 @@ def mutated(states, draw):
     return state
 def use(place):
     if (place / "modules.json").exists():
-        return sentences.read(place, keeps_pooler=False)
+        return sentence_transformers.read(place, keeps_pooler=False)
     tokenizer = Tokenizer.load(place)
     ids = tokenizer.encode(TEXT).ids
     tokenizer.encode((TEXT, "a"))
@@ -212,7 +212,7 @@ def run_structured(folder: Path, count: int, seed: int) -> None:
             config = {"added_tokens_decoder": {}, "cls_token": "<s>", "model_max_length": 64, "do_lower_case": True}
             (home / "tokenizer_config.json").write_text(json.dumps(config | {"additional_special_tokens": ["<s>"]}))
     (folder / "sentences").mkdir()
-    sentences.write(folder / "sentences", SentenceEmbedding(normalise=True, pooling=("mean", "max")), 8)
+    sentence_transformers.write(folder / "sentences", SentenceEmbedding(normalise=True, pooling=("mean", "max")), 8)
     done = subprocess.run(
         [sys.executable, "-c", STRUCTURED, str(folder), str(count), str(seed)],
         **{"capture_output": True, "text": True, "timeout": 3000, "check": False},

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint.bundle import Loaded
 
 
 def weights_digest(loaded: Loaded) -> str:

@@ -217,7 +217,7 @@ def convert(
     name = source
     with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
         if pickle:
-            from heedful.checkpoint.pickles import unpickle
+            from heedful.checkpoint.unpickle import unpickle
 
             if not os.path.isdir(name):
                 raise HeedfulError(f"{name} is no folder here: --pickle reads folders on this machine only")
@@ -283,8 +283,8 @@ def predict(
     if file is None and (named := _of_files(out, form, rows, without_inputs, assignments_of(context))):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
+    from heedful.csrc import unused
     from heedful.infer.engine import Engine
-    from heedful.native import unused
 
     engine = Engine(train.of_checkpoint(run, checkpoint), head=head_kind, precision=how, device=device)
     if said := unused():

@@ -9,11 +9,10 @@ from typing import Any
 
 import heedful
 from heedful.checkpoint import read_config
-from heedful.checkpoint.sizes import count_parameters
+from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli.show import note, table, write_json
 from heedful.families import FAMILIES
-from heedful.families.published import PORTRAITS
-from heedful.families.table import Portrait
+from heedful.families.family_facts import PORTRAITS, Portrait
 from heedful.model.config import ModelConfig
 
 RECORDS = Path(heedful.__file__).parent.parent / "benchmarks" / "results"  # in a checkout; a package has none

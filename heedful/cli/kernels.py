@@ -22,8 +22,8 @@ def kernels(
     with or without a compiler; HEEDFUL_KERNELS=off does without them. It is an error if they are to be built and
     cannot.
     """
+    from heedful.csrc import library
     from heedful.errors import HeedfulError
-    from heedful.native import library
 
     found, reason = library.kernels(), library.why()
     if what == "build" and found is None:

@@ -24,7 +24,7 @@ def models(
         from heedful.cli.family import family as compare
 
         return compare(as_json)
-    from heedful.checkpoint.sizes import published
+    from heedful.checkpoint.published_sizes import published
 
     found: list[dict[str, Any]] = []
     for size in published():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heedful.families import albert, bert, classic, distilbert, electra, gpt2, modernbert, native, roberta, t5, xlnet
-from heedful.families.table import Family
+from heedful.families import albert, bert, classic, distilbert, electra, gpt2, heedful, modernbert, roberta, t5, xlnet
+from heedful.families.family import Family
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
@@ -17,7 +17,7 @@ FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "gpt2": gpt2.FAMILY,
     "modernbert": modernbert.FAMILY,
-    "heedful": native.FAMILY,
+    "heedful": heedful.FAMILY,
     "heedful-classic": classic.FAMILY,
 }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from heedful.families import bert, entries
-from heedful.families.table import JOIN, Family, Keys, Table, rows
+from heedful.families import bert, head_maps
+from heedful.families.config_reader import Keys
+from heedful.families.family import Family
+from heedful.families.names import JOIN, Table, rows
 from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
 
 MEMORY = "memories and gaps of the first programs were never trained"
@@ -41,7 +43,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
     tokens = "albert.embeddings.word_embeddings"
-    return entries.masked_table(head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, ours=ours)
+    return head_maps.masked_table(head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, ours=ours)
 
 
 def _pretraining(head: Pretraining) -> Table:
@@ -88,16 +90,16 @@ FAMILY = Family(
         ignored=frozenset({"albert.embeddings.position_ids", "albert.embeddings.token_type_ids"}),
     ),
     heads={
-        "AlbertModel": entries.pooled(_POOLER),
-        "AlbertForPreTraining": entries.saying(
-            entries.masked(_pretraining, "hidden_act", Pretraining, lambda keys: {"dropout": keys.number(*_KEY)}),
+        "AlbertModel": head_maps.pooled(_POOLER),
+        "AlbertForPreTraining": head_maps.saying(
+            head_maps.masked(_pretraining, "hidden_act", Pretraining, lambda keys: {"dropout": keys.number(*_KEY)}),
             lambda head: {_KEY[0]: head.dropout},
         ),
-        "AlbertForMaskedLM": entries.masked(_masked, "hidden_act"),
-        "AlbertForSequenceClassification": entries.classes(_POOLER, _OUT, **_DROPOUT),
-        "AlbertForTokenClassification": entries.token_classes(_OUT, **_DROPOUT),
-        "AlbertForMultipleChoice": entries.choice(_POOLER, _OUT, **_DROPOUT),
-        "AlbertForQuestionAnswering": entries.span(),
+        "AlbertForMaskedLM": head_maps.masked(_masked, "hidden_act"),
+        "AlbertForSequenceClassification": head_maps.classes(_POOLER, _OUT, **_DROPOUT),
+        "AlbertForTokenClassification": head_maps.token_classes(_OUT, **_DROPOUT),
+        "AlbertForMultipleChoice": head_maps.choice(_POOLER, _OUT, **_DROPOUT),
+        "AlbertForQuestionAnswering": head_maps.span(),
     },
     pieces={
         "single": "[CLS]:0 $A:0 [SEP]:0",

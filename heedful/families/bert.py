@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.families import entries
-from heedful.families.table import JOIN, REVERSE, Family, Keys, Table, activation_name, read_activation, rows
+from heedful.families import head_maps
+from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.family import Family
+from heedful.families.names import JOIN, REVERSE, Table, rows
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -154,7 +156,7 @@ def body(model: ModelConfig, prefix: str) -> Table:
 
 
 def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
-    return entries.masked_table(
+    return head_maps.masked_table(
         head,
         lm="cls.predictions.",
         dense="transform.dense",
@@ -197,14 +199,14 @@ FAMILY = Family(
     body=lambda model: body(model, "bert."),
     irrelevant=IRRELEVANT,
     heads={
-        "BertModel": entries.pooled(_POOLER),
-        "BertForPreTraining": entries.masked(_pretraining, "hidden_act", Pretraining),
-        "BertForMaskedLM": entries.masked(_masked, "hidden_act"),
-        "BertForNextSentencePrediction": entries.next_sentence(_POOLER, ("cls.seq_relationship", "head.out")),
-        "BertForSequenceClassification": entries.classes(_POOLER, _OUT),
-        "BertForTokenClassification": entries.token_classes(_OUT),
-        "BertForMultipleChoice": entries.choice(_POOLER, _OUT),
-        "BertForQuestionAnswering": entries.span(),
+        "BertModel": head_maps.pooled(_POOLER),
+        "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),
+        "BertForMaskedLM": head_maps.masked(_masked, "hidden_act"),
+        "BertForNextSentencePrediction": head_maps.next_sentence(_POOLER, ("cls.seq_relationship", "head.out")),
+        "BertForSequenceClassification": head_maps.classes(_POOLER, _OUT),
+        "BertForTokenClassification": head_maps.token_classes(_OUT),
+        "BertForMultipleChoice": head_maps.choice(_POOLER, _OUT),
+        "BertForQuestionAnswering": head_maps.span(),
     },
     sizes={
         "bert-tiny": size(30_522, 2, 128),

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.families.table import Family, HeadEntry, Keys, Table, rows
+from heedful.families.config_reader import Keys
+from heedful.families.family import Family, HeadEntry
+from heedful.families.names import Table, rows
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig, NextToken, TokenClasses
 from heedful.settings import read as read_settings

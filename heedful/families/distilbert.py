@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from heedful.families import bert, entries
-from heedful.families.table import JOIN, Family, Table, rows
+from heedful.families import bert, head_maps
+from heedful.families.family import Family
+from heedful.families.names import JOIN, Table, rows
 from heedful.model.config import MaskedTokens
 
 NAMES = {  # our word -> their key; the eps of the norms, 1e-12, is not in their file
@@ -61,16 +62,16 @@ FAMILY = Family(
         ignored=frozenset({"distilbert.embeddings.position_ids"}),
     ),
     heads={
-        "DistilBertModel": entries.bare(),
-        "DistilBertForMaskedLM": entries.masked(_masked, "activation"),
-        "DistilBertForSequenceClassification": entries.classes(
+        "DistilBertModel": head_maps.bare(),
+        "DistilBertForMaskedLM": head_maps.masked(_masked, "activation"),
+        "DistilBertForSequenceClassification": head_maps.classes(
             *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
         ),
-        "DistilBertForTokenClassification": entries.token_classes(("classifier", "head.out"), key=None),
-        "DistilBertForMultipleChoice": entries.choice(
+        "DistilBertForTokenClassification": head_maps.token_classes(("classifier", "head.out"), key=None),
+        "DistilBertForMultipleChoice": head_maps.choice(
             *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
         ),
-        "DistilBertForQuestionAnswering": entries.span(key="qa_dropout", default=0.1),
+        "DistilBertForQuestionAnswering": head_maps.span(key="qa_dropout", default=0.1),
     },
     sizes={"distilbert-base-uncased": size(30_522), "distilbert-base-cased": size(28_996)},
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from heedful.families import bert, entries
-from heedful.families.table import Family, HeadEntry, Keys, Table, read_activation, rows
+from heedful.families import bert, head_maps
+from heedful.families.config_reader import Keys, read_activation
+from heedful.families.family import Family, HeadEntry
+from heedful.families.names import Table, rows
 from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
@@ -62,25 +64,25 @@ FAMILY = Family(
     body=body,
     irrelevant=bert.IRRELEVANT | {"summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"},
     heads={
-        "ElectraModel": entries.bare(),
+        "ElectraModel": head_maps.bare(),
         "ElectraForPreTraining": HeadEntry(
             head=ReplacedTokens,
             read=lambda keys, model: ReplacedTokens(activation=read_activation(keys, "hidden_act")),
             table=lambda head: Table(rows=_REPLACED),
         ),
-        "ElectraForMaskedLM": entries.masked(_masked, None),
-        "ElectraForSequenceClassification": entries.classes(
+        "ElectraForMaskedLM": head_maps.masked(_masked, None),
+        "ElectraForSequenceClassification": head_maps.classes(
             ("classifier.dense", "head.first.dense"),
             ("classifier.out_proj", "head.out"),
             dropout_first=True,
             fixed=lambda keys: {"activation": "gelu"},
         ),
-        "ElectraForTokenClassification": entries.token_classes(_OUT),
-        "ElectraForMultipleChoice": entries.saying(
-            entries.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary),
+        "ElectraForTokenClassification": head_maps.token_classes(_OUT),
+        "ElectraForMultipleChoice": head_maps.saying(
+            head_maps.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary),
             lambda head: {"summary_last_dropout": head.dropout},
         ),
-        "ElectraForQuestionAnswering": entries.span(),
+        "ElectraForQuestionAnswering": head_maps.span(),
     },
     sizes={
         "electra-small-discriminator": size(12, 256, 4, 128),

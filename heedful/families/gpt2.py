@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families import entries
-from heedful.families.table import FLIP, Family, HeadEntry, Keys, Row, Table, activation_name, read_activation, rows
+from heedful.families import head_maps
+from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.family import Family, HeadEntry
+from heedful.families.names import FLIP, Row, Table, rows
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -85,7 +87,7 @@ def _double(keys: Keys, model: ModelConfig) -> NextTokenAndChoice:
 
 
 def _double_table(head: NextTokenAndChoice) -> Table:
-    tokens = entries.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", ours="head.tokens").table(head)
+    tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", ours="head.tokens").table(head)
     return tokens.joined(Table(rows=rows(("multiple_choice_head.summary", "head.choice.out"))))
 
 
@@ -134,19 +136,19 @@ FAMILY = Family(
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),
     heads={
-        "GPT2Model": entries.bare(),
-        "GPT2LMHeadModel": entries.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte"),
+        "GPT2Model": head_maps.bare(),
+        "GPT2LMHeadModel": head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte"),
         "GPT2DoubleHeadsModel": HeadEntry(
             head=NextTokenAndChoice,
             read=_double,
             write=lambda head: {"tie_word_embeddings": head.tied, "summary_first_dropout": head.dropout},
             table=_double_table,
         ),
-        "GPT2ForSequenceClassification": entries.classes(
+        "GPT2ForSequenceClassification": head_maps.classes(
             ("score", "head.out"), key=None, fixed=lambda keys: {"pooling": "last", "dense": False, "bias": False}
         ),
-        "GPT2ForTokenClassification": entries.token_classes(("classifier", "head.out"), default=0.1),
-        "GPT2ForQuestionAnswering": entries.span(
+        "GPT2ForTokenClassification": head_maps.token_classes(("classifier", "head.out"), default=0.1),
+        "GPT2ForQuestionAnswering": head_maps.span(
             fixed=lambda keys: {"no_answer": "last"}
         ),  # the first sees itself alone
     },

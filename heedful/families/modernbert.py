@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families import entries
-from heedful.families.table import Family, Keys, Table, activation_name, read_activation, rows
+from heedful.families import head_maps
+from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.family import Family
+from heedful.families.names import Table, rows
 from heedful.model.config import (
     EmbeddingConfig,
     MaskedTokens,
@@ -211,15 +213,15 @@ FAMILY = Family(
         )
     ),
     heads={
-        "ModernBertModel": entries.bare(),
+        "ModernBertModel": head_maps.bare(),
         **{
-            f"ModernBertFor{name}": entries.saying(entry, _said)
+            f"ModernBertFor{name}": head_maps.saying(entry, _said)
             for name, entry in {
-                "MaskedLM": entries.masked(_masked, None, fixed=_masked_settings),
-                "SequenceClassification": entries.classes(*_NAMED, **_ZERO, fixed=_summary),
-                "TokenClassification": entries.token_classes(*_NAMED, **_ZERO, fixed=_dense),
-                "MultipleChoice": entries.choice(*_NAMED, **_ZERO, fixed=_summary),
-                "QuestionAnswering": entries.span(*_NAMED, **_ZERO, fixed=_dense),
+                "MaskedLM": head_maps.masked(_masked, None, fixed=_masked_settings),
+                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary),
+                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense),
+                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary),
+                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense),
             }.items()
         },
     },

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families import bert, entries
-from heedful.families.table import Family, Keys, Table
+from heedful.families import bert, head_maps
+from heedful.families.config_reader import Keys
+from heedful.families.family import Family
+from heedful.families.names import Table
 from heedful.model.config import MaskedTokens, ModelConfig
 
 
@@ -20,7 +22,7 @@ def read(keys: Keys) -> ModelConfig:
 
 def _masked(head: MaskedTokens) -> Table:
     tokens = "roberta.embeddings.word_embeddings"
-    return entries.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, ours="head")
+    return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, ours="head")
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
@@ -48,12 +50,12 @@ def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
         special={"bos_token_id": "first", "eos_token_id": "separator"},
         sizes=sizes,
         heads={
-            f"{name}Model": entries.pooled(_POOLER),
-            f"{name}ForMaskedLM": entries.masked(_masked, None),
-            f"{name}ForSequenceClassification": entries.classes(*_CLASSES, dropout_first=True),
-            f"{name}ForTokenClassification": entries.token_classes(_OUT),
-            f"{name}ForMultipleChoice": entries.choice(_POOLER, _OUT, key=None),
-            f"{name}ForQuestionAnswering": entries.span(),
+            f"{name}Model": head_maps.pooled(_POOLER),
+            f"{name}ForMaskedLM": head_maps.masked(_masked, None),
+            f"{name}ForSequenceClassification": head_maps.classes(*_CLASSES, dropout_first=True),
+            f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
+            f"{name}ForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),
+            f"{name}ForQuestionAnswering": head_maps.span(),
         },
     )
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.families import entries
-from heedful.families.table import JOIN, Family, HeadEntry, Keys, Row, Table, rows
+from heedful.families import head_maps
+from heedful.families.config_reader import Keys
+from heedful.families.family import Family, HeadEntry
+from heedful.families.names import JOIN, Row, Table, rows
 from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
 MLPS = {  # their word -> activation, gated
@@ -125,7 +127,7 @@ def body(model: ModelConfig) -> Table:
     )
 
 
-_LM = entries.vocabulary(NextToken, lm="lm_head", tokens="shared")
+_LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 
 
 def _next_token(keys: Keys, model: ModelConfig) -> NextToken:
@@ -171,12 +173,12 @@ FAMILY = Family(
         }
     ),
     heads={
-        "T5Model": entries.bare(),
+        "T5Model": head_maps.bare(),
         "T5EncoderModel": HeadEntry(head=type(None), read=lambda keys, model: None, encoder_only=True, name="encoder"),
         "T5ForConditionalGeneration": HeadEntry(
             head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
         ),
-        "T5ForSequenceClassification": entries.classes(
+        "T5ForSequenceClassification": head_maps.classes(
             ("classification_head.dense", "head.first.dense"),
             ("classification_head.out_proj", "head.out"),
             default=0.0,
@@ -184,10 +186,10 @@ FAMILY = Family(
             fixed=lambda keys: {"pooling": "last"},
             prefix="transformer.",
         ),
-        "T5ForTokenClassification": entries.token_classes(
+        "T5ForTokenClassification": head_maps.token_classes(
             ("classifier", "head.out"), default=0.0, prefix="transformer.", encoder_only=True
         ),
-        "T5ForQuestionAnswering": entries.span(),
+        "T5ForQuestionAnswering": head_maps.span(),
     },
     special={"eos_token_id": "separator", "pad_token_id": "pad"},
     apart=_apart,

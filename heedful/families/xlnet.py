@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families import entries
-from heedful.families.table import (
-    FLAT,
-    Family,
-    Keys,
-    Row,
-    Table,
-    activation_name,
-    heads_in,
-    heads_out,
-    read_activation,
-    rows,
-)
+from heedful.families import head_maps
+from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.family import Family
+from heedful.families.names import FLAT, Row, Table, heads_in, heads_out, rows
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 
 
@@ -123,14 +114,14 @@ FAMILY = Family(
         }
     ),
     heads={
-        "XLNetModel": entries.bare(),
-        "XLNetLMHeadModel": entries.vocabulary(PermutedTokens, lm="lm_loss", tokens="transformer.word_embedding"),
-        "XLNetForSequenceClassification": entries.classes(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
-        "XLNetForTokenClassification": entries.token_classes(
+        "XLNetModel": head_maps.bare(),
+        "XLNetLMHeadModel": head_maps.vocabulary(PermutedTokens, lm="lm_loss", tokens="transformer.word_embedding"),
+        "XLNetForSequenceClassification": head_maps.classes(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
+        "XLNetForTokenClassification": head_maps.token_classes(
             ("classifier", "head.out"), key=None, fixed=lambda keys: {"dropout": 0.0}
         ),
-        "XLNetForMultipleChoice": entries.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
-        "XLNetForQuestionAnsweringSimple": entries.span(),
+        "XLNetForMultipleChoice": head_maps.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
+        "XLNetForQuestionAnsweringSimple": head_maps.span(),
     },
     pieces={
         "single": "$A:0 <sep>:0 <cls>:2",

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from heedful.csrc import kernels
 from heedful.model.stack import Block, Placed, Sight
-from heedful.native import kernels
+from heedful.nn.cpu_attention import cannot_attend, spans
+from heedful.nn.cpu_ops import at, room
+from heedful.nn.inference_linear import Panels, Rounded
 from heedful.nn.layout import Call
-from heedful.nn.linear import Panels, Rounded
-from heedful.nn.native import at, room
-from heedful.nn.native_attention import cannot_attend, spans
 from heedful.nn.positions import Relation
 
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from heedful.checkpoint import Loaded, sentences, write_config
-from heedful.checkpoint.files import whole_folder
+from heedful.checkpoint import Loaded, sentence_transformers, write_config
+from heedful.checkpoint.atomic_folder import whole_folder
 from heedful.durable import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.infer.onnx_graph import Output
@@ -214,7 +214,7 @@ def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], ov
             if loaded.tokenizer is not None:
                 loaded.tokenizer.save(folder, types=loaded.config.model.tells_types)
             if isinstance(loaded.config.head, c.SentenceEmbedding):
-                sentences.write(folder, loaded.config.head, loaded.config.model.width)
+                sentence_transformers.write(folder, loaded.config.head, loaded.config.model.width)
     except OSError as error:
         raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error
     return out / FILE

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.model.cache import Cache
+from heedful.model.kv_cache import Cache
 from heedful.model.stack import Transformer
 from heedful.nn.layout import Layout
 from heedful.packed import Packed

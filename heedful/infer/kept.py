@@ -15,9 +15,9 @@ import torch
 
 import heedful
 from heedful import cache
+from heedful.csrc import kernels
 from heedful.device import CPU
 from heedful.errors import HeedfulWarning
-from heedful.native import kernels
 
 Found = TypeVar("Found")
 

@@ -22,10 +22,10 @@ from heedful.infer.precision import Precision
 from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
+from heedful.nn.cpu_ops import usable
+from heedful.nn.inference_linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Bias, Call, Distance, Layout
-from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel
-from heedful.nn.native import usable
 
 Linears = Literal["plain", "laid", "panels", "rounded"]
 MEASURE = "HEEDFUL_AUTOTUNE"  # "off": the same way on every machine, for the same bits, and not the fastest one

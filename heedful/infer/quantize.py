@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import RUN_MODEL, folder_of, load
-from heedful.checkpoint.files import read_json
+from heedful.checkpoint.folder_json import read_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer import kept

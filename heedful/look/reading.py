@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.model.classic import Classic, SelfAttended, sentences
 from heedful.model.config import Classes
-from heedful.model.readers import ReadClasses
+from heedful.model.pooling import ReadClasses
 from heedful.nn.attend import weights as weights_of
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed

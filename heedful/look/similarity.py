@@ -12,7 +12,7 @@ from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.stack import Block
 from heedful.model.trace import within
-from heedful.nn.linear import Laid, Panels, Rounded
+from heedful.nn.inference_linear import Laid, Panels, Rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside, spelled
 from heedful.model.classic import Classic
-from heedful.model.recurrent import RecurrentWriter
+from heedful.model.recurrent_seq2seq import RecurrentWriter
 
 NEIGHBOURS = 10
 

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.model.cache import Cache
 from heedful.model.config import Learned
+from heedful.model.kv_cache import Cache
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 

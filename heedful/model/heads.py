@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from heedful.errors import HeedfulError
 from heedful.model import config as c
 from heedful.model.classic import Classic
-from heedful.model.readers import ReadClasses
+from heedful.model.pooling import ReadClasses
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import ACTIVATIONS, Exact, make_norm, means

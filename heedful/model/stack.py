@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.errors import HeedfulError
-from heedful.model.cache import Cache
 from heedful.model.config import (
     Buckets,
     ModelConfig,
@@ -24,13 +23,14 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.embedding import Embedding
+from heedful.model.kv_cache import Cache
 from heedful.model.trace import EVERYTHING, Part, Trace, What
 from heedful.nn.attend import attend_as
+from heedful.nn.cpu_attention import parts
+from heedful.nn.cpu_ops import Linear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import Call, Layout
-from heedful.nn.native import Linear, add_norm, trains_in_bfloat16
-from heedful.nn.native_attention import parts
 from heedful.nn.positions import (
     BucketRelation,
     Relation,

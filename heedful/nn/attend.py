@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.nn.cuda import CUDA
+from heedful.nn.cuda_attention import CUDA
 from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS as PLANNED
 from heedful.nn.kernels import Kernel

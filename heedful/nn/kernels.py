@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.nn.cpu_attention import attention, cannot_attend, slow_to_attend
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed, widths
-from heedful.nn.moves import Moves, fetch, fetches, move, moves
-from heedful.nn.native_attention import attention, cannot_attend, slow_to_attend
+from heedful.nn.packing import Moves, fetch, fetches, move, moves
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]

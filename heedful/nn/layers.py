@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.nn.cpu_ops import Linear, gelu
 from heedful.nn.dropout import dropout
-from heedful.nn.native import Linear, gelu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

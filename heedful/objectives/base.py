@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.checkpoint import Loaded
-from heedful.nn import native
+from heedful.nn import cpu_ops
 from heedful.packed import Packed
 
 CHUNK = 32  # rows of scores that are treated at once, so that they stay near the processor
@@ -211,7 +211,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, targets: Tensor) -> Tensor:
-        if (made := native.cross_entropy(scores, targets)) is not None:
+        if (made := cpu_ops.cross_entropy(scores, targets)) is not None:
             losses, gradients = made
             ctx.save_for_backward(gradients)
             return losses

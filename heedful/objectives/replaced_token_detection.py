@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import new_head
+from heedful.checkpoint.new_head import new_head
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
 from heedful.objectives.random_numbers import ordinary, uniform

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from heedful.csrc import unused
 from heedful.device import device_of
 from heedful.durable import writable
 from heedful.errors import HeedfulError
@@ -17,7 +18,6 @@ from heedful.infer import kept
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial, fastest, ready, tried
-from heedful.native import unused
 from heedful.runs.data_settings import reading_of
 from heedful.runs.evaluate import evaluate, writes_of
 from heedful.runs.run_folder import SETTINGS, write

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded, load
-from heedful.checkpoint.files import UnfinishedError
+from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
 from heedful.data.survey import survey

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from heedful.csrc import unused
 from heedful.errors import HeedfulError
-from heedful.native import unused
 from heedful.serve import keeper, memory
 from heedful.serve.app import application
 from heedful.serve.service import Service

@@ -29,7 +29,7 @@ from heedful.model.classic import make_over
 from heedful.model.classic_config import Recurrent
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
-from heedful.nn.local import restricted
+from heedful.nn.local_attention import restricted
 from heedful.runs.statistics import ENOUGH, counted, spread
 from heedful.study import charts
 from heedful.study.frame import Measure, Outcome, Plan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Labelled
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import ClassicConfig, Readers

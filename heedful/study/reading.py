@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from heedful.checkpoint import Loaded, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import DataSettings, Labelled, read
 from heedful.data.bad import LeaveOut, Sieve
 from heedful.data.corpus import Corpus, CorpusSettings, build

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data.examples import Rewritten
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer

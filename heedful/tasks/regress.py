@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
-from heedful.checkpoint.attach import rescaled
+from heedful.checkpoint.new_head import rescaled
 from heedful.data import Example, Scored
 from heedful.model.config import ProblemType
 from heedful.tasks.answering import Answer

@@ -15,12 +15,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Example
 from heedful.data.survey import Survey
 from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Classes, ProblemType, TokenClasses
-from heedful.model.readers import ReadClasses
+from heedful.model.pooling import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
 from heedful.tasks.answering import Answer, Answerer, tokenizer_of, windows

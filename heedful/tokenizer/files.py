@@ -12,7 +12,6 @@ from typing import Any
 import tokenizers
 
 from heedful.errors import HeedfulError, quoted
-from heedful.model_files import read_bytes, read_json
 from heedful.tokenizer import pieces
 from heedful.tokenizer.build import TYPICAL, byte_level, word_pieces
 from heedful.tokenizer.guard import guarded, quiet
@@ -25,6 +24,7 @@ from heedful.tokenizer.limits import (
     check_state,
     check_tokens,
 )
+from heedful.untrusted_files import read_bytes, read_json
 
 LONGEST_LINE = 1_000  # characters of a line of vocab.txt or merges.txt
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))

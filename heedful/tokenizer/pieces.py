@@ -16,9 +16,9 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError, quoted
-from heedful.model_files import read_bytes
 from heedful.tokenizer.guard import guarded
 from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
+from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
 SPACE = "▁"  # stands for a space

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.model.embedding import Embedding
-from heedful.nn.native import usable
+from heedful.nn.cpu_ops import usable
 from heedful.train.optim import Optimizer
 
 

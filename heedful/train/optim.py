@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from heedful.csrc import kernels, why
 from heedful.errors import HeedfulError
-from heedful.native import kernels, why
-from heedful.nn.native import usable
+from heedful.nn.cpu_ops import usable
 from heedful.train.settings import AdamW, Constant, Cosine, DecayFromStart, Linear, Noam, Schedule
 
 __all__ = [

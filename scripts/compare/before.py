@@ -469,13 +469,13 @@ def ranks(work: Path, quick: bool) -> Probes:
 def drawing(work: Path, quick: bool) -> Probes:
     """Order of samples, masks and dropout for given seeds."""
     import torch
-    from heedful.objectives.causal import Causal
-    from heedful.objectives.masked import Masked
-    from heedful.objectives.permuted import Permuted
 
     from heedful.data.order import Order
     from heedful.nn.dropout import dropout
     from heedful.objectives.base import Sample
+    from heedful.objectives.causal import Causal
+    from heedful.objectives.masked import Masked
+    from heedful.objectives.permuted import Permuted
     from heedful.tokenizer import Tokenizer
 
     order = Order(count=37, batch=8, seed=5)
@@ -640,9 +640,8 @@ def resuming(work: Path, quick: bool) -> Probes:
 
 def defaults(work: Path, quick: bool) -> Probes:
     """Default settings of every task, objective and command."""
-    from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
-
     from heedful.runs import pretrain_settings, settings
+    from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
     from heedful.serve.settings import Deadlines, Limits
     from heedful.settings import to_mapping
     from heedful.tokenizer.settings import TokenizerSettings

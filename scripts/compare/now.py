@@ -59,7 +59,7 @@ def make_encoder(folder: Path, name: str) -> Path:
 def make_embedder(folder: Path) -> Path:
     """A tiny encoder whose head embeds sentences."""
     from heedful.checkpoint import load, save
-    from heedful.checkpoint.attach import attach
+    from heedful.checkpoint.new_head import attach
 
     save(attach(load(make_encoder(folder.with_name(folder.name + "-bare"), "bare")), "embedding"), folder)
     return folder
@@ -210,9 +210,9 @@ def native_outputs(work: Path) -> Probes:
     from dataclasses import replace
 
     from heedful.checkpoint import Config, create, save
-    from heedful.checkpoint.attach import attach
+    from heedful.checkpoint.new_head import attach
     from heedful.families import FAMILIES
-    from heedful.model.original import Shape, original
+    from heedful.model.vaswani import Shape, original
 
     both = original(Shape(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
     found: Probes = {}
@@ -232,7 +232,7 @@ def native_outputs(work: Path) -> Probes:
 def classic_outputs(work: Path) -> Probes:
     """Readers from before the Transformer, and a pair of recurrent nets that writes."""
     from heedful.checkpoint import Config, create, save
-    from heedful.checkpoint.attach import attach
+    from heedful.checkpoint.new_head import attach
     from heedful.model.classic_config import (
         Attention,
         Bag,

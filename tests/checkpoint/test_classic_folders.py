@@ -10,7 +10,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import load, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import StackConfig

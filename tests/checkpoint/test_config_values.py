@@ -38,7 +38,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*each: Any, **more: Any) -> None:
         pytest.fail("config.json should have been refused before")
 
-    monkeypatch.setattr("heedful.checkpoint.read_tensors", refuse)
+    monkeypatch.setattr("heedful.checkpoint.loading.read_tensors", refuse)
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
 
@@ -290,8 +290,8 @@ NATIVE: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "value"), NATIVE)
 def test_absurd_values_of_heedfuls_own(field: str, value: Any, tmp_path: Path) -> None:
     from heedful.checkpoint import create, read_config
-    from heedful.families.native import write
-    from heedful.model.original import Shape, original
+    from heedful.families.heedful import write
+    from heedful.model.vaswani import Shape, original
 
     shape = Shape(layers=6, width=8, heads=2, inner=16, dropout=0.1)
     values = {"model_type": "heedful", **write(original(shape, 37_000))}

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.model.config import NextToken
 from heedful.packed import Packed
 from tests.support.tiny_models import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs

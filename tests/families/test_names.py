@@ -15,7 +15,7 @@ import heedful
 from heedful.checkpoint import read_config, write_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.families.table import _pattern
+from heedful.families.names import name_pattern
 from tests.support.tiny_models import MODELS, eager, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
@@ -29,10 +29,10 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, fa
     bare = architecture == FAMILIES[family].bare
     for name in load_file(tmp_path / "model.safetensors"):
         inner = FAMILIES[family].inner_name(name, bare)
-        hits = [t for row in table.rows for t in row.theirs if _pattern(t).fullmatch(inner)]
+        hits = [t for row in table.rows for t in row.theirs if name_pattern(t).fullmatch(inner)]
         assert len(hits) == 1, (name, hits)
     for name in loaded.named():
-        assert len([row for row in table.rows if _pattern(row.ours).fullmatch(name)]) == 1, name
+        assert len([row for row in table.rows if name_pattern(row.ours).fullmatch(name)]) == 1, name
 
 
 @each_model

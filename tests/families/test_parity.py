@@ -75,7 +75,7 @@ def test_hidden_states_and_head(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     from heedful.families import FAMILIES
-    from heedful.families.table import load_names
+    from heedful.families.names import load_names
 
     theirs, ours = both(family, architecture, dtype)
     ids, types = sequences(family)

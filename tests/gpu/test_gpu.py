@@ -17,7 +17,7 @@ from torch import Tensor
 import heedful
 from heedful.infer.graphs import Graphs
 from heedful.nn.attend import REFERENCE
-from heedful.nn.cuda import CUDA
+from heedful.nn.cuda_attention import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 from heedful.packed import Packed

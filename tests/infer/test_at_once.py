@@ -15,12 +15,12 @@ from torch import Tensor
 
 import heedful.infer.prepare as module
 from heedful.checkpoint import Config, Loaded, create
+from heedful.csrc import Kernels, kernels, library
 from heedful.infer.at_once import _Block
 from heedful.infer.prepare import Way, prepare
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace
-from heedful.native import Kernels, kernels, library
-from heedful.nn.native import at
+from heedful.nn.cpu_ops import at
 from heedful.packed import Packed
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -21,8 +21,8 @@ from heedful.infer.engine import Engine
 from heedful.infer.prepare import Way, prepare, timed
 from heedful.infer.quantize import ready
 from heedful.model.decode import Beam, Greedy, write
+from heedful.nn.inference_linear import Laid, cannot_lay
 from heedful.nn.layout import Call, Distance
-from heedful.nn.linear import Laid, cannot_lay
 from heedful.packed import Packed
 from tests.support.model_folders import make
 from tests.support.tiny_models import our_rows, packed, save_tiny

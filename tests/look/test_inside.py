@@ -27,7 +27,7 @@ from heedful.look.writing import writing
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import Block, Placed, Sight
-from heedful.nn.linear import Laid, Rounded, cannot_lay
+from heedful.nn.inference_linear import Laid, Rounded, cannot_lay
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import Writing
 from heedful.tokenizer import Special

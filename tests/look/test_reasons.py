@@ -11,7 +11,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import Config, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
 from heedful.look.attribute import _span

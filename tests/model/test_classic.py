@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
@@ -24,7 +24,7 @@ from heedful.model.classic_config import (
     Structured,
 )
 from heedful.model.config import Classes, EmbeddingConfig, Learned, StackConfig
-from heedful.model.readers import BagReader, Queries, ReadClasses
+from heedful.model.pooling import BagReader, Queries, ReadClasses
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify

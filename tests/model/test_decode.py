@@ -14,7 +14,7 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary, Shaw, StackConfig
 from heedful.model.decode import Beam, Greedy, How, Sample, Written, decode, draw, search, stream, write
-from heedful.model.original import Shape, original
+from heedful.model.vaswani import Shape, original
 from heedful.packed import Packed
 from tests.support.tiny_models import Exact, save_tiny
 

@@ -12,7 +12,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import load
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
 from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical

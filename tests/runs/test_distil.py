@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import DataSettings, Labelled, Pair, Tagged, read
 from heedful.data.carried import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from heedful.checkpoint import load, read_config
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.quantize import Trial

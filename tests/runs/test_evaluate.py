@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import load, save
-from heedful.checkpoint.attach import attach, rescaled
+from heedful.checkpoint.new_head import attach, rescaled
 from heedful.cli import main
 from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.data.survey import Survey

@@ -20,7 +20,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import load
-from heedful.checkpoint.files import UnfinishedError
+from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import MultiLabelled
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import PrecisionOrAuto

@@ -14,7 +14,7 @@ import transformers
 
 import heedful
 from heedful.checkpoint import Config, Loaded, create, load
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.cli import main
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, HeedfulWarning

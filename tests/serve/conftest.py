@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heedful.checkpoint import load, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.infer.engine import Engine
 from heedful.serve.run import Running, background
 from tests.support.http_client import Started

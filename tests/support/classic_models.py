@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.model.classic_config import (
     Attention,
     Bag,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded, load
 from heedful.families import FAMILIES
-from heedful.families.table import load_names
+from heedful.families.names import load_names
 from heedful.objectives import Loss
 from heedful.tasks.task import Task
 from heedful.tokenizer import Encoded, Tokenizer

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Pair
 from heedful.data.batches import cut, units
 from heedful.errors import HeedfulError

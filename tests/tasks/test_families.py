@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Choices, Labelled, Pair, Question, Rewritten, Span, Tagged
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES

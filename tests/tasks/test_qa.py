@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from heedful.checkpoint import Loaded, create, read_config
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Question, Span
 from heedful.infer.engine import Engine
 from heedful.packed import Packed

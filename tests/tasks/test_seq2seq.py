@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 import heedful
 from heedful.checkpoint import Loaded, load
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Rewritten
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside

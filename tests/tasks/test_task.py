@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from heedful.checkpoint import Loaded
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Span, Tagged
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import heedful
 from heedful.checkpoint import Config, Loaded, create
+from heedful.csrc import library
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside
@@ -21,7 +22,6 @@ from heedful.look.patterns import _related
 from heedful.look.steps import _embedding
 from heedful.look.words import _closest, static
 from heedful.model.config import Classes, EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
-from heedful.native import library
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.optim import Optimizer

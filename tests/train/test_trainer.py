@@ -22,7 +22,7 @@ from heedful.data.batches import cut
 from heedful.device import precision
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.families.table import save_names
+from heedful.families.names import save_names
 from heedful.objectives import Batch, Sample
 from heedful.train import loop
 from heedful.train.optim import AdamW, Constant, Linear, factor

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
-from heedful.model.readers import ReadClasses
+from heedful.model.pooling import ReadClasses
 from heedful.objectives.base import Batch, Pretext, Sample, Term, wide
 from heedful.objectives.distillation.losses import (
     alike,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.model.readers import ReadClasses
+from heedful.model.pooling import ReadClasses
 from heedful.model.trace import Part, Trace
 from heedful.nn.layout import Call
 from heedful.objectives.base import Batch, Sample

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.files import read_json
+from heedful.checkpoint.folder_json import read_json
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.runs.card.baseline import comparisons, warning

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data.bad import OnBadRow
 from heedful.durable import put_folder
 from heedful.errors import HeedfulError

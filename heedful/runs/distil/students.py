@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.classic_config import ClassicConfig

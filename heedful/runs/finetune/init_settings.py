@@ -11,7 +11,7 @@ from typing import Literal
 
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
-from heedful.model.original import PUBLISHED, Shape
+from heedful.model.vaswani import PUBLISHED, Shape
 from heedful.shipped import ENCODER
 
 HEAD_WIDTH = 32  # of a Scratch encoder

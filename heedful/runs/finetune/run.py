@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
+from heedful.csrc import unused
 from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
 from heedful.data.bad import OnBadRow
 from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.device import idle, precision
 from heedful.durable import put, whole
-from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card.finetuned import write_card

@@ -21,7 +21,7 @@ from heedful.model.config import (
     Sinusoidal,
     TransformerXl,
 )
-from heedful.model.original import original
+from heedful.model.vaswani import original
 from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
 from heedful.tasks.metrics.bleu import fits, has_bleu
 from heedful.tasks.spec import TaskSettings

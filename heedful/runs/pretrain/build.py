@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
-from heedful.checkpoint.attach import attach, new_head
+from heedful.checkpoint.new_head import attach, new_head
 from heedful.data.documents import CorpusSettings
 from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.csrc import unused
 from heedful.data.bad import LeaveOut, OnBadRow, SetAside, Sieve, Stop
 from heedful.data.corpus import Progress, build, holds
 from heedful.data.documents import Reading, expand
@@ -20,7 +21,6 @@ from heedful.data.sentences import normalise
 from heedful.data.shards import Corpus
 from heedful.device import idle
 from heedful.errors import HeedfulError
-from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation
 from heedful.runs.card.baseline import BEFORE, scores_before, table_rows

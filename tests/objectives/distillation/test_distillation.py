@@ -189,7 +189,7 @@ def objective(name: str, student: Loaded, teacher: Loaded, losses: Losses, **mor
 def test_equal_models_lose_nothing(name: str, folders: Callable[[str], Path]) -> None:
     teacher = load(folders(TASKS[name][0]), head=None)
     if name == "embed":
-        from heedful.checkpoint.attach import attach
+        from heedful.checkpoint.new_head import attach
 
         teacher = attach(teacher, "embedding")
     layers = teacher.config.model.encoder

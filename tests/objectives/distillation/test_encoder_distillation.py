@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.new_head import attach
 from heedful.data.corpus import Corpus
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig

@@ -1,0 +1,84 @@
+"""Writes a model folder so that it appears complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from heedful.durable import sweep, temporary
+from heedful.errors import HeedfulError
+
+
+@contextmanager
+def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A temporary folder that becomes the target when everything in it has been written, or disappears.
+
+    What is overwritten is a model folder or empty, so that a slip does not cost a home directory.
+    """
+    target = Path(os.path.realpath(target))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise HeedfulError(f"{target} exists and is not empty: give another folder, or overwrite=True")
+        if not _of_model(target / "config.json"):
+            raise HeedfulError(
+                f"{target} is not a model folder: it has no config.json with a model_type, and will not be replaced"
+            )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent, target.name)
+        part = temporary(target)
+        part.mkdir()
+    except OSError as error:
+        raise HeedfulError(f"{target} cannot be written: {error.strerror}") from None
+    try:
+        yield part
+        _sync(part)
+        _put(part, target)
+        _sync_one(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise HeedfulError(f"{target} could not be written, and nothing of it was kept: {error}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _of_model(config: Path) -> bool:
+    """Many a program calls its settings config.json."""
+    try:
+        return isinstance(json.loads(config.read_bytes()).get("model_type"), str)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _put(part: Path, target: Path) -> None:
+    old = temporary(target.with_name(f"{target.name}.old"))
+    if target.exists():
+        os.replace(target, old)
+    try:
+        os.replace(part, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    mode = folder.stat().st_mode
+    for path in sorted(folder.rglob("*")):
+        path.chmod(mode if path.is_dir() else mode & 0o666)  # safetensors lets only the owner read
+        _sync_one(path)
+    _sync_one(folder)
+
+
+def _sync_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""The process that reads a pickle. It imports nothing of Heedful's, so that Python can start it isolated (-I).
+
+    python -I unpickle_child.py '{"files": [[input, output], ...], "most": bytes, "seconds": ...}'
+
+Its one line of output is JSON: {"network": "" or why it could not be cut off, "tensors": ...} or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import sys
+from typing import Any
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+def cut_off_network() -> str:
+    """Move into a network of its own, which has nothing in it; say why where the system does not let us."""
+    try:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0:
+            return ""
+        return os.strerror(ctypes.get_errno())
+    except (AttributeError, OSError):
+        return "this system has no network namespaces"
+
+
+def limit(most: int, seconds: int) -> None:
+    """Limit memory to what is in use and four times the weights, files to twice the weights, and time."""
+    try:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        used = 1 << 33
+    for what, value in (
+        (resource.RLIMIT_AS, used + 4 * most + (1 << 28)),
+        (resource.RLIMIT_FSIZE, 2 * most + (1 << 20)),  # tied tensors are written twice
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, value))
+
+
+def convert(source: str, target: str, most: int) -> int:
+    """Read one pickled file and write it as safetensors; return how many tensors there are."""
+    import torch
+    from safetensors.torch import save_file
+
+    values: Any = torch.load(source, map_location="cpu", weights_only=True)
+    if not isinstance(values, dict):
+        raise NotWeightsError(f"it holds a {type(values).__name__}; expected names and tensors")
+    tensors = {}
+    size = 0
+    for name, value in values.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise NotWeightsError(
+                f"under {name!r} it holds a {type(value).__name__}; expected names and tensors, and nothing else "
+                "(of a training checkpoint, save the state_dict alone)"
+            )
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise NotWeightsError(f"{name!r} is not a plain tensor: {value.layout}, {value.device}")
+        size += value.nbytes
+        if size > 2 * most + (1 << 19):
+            raise NotWeightsError(f"its tensors are more than {size} bytes, but the file has far fewer")
+        tensors[name] = value.detach()
+    # safetensors takes no two tensors that share memory
+    plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    save_file(plain, target, metadata={"format": "pt"})
+    return len(plain)
+
+
+class NotWeightsError(Exception):
+    """The file is whole, but holds something else."""
+
+
+def explain(error: BaseException) -> str:
+    """The reason, without the library's advice to switch its protection off."""
+    text, kind = str(error), type(error).__name__
+    asked = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
+    if isinstance(error, NotWeightsError | OSError):
+        return text
+    if asked and kind == "UnpicklingError":
+        return f"it asks for {asked[1]}, which weights do not need: it may be malicious, and nothing of it was run"
+    if "tar" in text and "weights_only" in text:
+        return "it is in the tar format of before 2018, which cannot be read safely: save it again with a newer torch"
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return "reading it takes far more memory than its size"
+    reason = (text.partition("WeightsUnpickler error:")[2] or text).strip().partition("\n")[0].partition(" Please ")[0]
+    return f"it is damaged, or torch.save did not write it ({kind}: {reason[:200]})"
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    answer: dict[str, Any] = {"network": cut_off_network(), "tensors": 0}  # before threads, which forbid it
+    try:
+        import safetensors.torch  # noqa: F401
+        import torch
+
+        torch.set_num_threads(1)
+        limit(job["most"], job["seconds"])
+        for source, target in job["files"]:
+            answer["file"] = os.path.basename(source)
+            answer["tensors"] += convert(source, target, job["most"])
+    except BaseException as error:
+        answer["error"] = explain(error) if "file" in answer else f"torch cannot be used in the child: {error}"
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

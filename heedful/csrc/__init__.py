@@ -1,0 +1,9 @@
+"""Kernels in C++, optional: built where a compiler is, when they are first wanted, and kept for the next process.
+
+`kernels()` gives the library, or None; `why()` says in a line why there is none. HEEDFUL_KERNELS=off turns them off.
+"""
+
+from heedful.csrc.abi import Kernels
+from heedful.csrc.library import OFF, kernels, unused, why
+
+__all__ = ["OFF", "Kernels", "kernels", "unused", "why"]

@@ -1,0 +1,71 @@
+"""The functions of the library of kernels in C++: their names, and the types that they take and return."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_P, _I, _N, _F, _D, _U = (
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int,
+    ctypes.c_float,
+    ctypes.c_double,
+    ctypes.c_uint64,
+)
+_CALL = [_I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]  # what both of attention's begin with
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "lanes": (_I, []),
+    "half": (_N, []),
+    "bytes": (_N, []),
+    "compiler": (ctypes.c_char_p, []),
+    "packed_words": (_I, [_I, _I, _I]),
+    "pack": (None, [_P, _N, _I, _I, _N, _N, _P, _N]),
+    "pack8": (None, [_P, _I, _I, _P, _N]),
+    "round_rows": (None, [_P, _I, _I, _I, _N, _P, _P, _N]),
+    "linear8": (None, [_P, _P, _I, _P, _I, _I, _P, _P, _P, _N, _N, _P, _N]),
+    "linear": (None, [_P, _I, _I, _P, _I, _I, _P, _N, _N, _N, _P, _N]),
+    "weight_gradient": (None, [_P, _I, _P, _I, _I, _I, _N, _P, _P, _P, _N]),
+    "gelu": (None, [_P, _I, _N, _P, _N]),
+    "gelu_gradient": (None, [_P, _P, _I, _N, _P, _N]),
+    "add_norm": (None, [_I, _I, _F, _P, _P, _D, _U, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
+    "add_norm_gradient": (None, [_I, _I, _F, _P, _D, _U, _P, _P, _P, _P, _P, _N, _P, _P, _N]),
+    "attention": (None, [*_CALL, _P, _I, _P, _N]),
+    "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
+    "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
+    "block_space": (_I, [_P, _I]),
+    "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
+    "adamw": (None, [_I, _P, _P, _F, _D, _D, _D, _N]),
+    "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The library: its functions as attributes, by the names of SIGNATURES (see the sources for what they take)."""
+
+    path: Path
+    half: bool  # whether it multiplies bfloat16
+    bytes: bool  # whether it multiplies bytes
+    lanes: int  # widths are whole multiples of that
+    compiler: str  # what built it, and its version
+    pack: Any
+    packed_words: Any
+    linear: Any
+    pack8: Any
+    round_rows: Any
+    linear8: Any
+    weight_gradient: Any
+    gelu: Any
+    gelu_gradient: Any
+    add_norm: Any
+    add_norm_gradient: Any
+    attention: Any
+    attention_gradient: Any
+    cross_entropy: Any
+    block_space: Any
+    block: Any
+    adamw: Any
+    adamw_rows: Any

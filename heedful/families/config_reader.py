@@ -1,0 +1,179 @@
+"""Reads the keys of a config.json strictly: every key is read, known not to matter, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.model.config import Activation, ProblemType
+
+_REQUIRED: Any = object()
+
+# what every configuration may hold and what never changes what a model computes
+IRRELEVANT = frozenset(
+    """
+    architectures model_type transformers_version dtype torch_dtype _name_or_path name_or_path _commit_hash
+    bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id forced_bos_token_id
+    forced_eos_token_id tokenizer_class prefix task_specific_params use_cache output_past gradient_checkpointing
+    output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript tf_legacy_loss
+    use_bfloat16 chunk_size_feed_forward max_length min_length do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values begin_suppress_tokens
+    suppress_tokens exponential_decay_length_penalty finetuning_task num_labels _num_labels label2id id2label
+    problem_type is_encoder_decoder language model_max_length directionality tie_word_embeddings
+    cross_attention_hidden_size _attn_implementation_autoset sentence_transformers
+    """.split()  # noqa: SIM905
+)
+
+
+_CODE = "Heedful runs no code that a folder names"
+_ENCODER = "it is an encoder here"
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that can be loaded, why no others
+    "auto_map": ((None, {}), _CODE),
+    "custom_pipelines": ((None, {}), _CODE),
+    "trust_remote_code": ((None, False), _CODE),
+    "_attn_implementation_internal": ((None, "eager", "sdpa", "flash_attention_2"), _CODE),
+    "_experts_implementation_internal": ((None,), _CODE),
+    "quantization_config": ((None,), "write the weights out unquantised first"),
+    "pruned_heads": ((None, {}), "write the weights out at full size first"),
+    "is_decoder": ((None, False), _ENCODER),
+    "add_cross_attention": ((None, False), _ENCODER),
+    "tie_encoder_decoder": ((None, False), _ENCODER),
+}
+
+PROBLEM_TYPES: tuple[ProblemType, ...] = get_args(ProblemType)
+
+
+class Keys:
+    """Their config.json, read key by key; what nobody read is refused at the end."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values, self.source = values, source
+        self._read: set[str] = set()
+        for name, (accepted, why) in REFUSED.items():
+            self.only(name, *accepted, why=why)
+
+    def _take(self, name: str, default: Any, expected: str, fits: Callable[[Any], bool]) -> Any:
+        self._read.add(name)
+        if name not in self.values:
+            if default is _REQUIRED:
+                raise HeedfulError(f"{self.source}: {name} is missing; expected {expected}")
+            return default
+        value = self.values[name]
+        if not fits(value) and not (value is None and default is None):
+            raise HeedfulError(f"{self.source}: {name} is {_short(value)}; expected {expected}")
+        return value
+
+    def integer(self, name: str, default: Any = _REQUIRED, *, least: int = 1, most: int = 2**24) -> Any:
+        """A whole number from least to most."""
+        return self._take(
+            name,
+            default,
+            f"a whole number from {least} to {most}",
+            lambda v: isinstance(v, int) and not isinstance(v, bool) and least <= v <= most,
+        )
+
+    def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0.0, most: float = 1.0) -> Any:
+        """A number from least to most."""
+        value = self._take(
+            name,
+            default,
+            f"a number from {least:g} to {most:g}",
+            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most,
+        )
+        return None if value is None else float(value)
+
+    def flag(self, name: str, default: Any = _REQUIRED) -> Any:
+        """true or false."""
+        return self._take(name, default, "true or false", lambda v: isinstance(v, bool))
+
+    def choice(self, name: str, known: Mapping[str, str], default: Any = _REQUIRED) -> Any:
+        """One of the known words, translated to ours."""
+        value = self._take(name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known)
+        return known.get(value, value) if isinstance(value, str) else value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object of its own."""
+        found: dict[str, Any] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
+        return found
+
+    def divides(self, name: str, divisor: int, of: str, value: int) -> None:
+        """Refuse a divisor that leaves a rest."""
+        if value % divisor:
+            raise HeedfulError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
+
+    def only(self, name: str, *accepted: Any, why: str) -> None:
+        """A key that Heedful reads just to refuse every value but these."""
+        self._read.add(name)
+        if name in self.values and self.values[name] not in accepted:
+            raise HeedfulError(
+                f"{self.source}: {name} is {_short(self.values[name])}; only "
+                f"{', '.join(_short(each) for each in accepted)} can be loaded: {why}"
+            )
+
+    def labels(self) -> tuple[str, ...]:
+        """Their id2label in order, or LABEL_0, LABEL_1, ... for num_labels (2 where it is not given)."""
+        given = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
+        count = self.integer("num_labels", 2, most=4096 if given is None else 10**6)  # unnamed ones take memory
+        if given is None:
+            return tuple(f"LABEL_{number}" for number in range(count))
+        if sorted(given) != sorted(str(number) for number in range(len(given))) or not given:
+            raise HeedfulError(f'{self.source}: id2label has the ids {_short(list(given))}; expected "0", "1", ...')
+        if not all(isinstance(name, str) for name in given.values()):
+            raise HeedfulError(f"{self.source}: id2label holds names that are not text: {_short(list(given.values()))}")
+        labels = tuple(given[str(number)] for number in range(len(given)))
+        named = self._take("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
+        if (
+            named is not None
+            and named != {name: number for number, name in enumerate(labels)}
+            and len(set(labels)) == len(labels)
+        ):
+            raise HeedfulError(f"{self.source}: label2id {_short(named)} does not invert id2label {_short(given)}")
+        return labels
+
+    def problem_type(self) -> ProblemType:
+        """Return a classifier's `problem_type`; without that key, one label means regression."""
+        found: ProblemType | None = self.choice("problem_type", {name: name for name in PROBLEM_TYPES}, None)
+        return found or ("regression" if len(self.labels()) == 1 else "single_label_classification")
+
+    def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
+        """Refuse keys that nobody read, but those to ignore; the others are what saving keeps."""
+        known = self._read | irrelevant | IRRELEVANT
+        ignored = set(ignore)
+        if unread := [name for name in self.values if name not in known | ignored]:
+            first = unread[0]
+            raise HeedfulError(
+                f"{self.source}: Heedful does not know the key {_short(first)} (value {_short(self.values[first])})"
+                f"{did_you_mean(first, sorted(known))} and cannot tell whether it changes what the model computes; "
+                f"if it does not, remove it or pass ignore=({', '.join(map(_short, unread[:20]))},)"
+            )
+        return {name: value for name, value in self.values.items() if name in known}
+
+
+def _short(value: Any, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+def read_activation(keys: Keys, name: str, default: Any = _REQUIRED) -> Activation:
+    """Their name of an activation, as ours."""
+    found: Activation = keys.choice(name, _ACTIVATIONS, default)
+    return found
+
+
+def activation_name(activation: Activation) -> str:
+    """Our activation by their first name for it."""
+    return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == activation)

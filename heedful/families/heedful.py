@@ -1,0 +1,66 @@
+"""Heedful's own: any mixture that the stack can build; config.json holds ModelConfig and the head as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.families.config_reader import Keys
+from heedful.families.family import Family, HeadEntry
+from heedful.families.names import Table, rows
+from heedful.model.config import (
+    Choice,
+    Classes,
+    Head,
+    MaskedTokens,
+    ModelConfig,
+    NextSentence,
+    NextToken,
+    NextTokenAndChoice,
+    PermutedTokens,
+    Pooled,
+    Pretraining,
+    ReplacedTokens,
+    Span,
+    TokenClasses,
+)
+from heedful.model.vaswani import PUBLISHED, original
+from heedful.settings import read as read_settings
+from heedful.settings import to_mapping
+
+
+def read(keys: Keys) -> ModelConfig:
+    """The key "model"."""
+    model: ModelConfig = read_settings(ModelConfig, keys.mapping("model"), source=f"{keys.source}: model")
+    return model
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same."""
+    return {"model": to_mapping(model)}
+
+
+def _entry(head: type) -> HeadEntry:
+    def read_head(keys: Keys, model: ModelConfig) -> Head:
+        found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
+        return found
+
+    # no table: the body's one row claims the head's names as well
+    return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+
+
+HEADS = (
+    *(Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span),
+    *(ReplacedTokens, NextToken, NextTokenAndChoice, PermutedTokens),
+)
+
+FAMILY = Family(
+    prefix="",
+    read=read,
+    write=write,
+    body=lambda model: Table(rows=rows(("{any}", "{any}"))),
+    heads={
+        "HeedfulModel": HeadEntry(head=type(None), read=lambda keys, model: None),
+        **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
+    },
+    sizes={f"transformer-{name}": write(original(shape, 37_000)) for name, shape in PUBLISHED.items()},
+)

@@ -1,8 +1,0 @@
-"""Kernels in C++, optional: built where a compiler is, when they are first wanted, and kept for the next process.
-
-`kernels()` gives the library, or None; `why()` says in a line why there is none. HEEDFUL_KERNELS=off turns them off.
-"""
-
-from heedful.native.library import OFF, Kernels, kernels, unused, why
-
-__all__ = ["OFF", "Kernels", "kernels", "unused", "why"]

@@ -1,0 +1,837 @@
+"""F1 and F6: whatever a folder holds, loading it is a HeedfulError or gives exactly the right tensors.
+
+Right means: the names and shapes that config.json implies, and every byte of theirs as the file has it. A changed byte
+inside a tensor cannot be seen without a hash: such a file gives the changed number, or is refused where that is not
+finite. Two tensors of one shape whose names were exchanged cannot be seen either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import heedful
+from heedful.checkpoint import files, folder_of, hub
+from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
+from heedful.errors import HeedfulError, HeedfulWarning
+from tests.support.tiny_models import packed, save_tiny
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked language model of one layer; not to be changed."""
+    path = tmp_path_factory.mktemp("files") / "model"
+    save_tiny(path, "bert", "BertForMaskedLM", **SMALL)
+    return path
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def header_of(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the data of a safetensors file."""
+    (length,) = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def written(header: Any, data: bytes, length: int | None = None) -> bytes:
+    """A safetensors file with that header, or with a false length of it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8), **more: Any) -> dict[str, Any]:
+    """What a header says of one tensor."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+DATA = struct.pack("<4f", 1, 2, 3, 4)
+TWO = {"a": entry(), "b": entry(offsets=(8, 16))}
+BROKEN: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x05\x00\x00",
+    "a header alone": written(TWO, b""),
+    "no header": struct.pack("<Q", 0) + DATA,
+    "2^63 bytes of header": written(TWO, DATA, 1 << 63),
+    "2^64 - 1 bytes of header": written(TWO, DATA, (1 << 64) - 1),
+    "a header of more than 100 MB": written(TWO, DATA, 100_000_001),
+    "a header that is longer than the file": written(TWO, b"", 1 << 12),
+    "bad JSON": written(b'{"a": ', DATA),
+    "UTF-16": written(json.dumps(TWO).encode("utf-16"), DATA),
+    "a byte order mark": written(b"\xef\xbb\xbf" + json.dumps(TWO).encode(), DATA),
+    "a list": written([], DATA),
+    "a number": written(b"12", DATA),
+    "deep JSON": written(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", DATA),
+    "deep metadata": written({"__metadata__": {"a": {"b": "c"}}, **TWO}, DATA),
+    "metadata of numbers": written({"__metadata__": {"a": 1}, **TWO}, DATA),
+    "metadata that are text": written({"__metadata__": "pt", **TWO}, DATA),
+    "an overlap": written({"a": entry(), "b": entry(offsets=(4, 12))}, DATA[:12]),
+    "one place twice": written({"a": entry(), "b": entry()}, DATA[:8]),
+    "a hole": written({"a": entry(), "b": entry(offsets=(12, 20))}, DATA + DATA[:4]),
+    "a hole at the start": written({"a": entry(offsets=(8, 16))}, DATA),
+    "trailing bytes": written(TWO, DATA + b"x"),
+    "a truncation": written(TWO, DATA[:-1]),
+    "an overflowing shape": written({"a": entry(shape=(1 << 62, 8), offsets=(0, 0))}, b""),
+    "a shape that overflows to the right size": written({"a": entry(shape=(1 << 63, 4, 1 << 62), offsets=(0, 0))}, b""),
+    "a negative shape": written({"a": entry(shape=(-1, -2))}, DATA[:8]),
+    "a negative offset": written({"a": entry(offsets=(-8, 0))}, DATA[:8]),
+    "offsets in the wrong order": written({"a": entry(offsets=(8, 0))}, DATA[:8]),
+    "three offsets": written({"a": entry(offsets=(0, 8, 8))}, DATA[:8]),
+    "a shape of text": written({"a": entry(shape=("2",))}, DATA[:8]),
+    "a shape of floats": written({"a": entry(shape=(2.0,))}, DATA[:8]),
+    "a shape of truths": written({"a": entry(shape=(True, 2))}, DATA[:8]),
+    "a shape that is null": written({"a": entry() | {"shape": None}}, DATA[:8]),
+    "a number of 5,000 digits": written(b'{"a": {"shape": [' + b"1" * 5000 + b"]}}", DATA),
+    "an infinite number": written(b'{"a": {"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}}', DATA[:8]),
+    "a thousand dimensions": written({"a": entry(shape=(1,) * 999 + (2,))}, DATA[:8]),
+    "an unknown type": written({"a": entry("F33")}, DATA[:8]),
+    "a type that is no text": written({"a": entry() | {"dtype": 4}}, DATA[:8]),
+    "no type": written({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA[:8]),
+    "an unknown field": written({"a": entry(file="../b")}, DATA[:8]),
+    "an entry that is a list": written({"a": [1]}, b""),
+    "a name twice": written(b'{"a":%s,"a":%s}' % tuple(json.dumps(each).encode() for each in TWO.values()), DATA),
+    "a field twice": written(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', DATA[:8]),
+    "a name with a line break": written({"a\nb": entry()}, DATA[:8]),
+    "a name that moves the cursor": written({"\x1b[2J": entry()}, DATA[:8]),
+    "half a surrogate pair": written(b'{"\\ud800":%s}' % json.dumps(entry()).encode(), DATA[:8]),
+    "a name of a megabyte": written({"a" * (1 << 20): entry()}, DATA[:8]),
+    "50 MB of metadata": written({"__metadata__": {"a": "b" * 50_000_000}, **TWO}, DATA),
+    "300,000 tensors": written({f"a{n}": entry(offsets=(0, 0), shape=(0,)) for n in range(300_000)}, b""),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_refused(case: str, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).write_bytes(BROKEN[case])
+    start = time.process_time()
+    with pytest.raises(HeedfulError, match=WEIGHTS) as caught:
+        find_tensors(tmp_path)
+    assert time.process_time() - start < 1
+    assert len(str(caught.value)) < 600
+    assert str(caught.value).isprintable()
+
+
+ACCEPTED: dict[str, tuple[bytes, dict[str, tuple[int, ...]]]] = {
+    "two tensors": (written(TWO, DATA), {"a": (2,), "b": (2,)}),
+    "no tensors": (written({}, b""), {}),
+    "metadata": (written({"__metadata__": {"format": "pt"}, **TWO}, DATA), {"a": (2,), "b": (2,)}),
+    "the later one first": (written(dict(reversed(TWO.items())), DATA), {"a": (2,), "b": (2,)}),
+    "a scalar": (written({"a": entry(shape=(), offsets=(0, 4))}, DATA[:4]), {"a": ()}),
+    "nothing, 2^62 wide": (written({"a": entry(shape=(0, 1 << 62), offsets=(0, 0))}, b""), {"a": (0, 1 << 62)}),
+    "a path as a name": (written({"../../etc/x": entry()}, DATA[:8]), {"../../etc/x": (2,)}),
+    "spaces after the header": (written(json.dumps(TWO).encode() + b"   ", DATA), {"a": (2,), "b": (2,)}),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_is_accepted_is_read_as_the_library_reads_it(case: str, tmp_path: Path) -> None:
+    raw, shapes = ACCEPTED[case]
+    (tmp_path / WEIGHTS).write_bytes(raw)
+    slots = find_tensors(tmp_path)
+    assert {name: slot.shape for name, slot in slots.items()} == shapes
+    ours, theirs = read_tensors(slots, torch.float32), load_file(tmp_path / WEIGHTS)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert list(tmp_path.iterdir()) == [tmp_path / WEIGHTS]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_every_type_of_number(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 5).to(dtype), "b": torch.randn(()).to(dtype), "c": torch.ones(0, 4, dtype=dtype)}
+    save_file(tensors, tmp_path / WEIGHTS)
+    slots = find_tensors(tmp_path)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_tensors(slots, dtype).items())
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        save_file({"a": torch.tensor([1, bad, 2], dtype=dtype)}, tmp_path / WEIGHTS)
+        with pytest.raises(HeedfulError, match="a holds NaN or infinite numbers"):
+            read_tensors(find_tensors(tmp_path), dtype)
+
+
+def test_numbers_too_large_for_the_wanted_type_and_integers_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1e30])}, tmp_path / WEIGHTS)
+    with pytest.raises(HeedfulError, match=r"a holds NaN or infinite numbers as torch\.float16"):
+        read_tensors(find_tensors(tmp_path), torch.float16)
+    for dtype, name in ((torch.int32, "I32"), (torch.uint8, "U8"), (torch.bool, "BOOL"), (torch.int64, "I64")):
+        save_file({"a": torch.ones(2, dtype=dtype)}, tmp_path / WEIGHTS)
+        with pytest.raises(HeedfulError, match=f"a holds {name}; expected one of F64, F32, F16, BF16"):
+            read_tensors(find_tensors(tmp_path), torch.float32)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(copy: Path) -> None:
+    slots = find_tensors(copy)  # a mapped file would end the process with SIGBUS here
+    raw = (copy / WEIGHTS).read_bytes()
+    (copy / WEIGHTS).write_bytes(raw[:-1])
+    with pytest.raises(HeedfulError, match="it ended inside"):
+        read_tensors(slots, torch.float32)
+    (copy / WEIGHTS).unlink()
+    with pytest.raises(HeedfulError, match="cannot be read: No such file"):
+        read_tensors(slots, torch.float32)
+
+
+def test_a_tensor_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
+    slot = files.Slot(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
+    slot.file.touch()
+    with pytest.raises(HeedfulError, match="there is no memory for a"):
+        read_tensors({"a": slot}, torch.float32)
+
+
+# -- the whole of load: names, shapes and types are those of config.json -------------------------------------------
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+WORDS, TYPES = "bert.embeddings.word_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"
+QUERY, UP = "bert.encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.0.intermediate.dense.weight"
+WRONG: dict[str, tuple[Change, str]] = {
+    "missing": (lambda t: {name: t[name] for name in t if name != QUERY}, f"missing: {QUERY}"),
+    "all missing": (lambda t: {}, "1 layers .see num_hidden_layers., but the weights hold only 0 tensors: none"),
+    "extra": (lambda t: t | {"evil.weight": torch.ones(2)}, r"not expected: (bert\.)?evil\.weight"),
+    "a path": (lambda t: t | {"../../etc/x": torch.ones(2)}, r"not expected: (bert\.)?\.\./\.\./etc/x"),
+    "a layer too many": (lambda t: t | {UP.replace("0", "1"): t[UP] + 1}, r"not expected: bert\.encoder\.layer\.1"),
+    "a layer 01": (lambda t: t | {UP.replace("0", "00"): t[UP] + 1}, r"not expected: bert\.encoder\.layer\.00"),
+    "another shape": (lambda t: t | {UP: t[UP].T.contiguous()}, rf"{UP} has the shape \[32, 48\].*\[48, 32\]"),
+    "another rank": (lambda t: t | {UP: t[UP].flatten()}, rf"{UP} has the shape \[1536\]"),
+    "a scalar": (lambda t: t | {UP: torch.tensor(1.0)}, rf"{UP} has the shape \[\]"),
+    "exchanged": (lambda t: t | {WORDS: t[TYPES], TYPES: t[WORDS]}, rf"{WORDS} has the shape"),
+    "integers": (lambda t: t | {UP: t[UP].to(torch.int32)}, f"{UP} holds I32"),
+    "NaN": (lambda t: t | {UP: t[UP] * float("nan")}, f"{UP} holds NaN"),
+    "two names for one": (lambda t: t | {_old(t): torch.ones(32)}, "two names of one tensor"),
+    "tied, but different": (lambda t: t | {"cls.predictions.decoder.weight": t[WORDS] + 1}, "should be one tensor"),
+    "tied, of another shape": (lambda t: t | {"cls.predictions.decoder.weight": t[UP] + 1}, "should be one tensor"),
+}
+
+
+def _old(tensors: dict[str, Tensor]) -> str:
+    return next(name for name in tensors if name.endswith("LayerNorm.weight")).replace(".weight", ".gamma")
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_other_tensors_than_config_json_implies(case: str, copy: Path) -> None:
+    change, message = WRONG[case]
+    save_file(change(load_file(copy / WEIGHTS)), copy / WEIGHTS)
+    with pytest.raises(HeedfulError, match=message):
+        heedful.load(copy)
+
+
+def test_many_foreign_tensors_are_refused_quickly(copy: Path) -> None:
+    header, data = header_of((copy / WEIGHTS).read_bytes())
+    header |= {f"x.{number}.weight": entry(shape=(0,), offsets=(0, 0)) for number in range(15_000)}
+    (copy / WEIGHTS).write_bytes(written(header, data))
+    start = time.process_time()
+    with pytest.raises(HeedfulError, match=r"asks for 1 layers .*, but the weights hold 15026 tensors"):
+        heedful.load(copy)
+    assert time.process_time() - start < 10, "a search through the names for each tensor takes minutes"
+
+
+def mutate(raw: bytes, luck: random.Random) -> bytes:
+    """One byte, one cut or one value of the header changed."""
+    (length,) = struct.unpack("<Q", raw[:8])
+    place = luck.randrange(8 + length) if luck.random() < 0.7 else luck.randrange(len(raw))
+    kind = luck.random()
+    if kind < 0.4:
+        return raw[:place] + bytes([raw[place] ^ (1 << luck.randrange(8))]) + raw[place + 1 :]
+    if kind < 0.6:
+        return raw[:place] + bytes([luck.randrange(256)]) + raw[place + 1 :]
+    if kind < 0.65:
+        return raw[:place]
+    if kind < 0.7:
+        return raw[:place] + raw[place + luck.randrange(1, 9) :]
+    if kind < 0.75:
+        return raw[:place] + luck.randbytes(luck.randrange(1, 9)) + raw[place:]
+    header, data = header_of(raw)
+    name = luck.choice([name for name in header if name != "__metadata__"])
+    numbers = [0, 1, 2, 12, 31, 32, 48, -1, 1 << 31, 1 << 62, (1 << 64) - 1, 4096]
+    value = luck.choice([*numbers, None, "x", 0.5, [], {}, True, [32], [32, 32], [0, 4096]])
+    where = luck.choice(
+        ["name", "copy", "dtype", "shape", "data_offsets", "one of shape", "one of data_offsets", "all"]
+    )
+    if where in ("name", "copy"):
+        fresh = luck.choice([*header, name.replace("0", "1"), name.upper(), "bert." + name, name.removeprefix("bert.")])
+        header[fresh] = header[name] if where == "copy" else header.pop(name)
+    elif where == "dtype":
+        header[name]["dtype"] = luck.choice(["F16", "BF16", "F64", "I32", "U32", "I64", "f32", "C64", value])
+    elif where.startswith("one of"):
+        numbers_there = header[name][where.removeprefix("one of ")]
+        numbers_there[luck.randrange(len(numbers_there))] = value
+    elif where == "all":
+        header[name] = value
+    else:
+        header[name][where] = value
+    return written(header, data)
+
+
+def check_mutations(folder: Path, work: Path, count: int, seed: int) -> Counter[str]:
+    """How many were refused, where, and how many gave the right tensors."""
+    raw = (folder / WEIGHTS).read_bytes()
+    start = 8 + struct.unpack("<Q", raw[:8])[0]
+    shapes = {name: slot.shape for name, slot in find_tensors(folder).items()}
+    expected = read_tensors(find_tensors(folder), torch.float32)
+    target = Path(shutil.copytree(folder, work / "mutated"))
+    luck, found = random.Random(seed), Counter[str]()
+    for number in range(count):
+        changed = mutate(raw, luck)
+        (target / WEIGHTS).write_bytes(changed)
+        before = time.process_time()
+        outcome = "right"
+        try:
+            slots = find_tensors(target)
+            if same := {name: slot.shape for name, slot in slots.items()} == shapes:
+                tensors = read_tensors(slots, torch.float32)
+        except HeedfulError:
+            outcome, same = "refused by the file functions", True
+        if outcome == "right" and same:
+            other = sum(int((tensors[n].view(torch.uint8) != expected[n].view(torch.uint8)).sum()) for n in shapes)
+            assert other <= (raw[start:] != changed[-len(raw[start:]) :]), changed
+            if other:
+                outcome = "a number changed"
+        if not same or number % 50 == 0:  # load decides about names and shapes
+            try:
+                loaded = heedful.load(target)
+            except HeedfulError:
+                assert not same or "file functions" in outcome
+                outcome = outcome if same else "refused by load"
+            else:
+                assert same
+                assert "file functions" not in outcome
+                assert {name for name, _ in loaded.named_parameters()}
+        assert time.process_time() - before < 1
+        found[outcome] += 1
+        if "refused" not in outcome:  # a second opinion
+            with safetensors.safe_open(target / WEIGHTS, framework="pt") as file:
+                assert {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()} == shapes  # noqa: SIM118
+    return found
+
+
+def test_mutations(folder: Path, tmp_path: Path) -> None:
+    found = check_mutations(folder, tmp_path, 500, seed=1)
+    assert min(found[outcome] for outcome in ("refused by load", "refused by the file functions")) > 20, found
+    assert found["a number changed"] > 20, found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_many_mutations(folder: Path, tmp_path: Path, seed: int) -> None:
+    print(check_mutations(folder, tmp_path, 20_000, seed))
+
+
+MEMORY = """
+import sys, heedful
+from pathlib import Path
+heedful.load(sys.argv[1])
+def most(): return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+Path("/proc/self/clear_refs").write_text("5")  # forget the most so far
+before = most()
+loaded = heedful.load(sys.argv[2])
+print((most() - before) / (Path(sys.argv[2]) / "model.safetensors").stat().st_size)
+"""
+
+
+def in_child(code: str, *arguments: object) -> str:
+    """What a fresh Python prints."""
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_memory_while_loading_is_at_most_twice_the_file(folder: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertForMaskedLM", vocab_size=20_000, hidden_size=512, num_hidden_layers=2)
+    assert (tmp_path / WEIGHTS).stat().st_size > 45_000_000
+    ratio = float(in_child(MEMORY, folder, tmp_path))
+    assert 1 <= ratio <= 2, ratio
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"[1]", "holds a list; expected an object"),
+        (b"null", "holds a NoneType; expected an object"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "gives the key 'c' twice"),
+        (b'{"a": NaN}', "holds NaN, which is not a number"),
+        (b'{"a": -Infinity}', "holds -Infinity, which is not a number"),
+        (b'{"a": 1e999}', "holds 1e999, which is not a number"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": "\xff"}', "not valid JSON in UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not valid JSON in UTF-8"),
+        (b"[" * 500_000, "not valid JSON"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "not valid JSON"),
+        (b'{"a": "' + b"x" * (1 << 20) + b'"}', "has 1048585 bytes; at most 1048576 are read"),
+        (b'{"a": 1}}', "not valid JSON"),
+    ],
+)
+def test_json_is_read_strictly(text: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(text)
+    with pytest.raises(HeedfulError, match=message) as caught:
+        read_json(tmp_path / "x.json")
+    assert "x.json" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_json_of_many_doubled_keys_is_refused_quickly(tmp_path: Path) -> None:
+    keys = ", ".join(f'"{number}": 1' for number in range(60_000))
+    (tmp_path / "x.json").write_text(f'{{{keys}, "59999": 1}}')
+    start = time.process_time()
+    with pytest.raises(HeedfulError, match="gives the key '59999' twice"):
+        read_json(tmp_path / "x.json")
+    assert time.process_time() - start < 1
+
+
+def test_json_that_is_no_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(HeedfulError, match="no plain file"):
+        heedful.load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("config.json")
+    with pytest.raises(HeedfulError, match="cannot be read: Too many levels of symbolic links"):
+        heedful.load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(HeedfulError, match="no plain file"):
+        heedful.load(tmp_path)
+    with pytest.raises(HeedfulError, match="does not exist: a model folder holds"):
+        heedful.load(tmp_path / "config.json")
+
+
+def test_a_byte_order_mark_is_forgiven(copy: Path) -> None:
+    (copy / "config.json").write_bytes(b"\xef\xbb\xbf" + (copy / "config.json").read_bytes())
+    heedful.load(copy)
+
+
+# -- shards -------------------------------------------------------------------------------------------------------
+
+
+def shard(folder: Path) -> dict[str, Any]:
+    """Put the weights into two files; return the index."""
+    tensors = load_file(folder / WEIGHTS)
+    names, (first, second) = sorted(tensors), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    where = {name: first if number % 2 else second for number, name in enumerate(names)}
+    for file in (first, second):
+        save_file({name: tensors[name] for name in names if where[name] == file}, folder / file)
+    (folder / WEIGHTS).unlink()
+    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index))
+    return index
+
+
+def same(first: Path, second: Path) -> bool:
+    """Whether both folders load, bit for bit equal."""
+    one, two = heedful.load(first).named(), heedful.load(second).named()
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_shards_load_as_one_file_does(folder: Path, copy: Path) -> None:
+    shard(copy)
+    assert same(folder, copy)
+
+
+def test_one_file_comes_before_shards(folder: Path, copy: Path) -> None:
+    """As for transformers, which leaves the old index where it saves one file."""
+    index = shard(copy)
+    for file in set(index["weight_map"].values()):
+        save_file({name: tensor + 1 for name, tensor in load_file(copy / file).items()}, copy / file)
+    shutil.copy(folder / WEIGHTS, copy / WEIGHTS)
+    assert same(folder, copy)
+
+
+def test_transformers_shards_load(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "one", "bert", "BertForMaskedLM", **SMALL)
+    model.save_pretrained(tmp_path / "many", max_shard_size="16KB")
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
+    assert same(tmp_path / "one", tmp_path / "many")
+
+
+def _replace(index: dict[str, Any], name: str) -> None:
+    index["weight_map"][WORDS] = name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../outside.safetensors", "lies outside the folder"),
+        ("..", "lies outside the folder"),
+        (".", "lies outside the folder"),
+        ("", "lies outside the folder"),
+        ("sub/x.safetensors", "lies outside the folder"),
+        ("./model-00001-of-00002.safetensors", "lies outside the folder"),
+        ("a\0b", "lies outside the folder"),
+        ("a\nb", "lies outside the folder"),
+        ("x" * 5000, "lies outside the folder"),
+        ("é" * 150, "is missing"),
+        ("absent.safetensors", "'absent.safetensors' is missing"),
+        ("outside-link.safetensors", "lies outside the folder"),
+        ("dangling-link.safetensors", "is missing"),
+        ("circle-a.safetensors", "is missing"),
+        ("folder.safetensors", "is missing"),
+        ("pipe.safetensors", "is missing"),
+        (INDEX, "are not of one save|is not a whole safetensors file"),
+        ("config.json", "are not of one save|is not a whole safetensors file"),
+    ],
+)
+def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: Path, copy: Path) -> None:
+    import os
+
+    index = shard(copy)
+    shutil.copy(folder / WEIGHTS, copy.parent / "outside.safetensors")
+    (copy / "outside-link.safetensors").symlink_to("../outside.safetensors")
+    (copy / "dangling-link.safetensors").symlink_to("nowhere")
+    (copy / "circle-a.safetensors").symlink_to("circle-b.safetensors")
+    (copy / "circle-b.safetensors").symlink_to("circle-a.safetensors")
+    (copy / "folder.safetensors").mkdir()
+    os.mkfifo(copy / "pipe.safetensors")
+    for given in {name, str(copy.parent / "outside.safetensors") if name.startswith("..") else name}:
+        _replace(index, given)
+        (copy / INDEX).write_text(json.dumps(index))
+        with pytest.raises(HeedfulError, match=message) as caught:
+            heedful.load(copy)
+        assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "value", [None, {}, [], {"a": None}, {"weight_map": {}}, {"weight_map": [1]}, {"weight_map": {"a": 1}}]
+)
+def test_an_index_without_a_map(value: Any, copy: Path) -> None:
+    shard(copy)
+    (copy / INDEX).write_text(json.dumps(value))
+    with pytest.raises(HeedfulError, match=r"weight_map is missing|expected an object"):
+        heedful.load(copy)
+
+
+def test_index_and_shards_must_agree(copy: Path) -> None:
+    index = shard(copy)
+    first, second = sorted(set(index["weight_map"].values()))
+    name = next(name for name, file in index["weight_map"].items() if file == first)
+    tensors = load_file(copy / first)
+
+    save_file({other: tensors[other] for other in tensors if other != name}, copy / first)
+    with pytest.raises(HeedfulError, match=f"lacks {name}: the index and the shards are not of one save"):
+        heedful.load(copy)
+    save_file(tensors, copy / first)
+    save_file(load_file(copy / second) | {name: tensors[name]}, copy / second)  # now in both
+    with pytest.raises(HeedfulError, match=f"holds {name} that {INDEX} does not place there"):
+        heedful.load(copy)
+    (copy / second).unlink()
+    with pytest.raises(HeedfulError, match=f"{second}' is missing"):
+        heedful.load(copy)
+
+
+def test_one_file_that_is_a_link(folder: Path, copy: Path) -> None:
+    shutil.move(copy / WEIGHTS, copy.parent / "outside.safetensors")
+    (copy / WEIGHTS).symlink_to("../outside.safetensors")
+    with pytest.raises(HeedfulError, match="lies outside the folder"):
+        heedful.load(copy)
+    (copy / WEIGHTS).unlink()
+    (copy / WEIGHTS).symlink_to("here.safetensors")
+    shutil.copy(folder / WEIGHTS, copy / "here.safetensors")
+    assert same(folder, copy)
+
+
+def make_cache(folder: Path, cache: Path, commit: str = "0123456789abcdef0123456789abcdef01234567") -> Path:
+    """The folder as the hub's cache lays it out: links in snapshots, files in blobs."""
+    root = cache / "models--maker--model"
+    snapshot = root / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (root / "blobs").mkdir()
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(commit)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        shutil.copy(path, root / "blobs" / f"blob{number}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob{number}")
+    return snapshot
+
+
+def test_the_hubs_cache_loads_and_its_links_stay_in_it(folder: Path, tmp_path: Path) -> None:
+    snapshot = make_cache(folder, tmp_path)
+    assert same(folder, snapshot)
+    shutil.copy(folder / WEIGHTS, tmp_path / "models--maker--model" / WEIGHTS)
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).symlink_to(f"../../{WEIGHTS}")
+    with pytest.raises(HeedfulError, match="lies outside the folder"):
+        heedful.load(snapshot)
+
+
+# -- names on the hub ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with one model in it, and no network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "_resolved", {})
+    return make_cache(folder, tmp_path)
+
+
+def test_a_name_without_a_revision_is_main_and_its_commit_is_told_once(cache: Path) -> None:
+    with pytest.warns(HeedfulWarning, match=f"using main, which is commit {cache.name}"):
+        assert heedful.load("maker/model").source == f"maker/model@{cache.name}"
+    assert heedful.load("maker/model").source == hub.pinned("maker/model") == f"maker/model@{cache.name}"
+
+
+def test_main_that_moves_does_not_move_within_a_process(folder: Path, cache: Path) -> None:
+    with pytest.warns(HeedfulWarning, match="using main"):
+        first = hub.pinned("maker/model")
+    (cache.parent.parent / "refs" / "main").write_text("f" * 40)
+    assert hub.pinned("maker/model") == first
+
+
+def test_missing_folders_are_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/best", "./best", "../best", "/best", "a/b/c", ".", "", "heedful-mini-en", "maker/model@v1"):
+        assert not hub.unpinned(name), name
+    for name in ("runs/best", "./best", "a/b/c"):
+        with pytest.raises(HeedfulError, match="neither a folder here nor a name on the hub"):
+            heedful.load(name)
+
+
+def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> None:
+    for revision in ("main", cache.name):
+        loaded = heedful.load("maker/model", revision=revision)
+        assert loaded.source == f"maker/model@{cache.name}"
+        first = heedful.load(folder)
+        assert all(torch.equal(first.named()[name], tensor) for name, tensor in loaded.named().items())
+
+
+def test_the_revision_may_stand_in_the_name(folder: Path, cache: Path, tmp_path: Path) -> None:
+    assert heedful.load("maker/model@main").source == f"maker/model@{cache.name}"
+    assert folder_of(f"maker/model@{cache.name}", None) == cache
+    local = shutil.copytree(folder, tmp_path / "a@b")
+    assert heedful.load(local).source == str(local)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [
+        ("maker/absent", "main"),
+        ("maker/model", "v2"),
+        ("maker/model", "../../x"),
+        ("no/such/folder", "main"),
+        ("../model", "main"),
+        ("maker/mo del", "main"),
+        ("a\0b", "main"),
+        ("x" * 5000, "main"),
+        ("http://example.org/model", "main"),
+    ],
+)
+def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> None:
+    with pytest.raises(
+        HeedfulError, match=r"not in the local cache and could not be fetched|neither a folder"
+    ) as caught:
+        heedful.load(name, revision=revision)
+    assert caught.value.__suppress_context__
+    assert len(str(caught.value)) < 6000
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("HTTPError", "a proxy said no\nand more", "a proxy said no"),
+        ("HTTPError", "", "HTTPError"),
+        ("XetDownloadError", "\n", "XetDownloadError"),
+        ("OfflineModeIsEnabled", "offline", "offline"),
+    ],
+)
+def test_faults_of_the_network_are_told(kind: str, text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.errors
+
+    def fails(*given: Any, **more: Any) -> str:
+        raise getattr(huggingface_hub.errors, kind)(text)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {told}$"):
+        heedful.load("maker/model", revision="main")
+
+
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    with pytest.raises(HeedfulError, match="is a file; expected the folder that holds config"):
+        heedful.load(folder / WEIGHTS)
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_full_disk_leaves_nothing_or_the_old(
+    old: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, target = heedful.load(folder), tmp_path / "out"
+    if old:
+        heedful.save(loaded, target)
+    before = listing(tmp_path)
+
+    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
+        save_file(tensors, path)
+        path.write_bytes(path.read_bytes()[:1000])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("heedful.checkpoint.saving.save_file", full)
+        with pytest.raises(HeedfulError, match=r"nothing of it was kept: .*No space left on device"):
+            heedful.save(loaded, target, overwrite=old)
+    for stage in ("_sync", "_put"):  # the last moments
+        with monkeypatch.context() as patch:
+            patch.setattr(files, stage, lambda *each: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            with pytest.raises(HeedfulError, match="Input/output error"):
+                heedful.save(loaded, target, overwrite=old)
+    assert listing(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if old else [])
+    heedful.save(loaded, target, overwrite=old)
+    assert same(folder, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_when_the_new_folder_cannot_be_moved_the_old_one_comes_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, target = heedful.load(folder), tmp_path / "out"
+    heedful.save(loaded, target)
+    before, move, calls = listing(tmp_path), files.os.replace, []
+
+    def replace(source: Path, goal: Path) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        move(source, goal)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", replace)
+        with pytest.raises(HeedfulError, match="Input/output error"):
+            heedful.save(loaded, target, overwrite=True)
+    assert len(calls) == 3
+    assert listing(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+FULL = """
+import resource, sys, heedful
+loaded = heedful.load(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+for overwrite in (False, True):
+    try:
+        heedful.save(loaded, sys.argv[2 + overwrite], overwrite=overwrite)
+    except heedful.HeedfulError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_limit_of_the_system_leaves_nothing_or_the_old(folder: Path, tmp_path: Path) -> None:
+    heedful.save(heedful.load(folder), tmp_path / "old")
+    before = listing(tmp_path)
+    said = in_child(FULL, folder, tmp_path / "new", tmp_path / "old").splitlines()
+    assert len(said) == 2
+    assert all("nothing of it was kept" in line and "File too large" in line for line in said)
+    assert listing(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, [".out.{}.part"]), (1, [".out.{}.part", ".out.old.{}.part"])])
+def test_what_a_killed_process_left_goes_with_the_next_save(
+    folder: Path, tmp_path: Path, before: int, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, target = heedful.load(folder), tmp_path / "out"
+    if before:
+        heedful.save(loaded, target)
+    if (pid := os.fork()) == 0:
+        move, calls = os.replace, []
+
+        def replace(source: Path, goal: Path) -> None:
+            calls.append(source)
+            if len(calls) > before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            move(source, goal)
+
+        monkeypatch.setattr(files.os, "replace", replace)
+        try:
+            heedful.save(loaded, target, overwrite=True)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == [each.format(pid) for each in left]
+    (tmp_path / f".other.{pid}.part").touch()  # of somebody else
+    heedful.save(loaded, target)
+    assert same(folder, target)
+    assert sorted(os.listdir(tmp_path)) == [f".other.{pid}.part", "out"]
+
+
+def test_what_is_replaced_is_a_model_folder(folder: Path, tmp_path: Path) -> None:
+    loaded = heedful.load(folder)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letters.txt").write_text("dear")
+    (tmp_path / "file").write_text("x")
+    for target in ("home", "file"):
+        with pytest.raises(HeedfulError, match="exists and is not empty: give another folder, or overwrite=True"):
+            heedful.save(loaded, tmp_path / target)
+        with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
+            heedful.save(loaded, tmp_path / target, overwrite=True)
+    for settings in ('{"editor": "vim"}', "[1]", "{"):  # many a program has a config.json
+        (tmp_path / "home" / "config.json").write_text(settings)
+        with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
+            heedful.save(loaded, tmp_path / "home", overwrite=True)
+    assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
+    (tmp_path / "empty").mkdir()
+    heedful.save(loaded, tmp_path / "empty")
+    assert same(folder, tmp_path / "empty")
+    (tmp_path / "link").symlink_to("empty")
+    heedful.save(loaded, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert same(folder, tmp_path / "link")
+    with pytest.raises(HeedfulError, match="cannot be written"):
+        heedful.save(loaded, tmp_path / "file" / "below")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "home", "link"]
+
+
+def test_others_may_read_what_the_umask_lets_them(folder: Path, tmp_path: Path) -> None:
+    heedful.save(heedful.load(folder), tmp_path / "out")
+    (tmp_path / "plain").touch()
+    for path in (tmp_path / "out").iterdir():
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, path
+
+
+def test_saving_a_hub_folder_does_not_touch_the_cache(folder: Path, tmp_path: Path) -> None:
+    snapshot = make_cache(folder, tmp_path / "cache")
+    before = listing(tmp_path / "cache")
+    heedful.save(heedful.load(snapshot), tmp_path / "out")
+    assert listing(tmp_path / "cache") == before
+    with torch.no_grad():
+        assert torch.equal(heedful.load(tmp_path / "out")(batch()), heedful.load(snapshot)(batch()))
+
+
+def batch() -> heedful.Packed:
+    """Three short sequences."""
+    given = packed("bert", (4, 1, 7))
+    return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in given.unpack(given.tokens)])

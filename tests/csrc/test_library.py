@@ -1,0 +1,182 @@
+"""Building and finding the kernels: once, by one process, or not at all and with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful.csrc import abi, check, kernels, library, why
+from heedful.errors import HeedfulError, HeedfulWarning
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    monkeypatch.delenv("HEEDFUL_KERNELS")
+    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+
+
+def compiler(folder: Path, text: str) -> str:
+    """A compiler of our own."""
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\n{text}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_KERNELS", "off")
+    assert kernels() is None and why() == "HEEDFUL_KERNELS is off"
+    monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
+    with pytest.raises(HeedfulError, match='HEEDFUL_KERNELS is "fast": say on or off'):
+        kernels()
+
+
+def test_nothing_is_built_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", "")
+    assert kernels() is None and "HEEDFUL_CACHE is empty" in why()
+
+
+def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "there-is-no-such-thing")
+    assert kernels() is None and why() == "there is no C++ compiler here (there-is-no-such-thing)"
+
+
+@pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
+def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
+    assert kernels() is None and "no such luck" in why()
+    assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".kernels*"))
+
+
+@pytest.mark.slow
+def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
+    count = tmp_path / "calls"
+    made = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')
+    program = "from pathlib import Path; from heedful.csrc.library import build; build(Path.cwd())"
+    environment = {**os.environ, "CXX": made, "PYTHONWARNINGS": "ignore"}
+    running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
+    assert [each.wait(60) for each in running] == [0, 0, 0]
+    files = [each for each in library.sources() if each.suffix == ".cpp"]
+    assert len(count.read_text().split()) == len(files) + 1  # and one that joins them
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+def test_what_was_built_is_used_where_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from heedful.cli.kernels import kernels as shown
+
+    (tmp_path / built.name).write_bytes(built.read_bytes())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HeedfulError, match="no C"):
+        library.compiler()
+    assert kernels() is not None and why() == ""
+    shown("show", as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # what built it, and its version
+
+
+def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = torch.cpu.get_capabilities()
+    assert {"cpu_name", "avx2", "num_logical_cores"} <= here.keys() or here["architecture"] != "x86_64"
+
+    def named(**more: object) -> str:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**here, **more})
+        return library._digest(library.FLAGS)
+
+    assert len({named(), named(avx2=not here.get("avx2")), named(cpu_name="another"), named(architecture="z")}) == 4
+    same = {"num_logical_cores": 99, "l2_cache_size": 1, "what_this_pytorch_does_not_know_yet": False}
+    assert named(**same) == named()
+
+
+@pytest.mark.parametrize("left", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
+def test_a_damaged_library_is_built_again_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, left: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / built.name).write_bytes(left(built.read_bytes()))
+    monkeypatch.setenv("CXX", "there-is-no-such-thing")
+    assert kernels() is None and why().endswith(
+        f"{built.name} is damaged: there is no C++ compiler here (there-is-no-such-thing)"
+    )
+    made = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    monkeypatch.setenv("CXX", made)
+    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: building kernels for this processor"):
+        found = kernels()
+    assert found is not None and check.wrong(found) == ""
+    count = len((tmp_path / "calls").read_text())
+    assert kernels() is not None and len((tmp_path / "calls").read_text()) == count
+
+
+@pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
+def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
+    monkeypatch.setenv("CXX", f"env '{made}' -pipe")
+    assert kernels() is None and why() == f"env {made} -pipe could not build the kernels: error: no such luck"
+    assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    assert kernels() is None and why().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
+
+
+def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
+    digests = {library._digest(library.FLAGS)}
+    other = tmp_path / "more.h"
+    other.write_text("// more\n")
+    found = library.sources()
+    monkeypatch.setattr(library, "sources", lambda: [*found, other])
+    digests |= {library._digest(flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
+    assert len(digests) == 3
+
+
+def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
+) -> None:
+    assert check.wrong(library.load(built)) == ""
+    (tmp_path / built.name).write_bytes(built.read_bytes())
+    assert kernels() is not None and why() == ""
+    monkeypatch.setattr(check, "_gelu", lambda found, x: x)
+    assert kernels() is None and "gelu in float32 is off by" in why()
+
+
+@pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
+def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
+    found = library.load(built)
+    if (name in ("pack8", "linear8") and not found.bytes) or (name == "block" and not found.half):
+        pytest.skip("this processor does not multiply bfloat16 or bytes")
+    assert "is off by" in check.wrong(replace(found, **{name: lambda *given: None}))
+
+
+def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
+    with pytest.warns(HeedfulWarning, match="building kernels for this processor"):
+        kernels()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # with sanitizers the compiler takes minutes
+@pytest.mark.parametrize("flags", [("-O0",), ("-O2", "-mno-avx512f"), ("-O1", "-fsanitize=address,undefined")], ids=str)
+def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """All tests of the kernels, in a process of its own, with a library that was built in another way."""
+    sanitized = "sanitize" in flags[-1]  # no process loads it that did not begin with the sanitizer
+    with pytest.warns(HeedfulWarning):
+        path = library.build(tmp_path, (*library.FLAGS, *flags, *(("-g1",) if sanitized else ())), verify=not sanitized)
+    environment = {**os.environ, "HEEDFUL_TEST_KERNELS": str(path)}
+    if sanitized:
+        asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+        ubsan = asan.strip().replace("libasan", "libubsan")
+        environment |= {"LD_PRELOAD": f"{asan.strip()} {ubsan}", "ASAN_OPTIONS": "detect_leaks=0"}
+        environment["UBSAN_OPTIONS"] = "halt_on_error=1"
+    folder = Path(__file__).parents[1]
+    rows = folder / "train" / "test_lagging.py::test_the_kernel_writes_no_number_outside_of_the_chosen_rows"
+    tests = [str(folder / "nn" / "test_native.py"), str(rows)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -1,0 +1,291 @@
+"""Two recurrent nets against plain loops over the papers' formulas; packed, alone, token by token; beams by trial."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint.new_head import attach
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import ClassicConfig, Everywhere, Hard, Monotonic, Predictive, Writer
+from heedful.model.config import EmbeddingConfig, NextToken, StackConfig
+from heedful.model.decode import Beam, Sample, stream, write
+from heedful.model.trace import Trace
+from heedful.packed import Packed
+from tests.support.classic_models import recurrent, step
+
+SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [], [17, 18]]
+TARGET = [[1, 5, 6], [1, 3, 4, 5, 6, 7, 8], [1], [1, 9], [1, 2]]
+GRU, LSTM = {"cell": "gru", "width": 8}, {"cell": "lstm", "width": 8, "layers": 2}
+WRITERS: dict[str, Writer] = {
+    "plain": Writer(**LSTM, look=None),
+    "cosine": Writer(**GRU, look=Everywhere(score="cosine")),
+    "additive": Writer(**LSTM),
+    "location": Writer(**GRU, look=Everywhere(score="location", longest=9)),
+    "general, not fed": Writer(**LSTM, look=Everywhere(score="general"), feed=False),
+    "dot": Writer(**GRU, look=Everywhere(score="dot")),
+    "scaled dot, not fed": Writer(**GRU, look=Everywhere(score="scaled_dot"), feed=False),
+    "hard": Writer(**GRU, look=Hard(score="general")),
+    "local-m": Writer(**LSTM, look=Monotonic(score="dot", radius=1)),
+    "local-m, not fed": Writer(**GRU, look=Monotonic(score="additive", radius=2), feed=False),
+    "local-p": Writer(**GRU, look=Predictive(score="additive", radius=2)),
+    "local-p, not fed": Writer(**GRU, look=Predictive(score="general", radius=2), feed=False),
+}
+NAMES = pytest.mark.parametrize("name", WRITERS)
+
+
+def made(writer: Writer, vocabulary: int = 20, **more: Any) -> Loaded:
+    """A tiny one in float64."""
+    words = EmbeddingConfig(vocabulary=vocabulary, width=6, scale=2.0)
+    config = Config(family="heedful-classic", model=ClassicConfig(embedding=words, reader=writer), head=NextToken())
+    return create(config, seed=3, **more).double().eval()
+
+
+def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
+    """The weights of a state at step t over the rows, by the formulas."""
+    score, config, (n, width) = look.score, look.config, rows.shape
+    match config.score:
+        case "cosine":
+            each = [h @ k / (h.norm() * k.norm()) for k in rows]
+        case "dot" | "scaled_dot":
+            each = [h @ k / (width**0.5 if config.score == "scaled_dot" else 1) for k in rows]
+        case "general":
+            each = [h @ score.weight.weight @ k for k in rows]
+        case "additive":
+            w, u, v = (getattr(score, part).weight for part in ("query", "key", "out"))
+            each = [(v @ (w @ h + u @ k).tanh())[0] for k in rows]
+        case _:
+            each = list(score.weight.weight @ h)[:n]
+    at = torch.stack(each)
+    match config:
+        case Hard():
+            return torch.eye(n).double()[at.argmax()]
+        case Monotonic(radius=radius):
+            centre, near = float(t), [s for s in range(n) if abs(s - t) <= radius]
+        case Predictive(radius=radius):
+            p = n * (look.place.out.weight @ (look.place.inner.weight @ h).tanh()).sigmoid()
+            centre, near = float(p), [s for s in range(n) if abs(s - float(p)) <= radius]
+        case _:
+            return at.softmax(-1)
+    weights = torch.zeros(n).double()
+    if near:
+        weights[near] = at[near].softmax(-1)
+    if isinstance(config, Predictive):
+        weights = weights * torch.tensor([-((s - centre) ** 2) / (2 * (radius / 2) ** 2) for s in range(n)]).exp()
+    return weights
+
+
+def by_loops(loaded: Loaded, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Rows of the target and what each looked at, one token after another (Luong et al. 2015, equations 5 to 10)."""
+    body: Any = loaded.model
+    half, layers, width = body.writer.width // 2, body.writer.layers, body.writer.width
+    words = body.embedding.tokens.weight * 2.0
+    rows, ends = torch.zeros(0, width).double(), torch.zeros(width).double()
+    if source:
+        rows = recurrent(body.reading.cells, words[source])
+        ends = torch.cat([rows[-1, :half], rows[0, half:]])
+    start = (body.bridge.weight @ ends + body.bridge.bias).view(-1, layers, width)
+    h = [start[0, layer].tanh() for layer in range(layers)]
+    c = [start[1, layer] if len(start) > 1 else start[0, layer] for layer in range(layers)]
+    fed, found, seen = torch.zeros(6).double(), [], []
+    for t, token in enumerate(target):
+        x = torch.cat([words[token], fed]) if body.feeds else words[token]
+        for layer in range(layers):
+            h[layer], c[layer] = step(body.writing, x, h[layer], c[layer], f"l{layer}")
+            x = h[layer]
+        if body.look is not None:
+            weights = looked(body.look, x, rows, t) if source else torch.zeros(0).double()
+            seen.append(weights)
+            x = torch.cat([weights @ rows, x])
+        fed = (body.mix.weight @ x + body.mix.bias).tanh()
+        found.append(fed)
+    return torch.stack(found), seen
+
+
+@NAMES
+@torch.no_grad()
+def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
+    loaded, trace = made(WRITERS[name]), Trace(what=("weights",) if WRITERS[name].look else ())
+    together = Packed.of(TARGET).unpack(loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace))
+    for number, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        rows, seen = by_loops(loaded, source, target)
+        assert torch.allclose(together[number], rows, atol=1e-12), number
+        assert torch.allclose(loaded.model(Packed.of([source]), Packed.of([target])), rows, atol=1e-12)
+        if seen:
+            weights = trace.attention["cross", 0, number].weights
+            assert weights is not None and torch.allclose(weights[0], torch.stack(seen), atol=1e-12)
+            some = Trace(rows=[0, 2], sequences=[number])
+            loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=some)
+            found = some.attention["cross", 0, number].weights
+            assert found is not None and torch.equal(found, weights[:, [row for row in (0, 2) if row < len(target)]])
+    assert loaded.model(Packed.of([]), Packed.of([])).shape == (0, 6)
+
+
+@NAMES
+@torch.no_grad()
+def test_token_by_token_is_all_at_once(name: str) -> None:
+    """Each step's distribution is that of the whole text, told the tokens before it; some texts end sooner."""
+    loaded, seen = made(WRITERS[name]), 0
+    assert loaded.head is not None
+    texts = [[1] for _ in SOURCE]
+    reads = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
+    how = Sample(temperature=2.0)
+    for at in stream(
+        loaded.model, loaded.head, how=how, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **reads
+    ):
+        assert at.distribution is not None
+        for row, number in enumerate(at.sequences):
+            whole = loaded(Packed.of([SOURCE[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
+            assert torch.allclose(at.distribution[row], whole, atol=1e-12)
+            texts[number].append(at.tokens[row])
+            seen += 1
+    assert len(SOURCE) < seen
+    prompts = [[1, 5, 6], [1], [1, 2], [1, 7, 8], [1]]  # several tokens at once, and then one
+    cache = loaded.model.remember(Packed.of(SOURCE))
+    loaded.model.go_on(Packed.of(prompts), cache)
+    cache.choose([2, 0, 0, 4])
+    last = loaded.model.go_on(Packed.of([[9]] * 4), cache)
+    for row, number in zip(last, [2, 0, 0, 4], strict=True):
+        whole = loaded.model(Packed.of([SOURCE[number]]), Packed.of([[*prompts[number], 9]]))
+        assert torch.allclose(row, whole[-1], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["additive", "hard", "local-p, not fed"])
+def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> None:
+    loaded = made(WRITERS[name])
+
+    def gradient(source: list[list[int]], target: list[list[int]]) -> list[Tensor]:
+        loaded.zero_grad()
+        loaded(Packed.of(source), Packed.of(target)).log_softmax(-1)[:, 2].sum().backward()
+        return [torch.zeros_like(each) if each.grad is None else each.grad for each in loaded.parameters()]
+
+    alone = [gradient([s], [t]) for s, t in zip(SOURCE, TARGET, strict=True)]
+    for packed, *each in zip(gradient(SOURCE, TARGET), *alone, strict=True):
+        assert torch.allclose(packed, sum(each, torch.zeros_like(packed)), atol=1e-12)
+    assert all(float(each.abs().sum()) > 0 for each in gradient(SOURCE, TARGET))  # also through what is hard
+
+
+@torch.no_grad()
+def test_trap_16_a_window_as_wide_as_the_text_is_global_attention() -> None:
+    """And what is drawn in training is one place, the same for the same seed."""
+    everywhere = made(Writer(**GRU, look=Everywhere(score="additive")))
+    near = made(Writer(**GRU, look=Monotonic(score="additive", radius=9)))
+    assert near.named().keys() == everywhere.named().keys()
+    read = (Packed.of(SOURCE), Packed.of(TARGET))
+    assert torch.allclose(everywhere(*read), near(*read), atol=1e-12)
+    drawing = made(Writer(**GRU, look=Hard(score="dot", how="drawn")))
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(drawing.train()(*read))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    assert torch.equal(drawing.eval()(*read), drawing(*read))
+
+
+@pytest.mark.parametrize("how", ["highest", "drawn"])
+def test_hard_attention_learns_straight_through(how: Any) -> None:
+    """To write six tokens backwards, of which nets that look at nothing write half in as many steps."""
+    torch.manual_seed(0)
+    words = EmbeddingConfig(vocabulary=14, width=16, scale=4.0)
+    nets = Writer(width=32, look=Hard(score="general", how=how), feed=False)
+    config = Config(family="heedful-classic", model=ClassicConfig(embedding=words, reader=nets), head=NextToken())
+    loaded = create(config, seed=0).train()
+    optimizer = torch.optim.Adam(loaded.parameters(), lr=1e-2)
+
+    def told(count: int) -> tuple[Tensor, Tensor]:
+        source = torch.randint(2, 14, (count, 6))
+        back = source.flip(1)
+        target = torch.cat([torch.ones(count, 1, dtype=torch.long), back[:, :-1]], 1)
+        return loaded(Packed.of(source.tolist()), Packed.of(target.tolist())), back.flatten()
+
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(*told(16)).backward()
+        nn.utils.clip_grad_norm_(loaded.parameters(), 1.0)
+        optimizer.step()
+    loaded.eval()
+    scores, right = told(200)
+    assert (scores.argmax(-1) == right).double().mean() > 0.75
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("penalty", ["none", "power"])
+def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
+    """Every text of up to three of four tokens, scored by teacher forcing."""
+    loaded, most, stop = made(WRITERS["additive"], vocabulary=5), 3, 0
+    assert loaded.head is not None
+    sources = [[1, 2, 3], [4]]
+    how = Beam(width=64, best=1, penalty=penalty, ends="full")
+    texts = [
+        [*begun, end] for n in range(most) for begun in product(range(1, 5), repeat=n) for end in range(5)
+        if end == stop or n == most - 1
+    ]  # fmt: skip
+    reads = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
+    found = write(loaded.model, loaded.head, how=how, max_new_tokens=most, stop=[stop], **reads)
+    for source, (best,) in zip(sources, found, strict=True):
+        scores = loaded(Packed.of([source] * len(texts)), Packed.of([[1, *text[:-1]] for text in texts])).log_softmax(
+            -1
+        )
+        each = Packed.of(texts).unpack(scores.gather(-1, Packed.of(texts).tokens[:, None])[:, 0])
+        totals = [float(log_p.sum()) / how.divisor(len(text)) for log_p, text in zip(each, texts, strict=True)]
+        right = texts[max(range(len(texts)), key=totals.__getitem__)]
+        assert best.tokens == [token for token in right if token != stop]
+        assert best.score == pytest.approx(max(totals), abs=1e-12)
+
+
+def test_cells_are_torchs_own_and_half_precision_runs() -> None:
+    """The size of the published attention model's decoder; bfloat16 products leave the nets in float32."""
+    loaded = made(Writer(**LSTM)).float()
+    body: Any = loaded.model
+    assert isinstance(body.writing, nn.LSTM) and body.writing.input_size == 12
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = body(Packed.of(SOURCE), Packed.of(TARGET))
+        assert rows.dtype == torch.float32
+        loaded.head(rows, Packed.of(TARGET)).float().sum().backward()  # type: ignore[misc]
+    assert torch.allclose(rows, body(Packed.of(SOURCE), Packed.of(TARGET)))
+
+
+def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() -> None:
+    loaded = made(Writer(width=8, layers=2, dropout=0.5))
+    body: Any = loaded.model
+    assert body.reading.cells.dropout == body.writing.dropout == 0.5
+    biases = [each for name, each in loaded.named().items() if "bias" in name]
+    assert len(biases) > 10 and not any(each.any() for each in biases)
+
+
+def test_what_is_refused() -> None:
+    for wrong, told in (
+        ({"width": 7}, "width is 7; expected an even number"),
+        ({"layers": 0}, "layers is 0; expected a number from 1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+    ):
+        with pytest.raises(HeedfulError, match=told):
+            Writer(**wrong)
+    with pytest.raises(HeedfulError, match="which does not look at keys, but local_m attention compares some of them"):
+        Monotonic(score="location")
+    with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 places"):
+        made(Writer(**GRU, look=Everywhere(score="location", longest=3))).model(Packed.of(SOURCE), Packed.of(TARGET))
+    loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
+    for trace, told in (
+        (Trace(what=["q", "weights", "states"]), "trace: q, states were asked for, but this model has weights alone"),
+        (Trace(layers=[0, 1]), r"trace: layers \[1\] were asked for, but there are 1, from 0"),
+        (Trace(heads=[2]), r"trace: heads \[2\] were asked for, but there are 1, from 0"),
+        (Trace(sequences=[5]), r"trace: sequences \[5\] were asked for, but there are 5, from 0"),
+    ):
+        with pytest.raises(HeedfulError, match=told):
+            loaded.model(*read, trace=trace)
+    loaded = made(WRITERS["plain"])
+    with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
+        loaded.model(*read, trace=Trace())
+    with pytest.raises(HeedfulError, match='writes texts: it has the head "language_model" alone'):
+        attach(loaded, "sequence_classification", labels=("a", "b"))
+    with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
+        loaded.model(Packed.of(SOURCE))
+    stack = StackConfig(width=6, layers=1, heads=1, head_width=6, inner_width=6)
+    with pytest.raises(HeedfulError, match="recurrent nets that write learn their own words"):
+        ClassicConfig(embedding=EmbeddingConfig(vocabulary=9, width=6), encoder=stack, reader=Writer())

@@ -1,0 +1,397 @@
+"""The kernels in C++ as functions of tensors: against PyTorch in float64, forward, backward and with dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.csrc import Kernels
+from heedful.nn import cpu_ops as of
+from heedful.nn import native_attention as attending
+from heedful.nn.attend import attend_as, choose
+from heedful.nn.inference_linear import Panels, Rounded
+from heedful.nn.layers import Mlp
+from heedful.nn.layout import Call, Layout
+
+pytestmark = pytest.mark.usefixtures("native")
+
+ODD = [float("nan"), float("inf"), float("-inf")]
+LENGTHS = [1, 2, 13, 0, 47, 48, 49, 64, 65, 130]
+KEYS = [7, 0, 1, 3, 59, 66, 73, 88, 5, 10]
+FLOAT, HALF = 2e-6, 1e-2
+
+
+def off(x: Tensor, y: Tensor) -> float:
+    """How far x is from y, over the size of y."""
+    x, y = x.detach().double(), y.detach().double()
+    return float((x - y).norm() / y.norm().clamp(min=1e-30))
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def skip_without_half(native: Kernels, dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16 and not native.half:
+        pytest.skip("this processor does not multiply bfloat16")
+
+
+def layout_of(queries: list[int], keys: list[int] | None = None) -> Layout:
+    return Layout.of(*[[0, *accumulate(each)] for each in (queries, *([] if keys is None else [keys]))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "heads"), [(32, 3), (64, 2), (16, 2), (96, 1), (128, 1)])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 5), (True, 3)])
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["self", "cross"])
+def test_attention(
+    native: Kernels, dtype: torch.dtype, width: int, heads: int, causal: bool, window: int | None, keys: Any
+) -> None:
+    skip_without_half(native, dtype)
+    layout = layout_of(LENGTHS, keys)
+    if keys is None:
+        given = drawn(sum(LENGTHS), 3, heads, width, dtype=dtype).unbind(1)  # side by side, as a layer has them
+    else:
+        rows = (sum(LENGTHS), sum(keys), sum(keys))
+        given = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
+    call = Call(layout=layout, scale=width**-0.5, causal=causal, window=window)
+    assert choose(*given, call).name == "native"
+
+    def ran(how: Callable[..., Tensor], tensors: Any) -> list[Tensor]:
+        mine = [each.detach().requires_grad_() for each in tensors]
+        out = how(*mine, call)
+        out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
+        return [out, *(each.grad for each in mine)]
+
+    found = ran(attending.attention, given)
+    expected = ran(lambda *x: attend_as(*x, backend="reference"), [each.double() for each in given])
+    most = FLOAT if dtype == torch.float32 else HALF
+    assert max(off(x, y) for x, y in zip(found, expected, strict=True)) < most
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_hides_no_number_that_is_not_finite(
+    native: Kernels, dtype: torch.dtype, part: str, value: float
+) -> None:
+    skip_without_half(native, dtype)
+    call = Call(layout=layout_of([20, 70]), scale=0.25)
+    given = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
+    given[part][5, 0, 3] = value
+
+    def ran(how: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:
+        mine = [each.to(dtype).to(kind, copy=True).requires_grad_() for each in given.values()]
+        out = how(*mine, call)
+        out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
+        return [each.detach().isfinite() for each in (out, *(one.grad for one in mine)) if each is not None]
+
+    found = ran(attending.attention, dtype)
+    expected = ran(lambda *x: attend_as(*x, backend="reference"), torch.float32)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    assert not found[0].all() and found[0][20:].all()  # and the other sequence has nothing to do with it
+
+
+def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
+    layout = layout_of([40, 60])
+    call = Call(layout=layout, scale=0.2, dropout=0.3)
+    given = [drawn(100, 2, 32, seed=n) for n in range(3)]
+    weight = drawn(100, 2, 32, seed=7)
+
+    def value(*tensors: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return (attending.attention(*tensors, call).double() * weight).sum()
+
+    mine = [each.clone().requires_grad_() for each in given]
+    value(*mine).backward()
+    for number, each in enumerate(mine):
+        way = drawn(100, 2, 32, seed=20 + number)
+        moved = [[x + step * way if n == number else x for n, x in enumerate(given)] for step in (1e-2, -1e-2)]
+        slope = float(value(*moved[0]) - value(*moved[1])) / 2e-2
+        assert each.grad is not None
+        assert slope == pytest.approx(float((each.grad.double() * way).sum()), rel=2e-2, abs=2e-2)
+
+
+def test_what_is_dropped_is_a_share_p_and_the_mean_stays() -> None:
+    ones, norm = torch.zeros(4000, 64), nn.LayerNorm(64)
+    q = torch.zeros(4000, 1, 64)
+    torch.manual_seed(1)
+    out = attending.attention(q, q, torch.ones(4000, 1, 64), Call(layout=layout_of([4000]), scale=1.0, dropout=0.25))
+    assert float(out.mean()) == pytest.approx(1.0, abs=5e-3)
+    seen = of.add_norm(ones, torch.ones(4000, 64), norm, 0.25)
+    assert seen is not None
+    assert float((seen < 0).float().mean()) == pytest.approx(0.25, abs=5e-3)
+    rows = (seen < 0).float().mean(0)
+    assert float(rows.std()) < 3 * (0.25 * 0.75 / 4000) ** 0.5  # no column is favoured
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_norm_of_a_sum(native: Kernels, dtype: torch.dtype, p: float) -> None:
+    skip_without_half(native, dtype)
+    norm = nn.LayerNorm(80, eps=1e-3)
+    norm.weight.data, norm.bias.data = drawn(80, seed=3), drawn(80, seed=4)
+    x, y = drawn(70, 80, seed=1).requires_grad_(), drawn(70, 80, seed=2, dtype=dtype).requires_grad_()
+    torch.manual_seed(3)
+    z = of.add_norm(x, y, norm, p)
+    assert z is not None
+    z.backward(drawn(70, 80, seed=5))
+    found = [z, x.grad, y.grad, norm.weight.grad, norm.bias.grad]
+    assert x.grad is not None and y.grad is not None
+    kept = torch.ones(70, 80, dtype=torch.float64)
+    if p:  # what was dropped is read off the gradients
+        kept = (y.grad != 0).double() / (1 - p)
+        assert 0.1 < float((kept == 0).double().mean()) < 0.3
+    wide = nn.LayerNorm(80, eps=1e-3, dtype=torch.float64)
+    wide.load_state_dict(norm.state_dict())
+    a, b = x.detach().double().requires_grad_(), y.detach().double().requires_grad_()
+    expected = wide(a + b * kept)
+    expected.backward(drawn(70, 80, seed=5).double())
+    grads = [expected, a.grad, b.grad, wide.weight.grad, wide.bias.grad]
+    most = FLOAT if dtype == torch.float32 else HALF
+    assert max(off(one, other) for one, other in zip(found, grads, strict=True) if one is not None) < most
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "out"), [(1, 48, 64), (7, 32, 16), (65, 80, 112), (433, 64, 192), (600, 192, 48)]
+)
+def test_linear_layers_in_training(native: Kernels, rows: int, width: int, out: int) -> None:
+    skip_without_half(native, torch.bfloat16)
+    layer = of.Linear(width, out)
+    x = drawn(rows, width).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    dy = drawn(rows, out, seed=2, dtype=torch.bfloat16)
+    y.backward(dy)
+    a, w = x.detach().bfloat16().double().requires_grad_(), layer.weight.detach().bfloat16().double().requires_grad_()
+    b = layer.bias.detach().double().requires_grad_()
+    expected = F.linear(a, w, b)
+    expected.backward(dy.double())
+    assert y.dtype == torch.bfloat16 and layer.weight.grad is not None
+    assert off(y, expected) < HALF
+    for mine, theirs in ((x.grad, a.grad), (layer.weight.grad, w.grad), (layer.bias.grad, b.grad)):
+        assert mine is not None and theirs is not None
+        assert off(mine, theirs) < FLOAT  # gradients are not rounded
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 65, 300])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_laid_out_layers_answer_as_the_layer_does(native: Kernels, rows: int, activation: str | None) -> None:
+    skip_without_half(native, torch.bfloat16)
+    layer = nn.Linear(80, 208, dtype=torch.bfloat16)
+    x = drawn(rows, 80, dtype=torch.bfloat16)
+    expected = layer.double()(x.double())
+    expected = expected if activation is None else F.gelu(expected)
+    with torch.inference_mode():
+        assert off(Panels(layer.bfloat16(), activation)(x), expected) < HALF
+        exact = Rounded(layer.float(), activation)
+        assert (exact.panels is not None) == native.bytes
+        mine = exact(x)
+        exact.panels = None
+        assert off(mine, expected) < off(exact(x), expected) + 1e-3  # its steps are no coarser
+        assert off(mine, expected) < 3e-2
+        assert exact(x[:0]).shape == mine[:0].shape
+
+
+def test_whole_numbers_are_summed_exactly(native: Kernels) -> None:
+    if not native.bytes:
+        pytest.skip("this processor does not multiply bytes")
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randint(-127, 128, (64, 1536), generator=generator, dtype=torch.int8)
+    x = torch.randint(-100, 156, (9, 1536), generator=generator).float()
+    x[:, 0], x[:, 1] = -100.0, 155.0  # each row's step is 1
+    made = of.Bytes.of(weight, torch.ones(64), None, gelu=False)
+    assert made is not None
+    assert torch.equal(made.product(x), (x.double() @ weight.double().t()).float())
+    level = torch.full((2, 1536), 3.0)
+    assert torch.equal(made.product(level), (level.double() @ weight.double().t()).float())
+
+
+def test_gelu_and_its_gradient(native: Kernels) -> None:
+    skip_without_half(native, torch.bfloat16)
+    x = torch.linspace(-12, 12, 4096, dtype=torch.bfloat16).requires_grad_()
+    y = of.gelu(x)
+    y.backward(torch.ones_like(y))
+    wide = x.detach().double().requires_grad_()
+    expected = F.gelu(wide)
+    expected.backward(torch.ones_like(expected))
+    assert x.grad is not None and wide.grad is not None
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=6e-6)
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=2**-7, atol=1e-6)
+
+
+def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
+    skip_without_half(native, torch.bfloat16)
+    mlp = Mlp(width=64, inner_width=128, activation="gelu", gated=False, bias=True, inner_dropout=0.0)
+    norm, layout = nn.LayerNorm(64), layout_of(LENGTHS)
+
+    def ran(threads: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            torch.manual_seed(2)
+            mlp.zero_grad()
+            x = drawn(sum(LENGTHS), 192).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                q, k, v = attending.parts(x, 2)
+                mixed = attending.attention(q, k, v, Call(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
+                z = of.add_norm(x[:, :64], mlp(mixed), norm, 0.1)
+            assert z is not None and x.grad is None
+            z.square().sum().backward()
+            assert x.grad is not None and mlp.up.weight.grad is not None
+            return [z.detach(), x.grad, mlp.up.weight.grad.clone()]
+        finally:
+            torch.set_num_threads(before)
+
+    for one, other in zip(ran(1), ran(3), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
+    rows = drawn(5, 96).requires_grad_()
+    q, k, v = attending.parts(rows, 2)
+    out = attending.attention(q, k, v, Call(layout=layout_of([5]), scale=1.0))
+    (one,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
+    (other,) = torch.autograd.grad(sum((each * out.detach()).sum() for each in (q, k, v)), rows)  # three of their own
+    assert one.shape == other.shape == rows.shape
+    assert torch.equal(other.view(5, 3, 2, 16)[:, 1], out.detach())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": torch.float64}, "float32 and bfloat16"),
+        ({"width": 20}, "not 20"),
+        ({"keys": ((0, 4), (2, 6))}, "same keys"),
+        ({"scale": -1.0}, "scale is to be 0 or more"),
+    ],
+)
+def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
+    q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
+    spans = ((0, 3), (3, 6))
+    call = Call(layout=Layout(spans, change.get("keys", spans)), scale=change.get("scale", 1.0))
+    assert said in attending.cannot_attend(q, q, q, call)
+    assert choose(q, q, q, call).name != "native"
+
+
+def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heedful.csrc import library
+
+    monkeypatch.setattr(library, "_found", lambda: "none today")
+    q = drawn(6, 2, 32)
+    assert "none today" in attending.cannot_attend(q, q, q, Call(layout=layout_of([6]), scale=1.0))
+    assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert of.Linear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"
+
+
+def published(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """PyTorch's losses in float64, and their gradient."""
+    wide = scores.double().requires_grad_()
+    losses = F.cross_entropy(wide, targets, reduction="none")
+    losses.sum().backward()
+    assert wide.grad is not None
+    return losses.detach(), wide.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("classes", [2, 16, 37, 1000])
+def test_cross_entropy_and_its_gradient(native: Kernels, dtype: torch.dtype, classes: int) -> None:
+    skip_without_half(native, dtype)
+    scores, targets = 5 * drawn(40, classes, dtype=dtype), torch.arange(40) % classes
+    scores[3, 1] = 300.0  # certain, and wrong
+    scores[1, 1] = 300.0  # certain, and right
+    made, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
+    assert made is not None
+    torch.testing.assert_close(made[0].double(), losses, rtol=1e-6, atol=5e-6)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-6}
+    torch.testing.assert_close(made[1].double(), gradient, **tolerance)
+    assert of.cross_entropy(scores, targets + classes) is None
+    assert of.cross_entropy(scores[:0], targets[:0]) is not None
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cross_entropy_of_scores_that_are_not_finite(native: Kernels, dtype: torch.dtype, value: float) -> None:
+    skip_without_half(native, dtype)
+    scores, targets = drawn(8, 37, dtype=dtype), torch.arange(8) + 2
+    for row, column in enumerate((0, 3, 7, 8, 20, 35, 36)):  # one is the row's target; the last row is as it was
+        scores[row, column] = value
+    made, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
+    assert made is not None
+    torch.testing.assert_close(made[0].double(), losses, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(made[1].double(), gradient, rtol=2**-7, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_rows_in_bytes_hide_no_number_that_is_not_finite(native: Kernels, value: float) -> None:
+    x, whole, scales = drawn(6, 64), torch.empty(6, 64, dtype=torch.uint8), torch.empty(6, 2)
+    for row, column in enumerate((0, 15, 16, 40, 63)):
+        x[row, column] = value
+    native.round_rows(x.data_ptr(), 64, 6, 64, 0, whole.data_ptr(), scales.data_ptr(), 1)
+    assert scales.isfinite().all(1).tolist() == [False] * 5 + [True]
+
+
+def test_whoever_asks_first(native: Kernels) -> None:
+    from heedful.csrc.check import wrong
+
+    with torch.autocast("cpu", torch.bfloat16):  # a model whose first product is the first to ask
+        assert wrong(native) == ""
+    with torch.device("meta"):
+        assert wrong(native) == ""
+
+
+def test_defaults_of_the_caller_are_not_ours(native: Kernels) -> None:
+    layer = nn.LayerNorm(64)
+    x = drawn(5, 64).requires_grad_()
+
+    def learned() -> list[Tensor]:
+        x.grad = layer.weight.grad = None
+        z = of.add_norm(x, x.detach(), layer, 0.0)
+        assert z is not None
+        z.square().sum().backward()
+        assert x.grad is not None and layer.weight.grad is not None
+        return [z, x.grad, layer.weight.grad]
+
+    expected = learned()
+    for dtype in (torch.bfloat16, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("meta"):
+                got = learned()
+        finally:
+            torch.set_default_dtype(before)
+        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_a_second_derivative_is_refused(native: Kernels) -> None:
+    x = drawn(5, 64).requires_grad_()
+    z = of.add_norm(x, x.detach(), nn.LayerNorm(64), 0.0)
+    assert z is not None
+    (first,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_an_empty_sequence_between_hides_no_keys_that_several_have() -> None:
+    q = torch.zeros(8, 2, 32)
+    call = Call(layout=Layout(((0, 3), (3, 3), (3, 8)), ((0, 6), (2, 2), (3, 8))), scale=1.0)
+    assert "same keys" in attending.cannot_attend(q, q, q, call)
+    assert choose(q, q, q, call).name != "native"
+
+
+@pytest.mark.parametrize("level", [0.0, 300.0, 1e4, 1e6])
+def test_cross_entropy_of_large_scores(native: Kernels, level: float) -> None:
+    scores, targets = drawn(20, 100) + level, torch.arange(20)
+    found = of.cross_entropy(scores, targets)
+    assert found is not None
+    for mine, theirs in zip(found, published(scores, targets), strict=True):
+        assert off(mine, theirs) < 3e-7

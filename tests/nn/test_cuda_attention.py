@@ -1,0 +1,199 @@
+"""Attention for CUDA, as far as a CPU can check it: plans, masks and arguments against the reference."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from heedful.nn import attend as attend_module
+from heedful.nn import cuda, kernels
+from heedful.nn.attend import REFERENCE, choose, explain
+from heedful.nn.cuda_attention import CUDA, TILE, tiles_of
+from heedful.nn.layout import Call, Distance, Layout
+from tests.nn import test_kernels as grid
+from tests.nn.test_kernels import LENGTHS, draw, draw_bias, layout_of, outcome, worst
+
+FLASH, GROUPED, FLEX = CUDA
+VARLEN = next(each for each in kernels.KERNELS if each.name == "varlen")
+WINDOWS = ((False, None), (True, None), (False, 3), (True, 3), (False, 0))
+
+
+def as_documented(
+    q: Tensor, k: Tensor, v: Tensor, of: Tensor, to: Tensor, *rest: Any, scale: float, **window: int
+) -> tuple[Tensor, None]:
+    """aten::_flash_attention_forward in words: query i of n looks at keys i + m - n - left to i + m - n + right of m.
+
+    -1 is no limit, is_causal is right = 0; a query without keys gives zeros.
+    """
+    longest_of, longest_to, dropped, causal, debug = rest
+    assert of.dtype == to.dtype == torch.int32 and not debug and dropped == 0.0
+    left, right = window["window_size_left"], window["window_size_right"]
+    assert not causal or (left, right) == (-1, 0)
+    rows = []
+    for b in range(len(of) - 1):
+        one, keys, values = q[of[b] : of[b + 1]], k[to[b] : to[b + 1]], v[to[b] : to[b + 1]]
+        n, m = len(one), len(keys)
+        assert n <= longest_of and m <= longest_to
+        for i in range(n):
+            middle = i + m - n
+            low = 0 if left < 0 else max(0, middle - left)
+            high = m if right < 0 else min(m, middle + right + 1)
+            if low >= high:
+                rows.append(0.0 * one[i] + 0.0 * (keys.sum() + values.sum()))
+                continue
+            weights = (scale * torch.einsum("hd,jhd->hj", one[i], keys[low:high])).softmax(-1)
+            rows.append(torch.einsum("hj,jhd->hd", weights, values[low:high]))
+    return (torch.stack(rows) if rows else 0.0 * q), None
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_flash_is_told_what_the_reference_computes(
+    lengths: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "_operator", lambda: as_documented)
+    layout = layout_of(*lengths)
+    tensors = draw(layout)
+    for causal, window in WINDOWS if layout.rows < 100 else WINDOWS[3:4]:
+        call = Call(layout=layout, scale=0.3, causal=causal, window=window)
+        assert worst(outcome(FLASH, tensors, [], call), outcome(REFERENCE, tensors, [], call)) <= 1e-12
+
+
+def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
+    assert cuda._lacks() == ""
+    layout = layout_of([7, 30], [7, 33])
+    shapes = [(37, 4, 64), (40, 4, 64), (40, 4, 64)]
+    q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
+    for causal, window in WINDOWS:
+        out = FLASH.run(q, k, v, Call(layout=layout, scale=0.1, causal=causal, window=window, dropout=0.1))
+        gradients = torch.autograd.grad(out.sum(), [q, k, v])
+        assert [out.shape, *(each.shape for each in gradients)] == [q.shape, q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("bias", ["none", "table", "rows", "dense"])
+def test_grouped_equals_the_reference(bias: str) -> None:
+    for lengths in LENGTHS.values():
+        layout = layout_of(*lengths)
+        tensors, (given, trained) = draw(layout), draw_bias(bias, layout)
+        for causal, window in WINDOWS[:1] + WINDOWS[3:4]:
+            call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+            truth = outcome(REFERENCE, tensors, trained, call)
+            assert worst(outcome(GROUPED, tensors, trained, call), truth) <= 1e-12, (lengths, causal, window)
+
+
+@pytest.mark.parametrize("bias", ["none", "table"])
+def test_grouped_drops_weights_after_the_softmax(bias: str) -> None:
+    grid.test_dropout_drops_weights_after_the_softmax(GROUPED, bias)
+    if bias == "none":
+        grid.test_the_global_seed_decides_what_is_dropped(GROUPED)
+
+
+@pytest.mark.parametrize("bias", ["none", "table", "rows"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(cuda, "_compiled", lambda: flex_attention)
+    for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
+        layout = layout_of(*LENGTHS[name])
+        tensors, (given, _) = [each.detach() for each in draw(layout)], draw_bias(bias, layout)
+        if isinstance(given, Distance):
+            given = Distance(table=given.table.detach())
+        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        assert worst([FLEX.run(*tensors, call)], [REFERENCE.run(*tensors, call)]) <= 1e-6, name
+
+
+def test_tiles_hold_every_pair_that_counts_and_no_others() -> None:
+    lengths = [3, 130, 0, 250, 64, 1, 700, 20]
+    spans = Layout.of([0, *torch.tensor(lengths).cumsum(0).tolist()]).queries
+    for keys in (spans, tuple((start + 40, stop + 40) for start, stop in spans)):
+        layout = Layout(spans, keys)
+        q, k = torch.zeros(sum(lengths), 1, 16), torch.zeros(keys[-1][1], 1, 16)
+        tiles = tiles_of(Call(layout=layout, scale=1.0), q, k)
+        computed = tiles.mask.to_dense()[0, 0].bool()
+        rows, columns = (torch.arange(len(each)) for each in (q, k))
+        zero = torch.tensor(0)
+        counts = tiles.mask.mask_mod(zero, zero, rows[:, None], columns[None, :])
+        truth = torch.zeros(len(q), len(k), dtype=torch.bool)
+        for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
+            truth[start:stop, first:last] = True
+        assert torch.equal(counts, truth)
+        pad = [-(-size // TILE) * TILE - size for size in truth.shape]
+        whole = torch.nn.functional.pad(truth, (0, pad[1], 0, pad[0]))
+        busy = whole.unflatten(1, (-1, TILE)).any(-1).unflatten(0, (-1, TILE)).any(1)
+        assert torch.equal(computed, busy)
+
+
+# -- the choice ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
+    layout = layout_of([20, 20], [20, 20])
+    with FakeTensorMode():
+        halves, singles, narrow = (
+            torch.empty(40, 4, width, device="cuda", dtype=dtype)
+            for width, dtype in ((64, torch.bfloat16), (64, torch.float32), (68, torch.bfloat16))
+        )
+        table = Distance(table=torch.empty(4, 9, device="cuda"))
+        values = Distance(table=table.table, values=torch.empty(9, 64, device="cuda"))
+    for q, bias, dropout, first, name in (
+        (halves, None, 0.0, "", "varlen"),
+        (halves, None, 0.1, "", "flash"),
+        (halves, table, 0.0, "", "grouped"),
+        (halves, table, 0.1, "", "grouped"),
+        (halves, table, 0.0, "flex", "flex"),
+        (halves, table, 0.1, "flex", "grouped"),
+        (narrow, table, 0.0, "flex", "grouped"),
+        (halves, values, 0.1, "", "products"),
+        (singles, None, 0.0, "", "grouped"),
+        (singles, None, 0.1, "", "grouped"),
+    ):
+        call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout, first=first)
+        assert choose(q, q, q, call).name == name, (name, explain(q, q, q, call))
+
+
+def test_keys_that_belong_to_no_sequence_are_refused() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(rows, 4, 64, device="cuda", dtype=torch.bfloat16) for rows in (40, 50))
+    reason = "its key rows must follow each other without a gap, and all belong to a sequence"
+    for keys in (((0, 20), (20, 40)), ((0, 20), (30, 50)), ((10, 30), (30, 50))):
+        layout = Layout(((0, 20), (20, 40)), keys)
+        assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == reason
+        call = Call(layout=layout, scale=1.0)
+        assert VARLEN.cannot(q, k, k, call) == reason and choose(q, k, k, call).name == "grouped"
+    layout = layout_of([20, 20], [20, 30])
+    assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == ""
+    assert VARLEN.cannot(q, k, k, Call(layout=layout, scale=1.0)) == ""
+
+
+def test_values_of_another_width_are_left_to_blocks() -> None:
+    layout = layout_of([20, 20], [20, 20])
+    with FakeTensorMode():
+        q, v = (torch.empty(40, 4, width, device="cuda", dtype=torch.bfloat16) for width in (64, 32))
+    for dropout, first in ((0.0, ""), (0.1, ""), (0.0, "flex")):
+        call = Call(layout=layout, scale=1.0, dropout=dropout, first=first)
+        assert choose(q, q, v, call).name == "grouped", explain(q, q, v, call)
+    assert VARLEN.cannot(q, q, v, call) == "its values are as wide as its keys, and these are 32 and 64 wide"
+
+
+def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "TAKES", (*cuda.TAKES, "softcap"))
+    said = cuda._lacks.__wrapped__()
+    assert said == f"PyTorch {torch.__version__} has another operator for it, without softcap"
+
+
+def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of([20, 20], [20, 20])
+    q = torch.zeros(40, 4, 64)
+    for bias, dropout in product((None, Distance(table=torch.zeros(4, 9))), (0.0, 0.1)):
+        call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout)
+        before = choose(q, q, q, call).name
+        with monkeypatch.context() as patch:
+            patch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
+            assert choose(q, q, q, call).name == before
+            assert explain(q, q, q, call).count("it runs on CUDA only") == 4
