@@ -20,10 +20,10 @@ import lengths
 from harness import Arm, Bound, Prepared, Values, measure, serve
 from report import RESULTS, grid, write
 
-from heedful.data.bad import LeaveOut, Sieve
-from heedful.data.corpus import Corpus, CorpusSettings, build
-from heedful.data.documents import Reading, expand
-from heedful.data.sentences import normalise
+from heedful.data.bad_rows import LeaveOut, Sieve
+from heedful.data.corpus.build import Corpus, CorpusSettings, build
+from heedful.data.corpus.documents import Reading, expand
+from heedful.data.corpus.sentence_split import normalise
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 
 ABOUT = """{megabytes} MB of {what} with a vocabulary of {vocabulary:,} word pieces learnt from it. `tokenizers` has the

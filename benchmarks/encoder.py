@@ -28,10 +28,10 @@ from report import facts
 from torch import Tensor
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.checkpoint import create, save
 from heedful.model.heads import pool
 from heedful.runs.finetune.run import finetune
-from heedful.shipped import ENCODER
 from heedful.tasks.metrics.regression import ranks
 
 TASKS = {  # the kind of task, the split and the number that count

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from heedful.data.sentences import normalise, segments
+from heedful.data.corpus.sentence_split import normalise, segments
 
 CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
 LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets

@@ -91,7 +91,7 @@ class Given:
 
     def batches(self, device: torch.device) -> list[Batch]:
         """As Heedful's objective makes them, on the device."""
-        from heedful.data.order import mixed
+        from heedful.data.sampler import mixed
 
         drawn = objective(self.case)
         return [
@@ -108,7 +108,7 @@ def objective(case: Case) -> Masked:
 
 def given(case: Case) -> Given:
     """Sequences of random words in rows of one shape, and what is hidden in them."""
-    from heedful.data.order import mixed
+    from heedful.data.sampler import mixed
 
     samples, drawn, texts = rows(case), objective(case), []
     for number, sample in enumerate(samples):

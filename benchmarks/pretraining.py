@@ -95,7 +95,7 @@ def padded(job: Job, folder: str, given: Round) -> Epoch:
     """transformers' model in a plain PyTorch loop."""
     import torch
 
-    from heedful.data.order import Order
+    from heedful.data.sampler import Order
 
     model = peer("AutoModelForMaskedLM", folder, job.attention)
     move = mover(model, RATE)

@@ -52,7 +52,7 @@ class Round:
     @classmethod
     def of(cls, samples: Sequence[Sample], objective: Masked) -> Round:
         """What Heedful's trainer makes of the samples in every epoch."""
-        from heedful.data.order import mixed
+        from heedful.data.sampler import mixed
 
         read, labels = [], []
         for number, sample in enumerate(samples):
@@ -106,7 +106,7 @@ class Round:
 
 def corpus(tokens: int, vocabulary: int) -> Any:
     """Documents of random words, somewhat more tokens than that."""
-    from heedful.data.shards import Corpus
+    from heedful.data.corpus.shards import Corpus
 
     draw, documents, segments = random.Random(SEED), [0], [0]
 
@@ -137,7 +137,7 @@ def corpus(tokens: int, vocabulary: int) -> Any:
 
 def windows(given: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
-    from heedful.data.order import order
+    from heedful.data.sampler import order
     from heedful.objectives import rows
     from heedful.objectives.special_tokens import Frame, run_of
 

@@ -115,7 +115,7 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.rnn import pad_sequence
 
-    from heedful.data.order import Order
+    from heedful.data.sampler import Order
 
     model = peer("AutoModelForSequenceClassification", folder, job.attention)
     move = mover(model, RATE)

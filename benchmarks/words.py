@@ -21,8 +21,8 @@ from finetune_data import load
 from report import RESULTS, grid, write
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, drawn, measure_words, rows_of_splits
-from heedful.shipped import ENCODER
 from heedful.tasks.classify import Classify
 
 TASKS = ("SST-2", "IMDB", "AG News")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data.bad import OnBadRow
+from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.precision import PrecisionOrAuto

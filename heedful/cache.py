@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from heedful.durable import sweep, whole
+from heedful.atomic_io import sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 
 VARIABLE = "HEEDFUL_CACHE"

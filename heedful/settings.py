@@ -29,7 +29,7 @@ from typing import (
 )
 
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.plain import cut, made_plain, named, parse, shown, toml
+from heedful.toml_json import cut, made_plain, named, parse, shown, toml
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError

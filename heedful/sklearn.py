@@ -20,11 +20,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from heedful.api import finetune
+from heedful.bundled import ENCODER
 from heedful.checkpoint import RUN_MODEL
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
-from heedful.shipped import ENCODER
 
 Estimator = TypeVar("Estimator", bound="_TextEstimator")
 

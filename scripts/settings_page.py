@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from heedful.cli.commands import Distil, Finetune, Pretrain, SettingsCommand
-from heedful.plain import toml
 from heedful.runs.aliases import ALIASES
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings
@@ -20,6 +19,7 @@ from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.settings_schema import Setting, describe, paths
 from heedful.serve.settings import ServeSettings
 from heedful.tokenizer.settings import TokenizerSettings
+from heedful.toml_json import toml
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """# Settings

@@ -17,7 +17,7 @@ import pytest
 from heedful.cli import main, predict_files
 from heedful.cli.predict_files import line
 from heedful.data import DataSettings
-from heedful.data.inputs import as_asked
+from heedful.data.inputs.input_files import as_asked
 from heedful.infer.batch import Progress
 from tests.support.model_folders import make
 

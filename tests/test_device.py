@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.cli import main
 from heedful.device import device_of, idle, precision
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.run_folder import decided
-from heedful.shipped import ENCODER
 from heedful.train.ranks import ALONE
 from heedful.train.settings import TrainSettings
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.checkpoint import Config, create
 from heedful.checkpoint.new_head import attach
 from heedful.cli import app, main
@@ -22,7 +23,6 @@ from heedful.runs import timing
 from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.init_settings import Transformer
 from heedful.runs.finetune.seq2seq import transformer
-from heedful.shipped import ENCODER
 from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train
 

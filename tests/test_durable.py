@@ -1,6 +1,6 @@
 """T3, T4, T11: a commit that is cut, killed or refused anywhere costs at most itself.
 
-Every operation that has to last goes through six functions of durable.py; here they are recorded, refused or made the
+Every operation that has to last goes through six functions of atomic_io.py; here they are recorded, refused or made the
 last thing that a process does.
 """
 
@@ -27,7 +27,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heedful import durable
+from heedful import atomic_io
 from heedful.errors import HeedfulError
 from heedful.train.checkpoint import Store
 
@@ -67,13 +67,13 @@ def leftovers(folder: Path) -> list[str]:
 def watched(patch: pytest.MonkeyPatch, names: tuple[str, ...], before: Callable[..., None]) -> None:
     """Have each of those operations announced before it happens."""
     for name in names:
-        original = getattr(durable, name)
+        original = getattr(atomic_io, name)
 
         def operation(*given: Any, name: str = name, original: Any = original) -> Any:
             before(name, *given)
             return original(*given)
 
-        patch.setattr(durable, name, operation)
+        patch.setattr(atomic_io, name, operation)
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -143,7 +143,7 @@ class Disk:
         """Follow all operations, and call after each of their smallest steps."""
         self.after = after
         for name in OPERATIONS:
-            original = getattr(durable, name)
+            original = getattr(atomic_io, name)
 
             def operation(*given: Any, name: str = name, original: Any = original) -> Any:
                 result = original(*given)
@@ -151,7 +151,7 @@ class Disk:
                 after()
                 return result
 
-            patch.setattr(durable, name, operation)
+            patch.setattr(atomic_io, name, operation)
 
     def _open(self, path: Path, flags: int, handle: int) -> None:
         self.handles[handle] = path
@@ -253,7 +253,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
             cut()
     assert len(seen) > 500
 
-    monkeypatch.setattr(durable, "_fsync", lambda handle: None)  # here it only takes time
+    monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # here it only takes time
     states = list(seen.values())
     for files, expected in states if count is None else random.Random(0).sample(states, count):
         lay(tmp_path / "cut", files)
@@ -449,7 +449,7 @@ def test_t1_killed_at_any_operation(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_t1_killed_again_after_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_fsync", lambda handle: None)  # a killed process loses nothing that it wrote
+    monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # a killed process loses nothing that it wrote
     for first, second in itertools.product(range(32), repeat=2):
         folder = tmp_path / f"{first}-{second}"
         store = Store(folder)
@@ -474,10 +474,10 @@ def test_what_living_processes_write_is_left_alone(tmp_path: Path) -> None:
         for name in mine | theirs:
             (tmp_path / name).mkdir()
             (tmp_path / name / "tensors.safetensors").touch()
-        durable.sweep(tmp_path)
+        atomic_io.sweep(tmp_path)
         assert set(os.listdir(tmp_path)) == theirs
         other.communicate(b"\n")
-    durable.sweep(tmp_path)
+    atomic_io.sweep(tmp_path)
     assert len(os.listdir(tmp_path)) == len(theirs) - 1
 
 
@@ -485,7 +485,7 @@ def test_what_was_left_of_one_name_alone(tmp_path: Path) -> None:
     names = {f".{name}.{2**22 + 1}.part" for name in ("a.b", "a.b.old", "axb", "c", "a.b.c")}
     for name in names:
         (tmp_path / name).touch()
-    durable.sweep(tmp_path, "a.b")
+    atomic_io.sweep(tmp_path, "a.b")
     assert set(os.listdir(tmp_path)) == {each for each in names if not each.startswith((".a.b.old", ".a.b.4"))}
 
 
@@ -569,17 +569,17 @@ def test_a_write_that_takes_less_than_it_was_given_is_continued(
 
 
 def test_a_new_file_is_never_one_that_is_there(tmp_path: Path) -> None:
-    durable.put(tmp_path / "a", [b"1", memoryview(b"23"), torch.tensor([4], dtype=torch.uint8)])
+    atomic_io.put(tmp_path / "a", [b"1", memoryview(b"23"), torch.tensor([4], dtype=torch.uint8)])
     assert (tmp_path / "a").read_bytes() == b"123\x04"
     with pytest.raises(FileExistsError):
-        durable.put(tmp_path / "a", [b"4"])
+        atomic_io.put(tmp_path / "a", [b"4"])
 
 
 def test_the_measure_is_the_size_and_the_hash() -> None:
     expected = {"bytes": 8, "sha256": hashlib.sha256(b"\0\0\x80?\0\0\0@").hexdigest()}
-    assert durable.measure([torch.tensor([1.0, 2.0])]) == expected
-    assert durable.measure([b"\0\0\x80", b"", b"?\0\0\0@"]) == expected
-    assert durable.measure([torch.tensor([[1.0, 7.0], [2.0, 7.0]])[:, 0]]) == expected
+    assert atomic_io.measure([torch.tensor([1.0, 2.0])]) == expected
+    assert atomic_io.measure([b"\0\0\x80", b"", b"?\0\0\0@"]) == expected
+    assert atomic_io.measure([torch.tensor([[1.0, 7.0], [2.0, 7.0]])[:, 0]]) == expected
 
 
 @pytest.mark.slow
@@ -611,15 +611,15 @@ def test_no_second_copy_of_the_tensors_is_made(tmp_path: Path) -> None:
 def test_a_folder_that_another_process_made_meanwhile_is_as_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = durable._mkdir
+    make = atomic_io._mkdir
 
     def later(path: Path) -> None:
         make(path)  # the other one
         make(path)
 
-    monkeypatch.setattr(durable, "_mkdir", later)
-    durable.put_folder(tmp_path / "a" / "b")
+    monkeypatch.setattr(atomic_io, "_mkdir", later)
+    atomic_io.put_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
-        durable.put_folder(tmp_path / "file")
+        atomic_io.put_folder(tmp_path / "file")

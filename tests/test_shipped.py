@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import heedful
-from heedful.shipped import ENCODER, shipped
+from heedful.bundled import ENCODER, shipped
 
 SENTENCES = {  # what is among the ten most likely words
     "Please close the [MASK] behind you.": "door",

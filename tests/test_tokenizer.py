@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
-from heedful.tokenizer.encoded import longest_first, window_starts
+from heedful.tokenizer.encoding import longest_first, window_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]

@@ -15,7 +15,7 @@ from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Tokenizer, Words
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.errors import guarded
 
 State = dict[str, Any]
 

@@ -20,8 +20,8 @@ from test_tokenizer_pieces import trained
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, limits
 from heedful.tokenizer.charsmap import longest_output
-from heedful.tokenizer.patterns import UnsupportedError, bound
-from heedful.tokenizer.pieces import read
+from heedful.tokenizer.regex_cost import UnsupportedError, bound
+from heedful.tokenizer.sentencepiece_model import read
 
 State = dict[str, Any]
 SECONDS, MEGABYTES = 2.0, 500  # of processor time and of memory, for files of at most 5 MB

@@ -17,7 +17,7 @@ import heedful
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.tokenizer import Tokenizer
-from heedful.tokenizer.pieces import read
+from heedful.tokenizer.sentencepiece_model import read
 from tests.support.tiny_models import save_tiny
 
 TEXTS = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from heedful.durable import sweep, temporary
+from heedful.atomic_io import sweep, temporary
 from heedful.errors import HeedfulError
 
 

@@ -7,8 +7,8 @@ import re
 import warnings
 from pathlib import Path
 
+from heedful.bundled import shipped
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.shipped import shipped
 
 # files of a model folder; no pickles, no code
 FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "README.md", "*_Pooling/config.json", "*_Normalize/config.json"]

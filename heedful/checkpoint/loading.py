@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heedful.bundled import shipped
 from heedful.checkpoint import hub, sentence_transformers
 from heedful.checkpoint.bundle import Loaded, assign
 from heedful.checkpoint.config import Config, read_config
@@ -27,9 +28,8 @@ from heedful.families.config_reader import Keys
 from heedful.families.names import Table, claims, load_names, modern_name, save_names
 from heedful.model.config import ModelConfig, Pooled, SentenceEmbedding
 from heedful.model.initialise import undrawn
-from heedful.shipped import shipped
 from heedful.tokenizer import Tokenizer
-from heedful.tokenizer.pieces import NAMES as PIECES
+from heedful.tokenizer.sentencepiece_model import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
 

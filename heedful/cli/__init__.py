@@ -167,7 +167,7 @@ def check(
 
     from heedful.data import DataOptions, DataSettings, LeaveOut, Plain, read, source_of
     from heedful.data import check as run
-    from heedful.data.folders import as_said
+    from heedful.data.labelled.split_files import as_said
     from heedful.runs.overrides import override
     from heedful.tasks.specs import SPECS
 

@@ -254,7 +254,7 @@ Distil = with_settings(
     listed="heedful init distil",
 )
 Data = with_settings(
-    "heedful.data.parts:DataOptions",
+    "heedful.data.labelled.data_file:DataOptions",
     listed="heedful init classify",
     other="How data is read, such as --data.columns.text review",
 )
@@ -293,6 +293,6 @@ class Verbs(TyperGroup):
 
 def _is_setting(word: str, name: str) -> bool:
     """Whether name=value is a setting, and not a split or a file."""
-    from heedful.data.folders import SPLITS
+    from heedful.data.labelled.split_files import SPLITS
 
     return bool(WORD.fullmatch(name)) and name.casefold() not in SPLITS and not os.path.exists(word)

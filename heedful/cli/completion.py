@@ -122,7 +122,7 @@ def _options(command: Any) -> Iterator[Row]:
 
 def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
     """Yield settings of a command by path, by the end of the path where it is unique, and as NAME=VALUE."""
-    from heedful.data.columns import NAMES
+    from heedful.data.labelled.columns import NAMES
     from heedful.errors import SettingError
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe

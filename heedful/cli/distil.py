@@ -63,7 +63,7 @@ def distil(
     Trains the student with the teacher and without it, with three seeds each unless --seeds is given. Ends in a
     verdict: quality kept, speed gained, size. Ctrl-C saves; the same command resumes.
     """
-    from heedful.data.folders import as_said
+    from heedful.data.labelled.split_files import as_said
     from heedful.runs.distil.settings import foresee_any, milliseconds, overrides_of, share
 
     least, most = share(min_quality) if min_quality else None, milliseconds(max_latency) if max_latency else None

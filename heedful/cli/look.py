@@ -83,7 +83,7 @@ def look(
     else:
         asks = _asks(place, texts, pair, question, target, against, word)
     if html is not None:
-        from heedful.durable import whole
+        from heedful.atomic_io import whole
         from heedful.look.page import html as page
 
         made = page(asks, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
@@ -163,7 +163,7 @@ def _asks(
 def _report(
     run: str, place: str, data: Path, out: Path, texts: list[str] | None, max_texts: int, as_json: bool
 ) -> None:
-    from heedful.durable import whole
+    from heedful.atomic_io import whole
     from heedful.look.asks import Asks
     from heedful.look.inside import Inside
     from heedful.look.page import html as page

@@ -37,8 +37,8 @@ def predict_files(
 ) -> None:
     """Answer files into a folder; they are read as the run read its data."""
     from heedful.data import DataOptions
-    from heedful.data.inputs import as_asked
-    from heedful.data.parts import bare_name
+    from heedful.data.inputs.input_files import as_asked
+    from heedful.data.labelled.data_file import bare_name
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
     from heedful.infer.one_file import parts_folder

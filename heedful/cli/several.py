@@ -54,7 +54,7 @@ def _threads(count: int) -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    from heedful.data.workers import cores
+    from heedful.data.corpus.workers import cores
 
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // count))
     try:

@@ -150,7 +150,7 @@ def finetune(
     Ends in a run folder: a model that transformers loads too, its scores with intervals, plots, predictions with the
     worst mistakes first, and a model card. Ctrl-C saves; the same command resumes.
     """
-    from heedful.data.folders import as_said
+    from heedful.data.labelled.split_files import as_said
     from heedful.runs.finetune.settings import foresee, known_task, overrides_of
 
     overrides = overrides_of(
@@ -230,8 +230,8 @@ def evaluate(
     scores of each class too.
     """
     from heedful.data import DataOptions, SetAside, Stop
-    from heedful.data.bad import forget
-    from heedful.data.folders import as_said
+    from heedful.data.bad_rows import forget
+    from heedful.data.labelled.split_files import as_said
     from heedful.runs.data_settings import reading_of
     from heedful.runs.overrides import override
 

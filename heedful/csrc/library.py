@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 
 from heedful import cache
+from heedful.atomic_io import sweep, sync, temporary
 from heedful.csrc.abi import SIGNATURES, Kernels
 from heedful.csrc.check import wrong
 from heedful.csrc.scratch import Start, workshop
-from heedful.durable import sweep, sync, temporary
 from heedful.errors import HeedfulError, HeedfulWarning
 
 OFF = "HEEDFUL_KERNELS"  # "off": they are not used

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from heedful.data.bad import BadRow, BadRows, LeaveOut, SetAside, Stop
-from heedful.data.cells import escape_cell
-from heedful.data.check import Report, check
+from heedful.data.bad_rows import BadRow, BadRows, LeaveOut, SetAside, Stop
 from heedful.data.examples import (
     Choices,
     Example,
@@ -18,8 +16,10 @@ from heedful.data.examples import (
     Span,
     Tagged,
 )
-from heedful.data.parts import DataOptions, DataSettings
-from heedful.data.sources import Source, read, source_of
+from heedful.data.formats.csv_escape import escape_cell
+from heedful.data.labelled.check import Report, check
+from heedful.data.labelled.data_file import DataOptions, DataSettings
+from heedful.data.labelled.dataset import Source, read, source_of
 
 __all__ = [
     "BadRow",

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from heedful.data.bad import shown
-from heedful.data.class_names import texts_below
-from heedful.data.input_tables import CONLL
-from heedful.data.inputs import Inputs, Row, as_given, open_inputs, stamp
-from heedful.data.parts import DataSettings
-from heedful.durable import raw
+from heedful.atomic_io import raw
+from heedful.data.bad_rows import shown
+from heedful.data.inputs.input_files import Inputs, Row, as_given, open_inputs, stamp
+from heedful.data.inputs.tables import CONLL
+from heedful.data.labelled.class_folders import texts_below
+from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.each import answers_each, encode_each
 from heedful.infer.engine import Asked, Engine

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from heedful.atomic_io import put, put_folder, whole
 from heedful.checkpoint import Loaded, sentence_transformers, write_config
 from heedful.checkpoint.atomic_folder import whole_folder
-from heedful.durable import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.infer.onnx_graph import Output
 from heedful.infer.onnx_model import SEQUENCE, graph_of

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from heedful.data.bad import shown
-from heedful.durable import put, put_folder, whole
+from heedful.atomic_io import put, put_folder, whole
+from heedful.data.bad_rows import shown
 from heedful.errors import HeedfulError
 
 PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"  # other programs pass over names with _

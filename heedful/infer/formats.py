@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter, read_schema
 
-from heedful.data.inputs import Inputs
+from heedful.data.inputs.input_files import Inputs
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
 from heedful.tasks.answering import Answer

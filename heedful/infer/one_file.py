@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from heedful.durable import put, remove, whole
+from heedful.atomic_io import put, remove, whole
 from heedful.errors import HeedfulError
 
 CHUNK = 1 << 20

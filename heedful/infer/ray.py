@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from heedful.data.bad import CellError, shown
-from heedful.data.columns import Reader
-from heedful.data.files import LONGEST
-from heedful.data.inputs import find_ask
-from heedful.data.rows import Table
+from heedful.data.bad_rows import CellError, shown
+from heedful.data.formats.tables import Table
+from heedful.data.formats.text_files import LONGEST
+from heedful.data.inputs.input_files import find_ask
+from heedful.data.labelled.columns import Reader
 from heedful.errors import HeedfulError
 from heedful.infer.each import answer_each
 from heedful.infer.engine import Engine

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from heedful.data import conll, escape_cell
+from heedful.data import escape_cell
+from heedful.data.formats import conll
 from heedful.infer.finite import nulled
 from heedful.infer.formats import PLACES, Said, jsonable
 

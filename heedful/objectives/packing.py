@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.order import mixed, order
-from heedful.data.shards import Corpus
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed, order
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Changing, Sample
 from heedful.objectives.special_tokens import Frame

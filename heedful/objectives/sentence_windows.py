@@ -13,8 +13,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.order import mixed, order
-from heedful.data.shards import Corpus
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed, order
 from heedful.objectives.packing import Ranges, text_bounds
 from heedful.objectives.special_tokens import Frame
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data.order import mixed
+from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, exact, pack, wide
 from heedful.objectives.random_numbers import below, uniform

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from heedful.atomic_io import writable
 from heedful.csrc import unused
 from heedful.device import device_of
-from heedful.durable import writable
 from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.durable import remove
+from heedful.atomic_io import remove
 from heedful.errors import HeedfulError
 from heedful.runs.results import RESULTS, read_results
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data import DataSettings
-from heedful.data.carried import by_names, carried, files_of
+from heedful.data.inputs.inherited_settings import by_names, carried, files_of
 from heedful.runs.finetune.settings import LongInputs, as_trained
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
-from heedful.data.bad import BadRows
-from heedful.data.survey import survey
-from heedful.data.tags import unsaid
+from heedful.data.bad_rows import BadRows
+from heedful.data.labelled.statistics import survey
+from heedful.data.tag_schemes import unsaid
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from heedful.errors import HeedfulError, SettingError
-from heedful.plain import DEEPEST, cut, made_plain, parse, shown
 from heedful.runs.aliases import ALIASES, Foreign
 from heedful.runs.settings_schema import Kind, describe, paths
 from heedful.settings import exclusive_paths, is_set, lay, load_mapping, read, to_mapping
+from heedful.toml_json import DEEPEST, cut, made_plain, parse, shown
 
 Settings = TypeVar("Settings")
 SUGGESTED = 5  # paths that an error lists

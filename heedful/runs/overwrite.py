@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from heedful.durable import remove, sync
+from heedful.atomic_io import remove, sync
 from heedful.errors import HeedfulError
 from heedful.runs.distil.search import BEST, FOUND
 from heedful.runs.results import RESULTS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from heedful.plain import toml
 from heedful.runs.aliases import canonical_task
 from heedful.runs.settings_schema import Setting, describe
 from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
+from heedful.toml_json import toml
 
 EXAMPLES = 1_000  # of the defaults that follow from the size of the data
 RUNS = ("pretrain", "distil")

@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError
 
 import heedful
+from heedful.atomic_io import put, remove, sweep, whole
 from heedful.data import SetAside, Source, escape_cell
-from heedful.data.class_names import LAYOUTS, Layout
+from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, device_of, fast_bfloat16
-from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs.card.baseline import BEFORE
 from heedful.runs.finetune.settings import flat

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from heedful.atomic_io import put, whole
 from heedful.checkpoint import Loaded
-from heedful.durable import put, whole
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
 from heedful.tasks.answering import Answer

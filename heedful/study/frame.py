@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from heedful import __version__
-from heedful.durable import put_folder, writable
+from heedful.atomic_io import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs.plots import style
 from heedful.runs.run_folder import environment, read_json, write

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from heedful.durable import put, put_folder, whole
+from heedful.atomic_io import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.runs.finetune.run import finetune
 from heedful.study import charts

@@ -13,9 +13,9 @@ from typing import Any
 from heedful.checkpoint import Loaded, save
 from heedful.checkpoint.new_head import attach
 from heedful.data import DataSettings, Labelled, read
-from heedful.data.bad import LeaveOut, Sieve
-from heedful.data.corpus import Corpus, CorpusSettings, build
-from heedful.data.documents import Reading, expand
+from heedful.data.bad_rows import LeaveOut, Sieve
+from heedful.data.corpus.build import Corpus, CorpusSettings, build
+from heedful.data.corpus.documents import Reading, expand
 from heedful.errors import HeedfulError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention

@@ -12,7 +12,7 @@ from heedful.model.config import Head
 from heedful.model.decode import Decoding
 from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
-from heedful.tokenizer.encoded import cut_windows, pair_windows
+from heedful.tokenizer.encoding import cut_windows, pair_windows
 
 if TYPE_CHECKING:
     from heedful.tasks.predictions import Prediction

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Pair
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import exact, pack, weights, wide

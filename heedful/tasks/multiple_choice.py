@@ -19,7 +19,7 @@ from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import MultipleChoice
 from heedful.tasks.task import Judged, Measure, Task, spread, surprise
 from heedful.tokenizer import Encoded, Item
-from heedful.tokenizer.encoded import window_at, window_starts
+from heedful.tokenizer.encoding import window_at, window_starts
 
 
 def items(given: Any) -> list[Item] | None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Question, Span
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.model.config import Head
 from heedful.model.config import Span as SpanHead
 from heedful.objectives import Batch, Sample

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Rewritten
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
 from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from heedful.data.examples import Example
-    from heedful.data.survey import Survey
+    from heedful.data.labelled.statistics import Survey
     from heedful.model.classic_config import Readers
     from heedful.model.config import Head
     from heedful.objectives.distillation.teacher import Kind

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Tagged
-from heedful.data.tags import OUTSIDE, in_scheme, to_iob2
+from heedful.data.tag_schemes import OUTSIDE, in_scheme, to_iob2
 from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack

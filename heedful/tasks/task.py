@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import attach
 from heedful.data import Example
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.pooling import ReadClasses

@@ -7,23 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heedful.tokenizer.core import Special as Special
-    from heedful.tokenizer.core import Tokenizer as Tokenizer
-    from heedful.tokenizer.encoded import Encoded as Encoded
-    from heedful.tokenizer.encoded import Item as Item
-    from heedful.tokenizer.encoded import Truncate as Truncate
-    from heedful.tokenizer.encoded import Words as Words
+    from heedful.tokenizer.encoding import Encoded as Encoded
+    from heedful.tokenizer.encoding import Item as Item
+    from heedful.tokenizer.encoding import Truncate as Truncate
+    from heedful.tokenizer.encoding import Words as Words
     from heedful.tokenizer.settings import SpecialNames as SpecialNames
     from heedful.tokenizer.settings import TokenizerSettings as TokenizerSettings
+    from heedful.tokenizer.tokenizer import Special as Special
+    from heedful.tokenizer.tokenizer import Tokenizer as Tokenizer
     from heedful.tokenizer.training import train as train
 
 _HOMES = {
-    "Special": "core",
-    "Tokenizer": "core",
-    "Encoded": "encoded",
-    "Item": "encoded",
-    "Truncate": "encoded",
-    "Words": "encoded",
+    "Special": "tokenizer",
+    "Tokenizer": "tokenizer",
+    "Encoded": "encoding",
+    "Item": "encoding",
+    "Truncate": "encoding",
+    "Words": "encoding",
     "SpecialNames": "settings",
     "TokenizerSettings": "settings",
     "train": "training",

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.errors import guarded
 from heedful.tokenizer.settings import ANGLED
 
 # The published names of special tokens, by the key that tokenizer_config.json has for them.

@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 
 from heedful.errors import HeedfulError, quoted
-from heedful.tokenizer import pieces
+from heedful.tokenizer import sentencepiece_model
 from heedful.tokenizer.build import TYPICAL, byte_level, word_pieces
-from heedful.tokenizer.guard import guarded, quiet
+from heedful.tokenizer.errors import guarded, quiet
 from heedful.tokenizer.limits import (
     LARGEST_ID,
     LONGEST_TOKEN,
@@ -42,7 +42,7 @@ class Source:
 def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
-    `usual` completes the latter, which says little (see pieces.unigram).
+    `usual` completes the latter, which says little (see sentencepiece_model.unigram).
     """
     if not folder.is_dir():
         raise HeedfulError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
@@ -56,10 +56,10 @@ def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = byte_level(vocabulary, merges, config, folder / "vocab.json", notes)
-    elif model := next((folder / name for name in pieces.NAMES if (folder / name).is_file()), None):
+    elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
         if usual is None:
             notes.append(f"{model.name} does not say which special tokens stand around a text (none are added)")
-        backend = pieces.unigram(pieces.read(folder, model.name), usual or {}, config, model)
+        backend = sentencepiece_model.unigram(sentencepiece_model.read(folder, model.name), usual or {}, config, model)
     else:
         raise _nothing(folder)
     _add_named(backend, config, folder, notes)
@@ -71,7 +71,8 @@ def _nothing(folder: Path) -> HeedfulError:
     found = f"; {', '.join(others)} is of another kind: convert it to tokenizer.json first" if others else ""
     return HeedfulError(
         f"no tokenizer in {folder}: looked for tokenizer.json, for vocab.txt (WordPiece), "
-        f"for vocab.json with merges.txt (byte-level BPE), and for {pieces.NAMES[0]} (SentencePiece){found}"
+        "for vocab.json with merges.txt (byte-level BPE), and for "
+        f"{sentencepiece_model.NAMES[0]} (SentencePiece){found}"
     )
 
 

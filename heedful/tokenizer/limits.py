@@ -13,7 +13,7 @@ from typing import Any
 
 from heedful.errors import HeedfulError, quoted
 from heedful.tokenizer.charsmap import expanded_length, longest_output
-from heedful.tokenizer.patterns import UnsupportedError, bound
+from heedful.tokenizer.regex_cost import UnsupportedError, bound
 
 State = Mapping[str, Any]
 

@@ -18,9 +18,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.tokenizer.build import byte_level, word_pieces, wrap
-from heedful.tokenizer.core import Tokenizer
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.errors import guarded
 from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
+from heedful.tokenizer.tokenizer import Tokenizer
 
 LONGEST_LINE = 16 * 2**20  # bytes
 OPENERS: dict[str, Callable[[Path, Literal["rb"]], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}

@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.core import Tokenizer
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.tokenizer import Tokenizer
 
 UNKNOWN = "[UNK]"
 

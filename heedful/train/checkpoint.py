@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.durable import Chunk, measure, put, put_folder, raw, remove, sweep, whole
+from heedful.atomic_io import Chunk, measure, put, put_folder, raw, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.ranks import Ranks
 

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from heedful.durable import put, raw
+from heedful.atomic_io import put, raw
 from heedful.errors import HeedfulError
 from heedful.train.checkpoint import LAYOUT, serialised
 from heedful.train.ranks import Ranks

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heedful.durable import put_folder, sync
+from heedful.atomic_io import put_folder, sync
 from heedful.errors import HeedfulError
 
 

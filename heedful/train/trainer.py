@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
-from heedful.data.batches import cut, share, units
-from heedful.data.order import Order, Turn, mixed
+from heedful.data.sampler import Order, Turn, cut, mixed, share, units
 from heedful.device import device_of, precision
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack

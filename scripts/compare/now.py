@@ -533,7 +533,7 @@ def drawing(work: Path, quick: bool) -> Probes:
     """Order of samples, masks and dropout for given seeds."""
     import torch
 
-    from heedful.data.order import Order
+    from heedful.data.sampler import Order
     from heedful.nn.dropout import dropout
     from heedful.objectives.base import Sample
     from heedful.objectives.causal_lm import Causal

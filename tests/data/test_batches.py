@@ -7,7 +7,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.batches import cut, share, units
+from heedful.data.sampler import cut, share, units
 
 sizes = st.lists(st.integers(0, 60), max_size=40)
 

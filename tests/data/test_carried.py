@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, read
-from heedful.data.carried import carried, files_of
+from heedful.data.inputs.inherited_settings import carried, files_of
 from heedful.errors import HeedfulError
 
 TRAINED = DataSettings(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, Labelled, LeaveOut, Scored, Source, check, read
-from heedful.data.folders import as_said
+from heedful.data.labelled.split_files import as_said
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import override
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies
 
 from heedful.data import DataSettings, LeaveOut, Tagged, read, source_of
-from heedful.data.conll import scheme
-from heedful.data.tags import in_scheme, to_iob2, unsaid
+from heedful.data.formats.conll import scheme
+from heedful.data.tag_schemes import in_scheme, to_iob2, unsaid
 from heedful.errors import HeedfulError
 
 IOB2 = ["B-PER", "I-PER", "O", "B-PER", "B-PER", "I-PER", "B-LOC", "O", "B-LOC"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.sentences import LONGEST_SEGMENT, normalise, segments
+from heedful.data.corpus.sentence_split import LONGEST_SEGMENT, normalise, segments
 
 CUT = [  # by hand: a bar stands where a sentence ends
     "One.| Two.| Three.",

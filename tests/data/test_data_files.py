@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, LeaveOut, Stop, read
-from heedful.data.bad import Sieve
-from heedful.data.files import all_lines, find, json_text, lines
+from heedful.data.bad_rows import Sieve
+from heedful.data.formats.text_files import all_lines, find, json_text, lines
 from heedful.errors import HeedfulError
 
 
@@ -162,7 +162,7 @@ def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     values = [1, 1234567, 1.5e10, 'a\n"b" ü 😀', {"x": [None, True, {"y": ""}]}, [], "z" * 300, -0.5]
     path = written(tmp_path / "a.json", json.dumps(values, indent=1, ensure_ascii=False).encode())
     for chunk in (1, 3, 7, 1 << 16):
-        monkeypatch.setattr("heedful.data.files.CHUNK", chunk)
+        monkeypatch.setattr("heedful.data.formats.text_files.CHUNK", chunk)
         assert [value for _, value in walked(path)] == values
     assert [line for line, _ in walked(path)][:4] == [2, 3, 4, 5]
 
@@ -181,6 +181,6 @@ def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_json_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
-    monkeypatch.setattr("heedful.data.files.CHUNK", 100)
+    monkeypatch.setattr("heedful.data.formats.text_files.CHUNK", 100)
     with pytest.raises(HeedfulError, match=message):
         walked(written(tmp_path / "a.json", data))

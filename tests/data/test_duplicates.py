@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.duplicates import EXACT, KEEP, NEAR, PERMUTATIONS, Judge, bands, signatures
-from heedful.data.shards import hashed
+from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, PERMUTATIONS, Judge, bands, signatures
+from heedful.data.corpus.shards import hashed
 
 WORDS = [f"word{number}" for number in range(3000)]
 

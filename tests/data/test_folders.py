@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.data import DataSettings, Tagged, read
-from heedful.data.folders import spoken
+from heedful.data.labelled.split_files import spoken
 
 
 @pytest.mark.parametrize(

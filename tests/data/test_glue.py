@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.data import DataSettings, Labelled, LeaveOut, Scored, read
-from heedful.data.glue import LAYOUTS
+from heedful.data.labelled.glue import LAYOUTS
 from heedful.errors import HeedfulError
 
 FILES = {

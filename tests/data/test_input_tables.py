@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, LeaveOut
-from heedful.data.bad import Sieve
-from heedful.data.class_names import texts_below
-from heedful.data.input_tables import open_input
-from heedful.data.inputs import as_asked, open_inputs
+from heedful.data.bad_rows import Sieve
+from heedful.data.inputs.input_files import as_asked, open_inputs
+from heedful.data.inputs.tables import open_input
+from heedful.data.labelled.class_folders import texts_below
 from heedful.errors import HeedfulError
 
 COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nbad\n\nPeter NNP B-PER\n\n-DOCSTART- -X- O\n\nhere RB O"

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from heedful.data import DataSettings, Labelled, MultiLabelled, Pair, Scored, Tagged, read
-from heedful.data.carried import files_of
+from heedful.data.inputs.inherited_settings import files_of
 from heedful.errors import HeedfulError
 
 ROWS = [{"text": "the cat", "label": "good"}, {"text": "a dog", "label": "bad"}]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.order import Order, mixed, order
+from heedful.data.sampler import Order, mixed, order
 from heedful.errors import HeedfulError
 
 count, batch, seed, epoch = st.integers(1, 300), st.integers(1, 70), st.integers(0, 2**31), st.integers(0, 5)
@@ -80,7 +80,7 @@ def test_the_order_is_the_same_everywhere() -> None:
     """In another process, and in ten years: these numbers are a promise to runs that are resumed."""
     assert order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
     assert mixed(1, 2, 3) == 6520558355739401531
-    code = "from heedful.data.order import order; print(order(8, 1, 0).tolist())"
+    code = "from heedful.data.sampler import order; print(order(8, 1, 0).tolist())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(order(8, 1, 0).tolist())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, Labelled, Plain, Scored, read
-from heedful.data.inputs import open_inputs
+from heedful.data.inputs.input_files import open_inputs
 from heedful.errors import HeedfulError
 
 MESSAGES = "ham,see you at the door\nspam,win a prize now\nham,is it open today\nspam,a free prize\nham,it rains\n"

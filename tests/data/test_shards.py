@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data import shards
-from heedful.data.corpus import CorpusSettings, build
-from heedful.data.sentences import segments
-from heedful.data.shards import SKETCH, Corpus, batches, different, hashed, least
+from heedful.data.corpus import shards
+from heedful.data.corpus.build import CorpusSettings, build
+from heedful.data.corpus.sentence_split import segments
+from heedful.data.corpus.shards import SKETCH, Corpus, batches, different, hashed, least
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 

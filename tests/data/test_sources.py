@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, SetAside, Source, read, source_of
-from heedful.data.documents import expand
-from heedful.data.folders import as_said
+from heedful.data.corpus.documents import expand
+from heedful.data.labelled.split_files import as_said
 from heedful.errors import HeedfulError
 
 

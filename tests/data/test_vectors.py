@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.vectors import read_vectors
+from heedful.data.word_vectors import read_vectors
 from heedful.errors import HeedfulError
 
 GLOVE = "the 0.5 -1e-2 3\n, 1 2 3\n. . 4 5 6\ncafé 7 8 9\nthe 0 0 0\n"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from heedful.data.workers import cores
+from heedful.data.corpus.workers import cores
 
 
 def test_cores_are_counted_where_no_process_is_bound_to_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from heedful import durable
+from heedful import atomic_io
 from heedful.checkpoint import Loaded, load
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError
@@ -525,7 +525,7 @@ def test_no_half_part_wherever_the_disk_fails(
 ) -> None:
     file = texts(tmp_path / "in.jsonl", 11)
     predict_files(single, file, tmp_path / "whole", JSONL)
-    expected, original = contents(tmp_path / "whole"), getattr(durable, name)
+    expected, original = contents(tmp_path / "whole"), getattr(atomic_io, name)
     failed = list[str]()
     for turn in range(60):
         calls = 0
@@ -539,7 +539,7 @@ def test_no_half_part_wherever_the_disk_fails(
 
         out = tmp_path / f"{name}-{turn}"
         with monkeypatch.context() as patch:
-            patch.setattr(durable, name, operation)
+            patch.setattr(atomic_io, name, operation)
             try:
                 predict_files(single, file, out, JSONL)
             except HeedfulError as error:

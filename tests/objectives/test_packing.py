@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from heedful.data.corpus import Corpus
+from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.objectives import packing as rows_module
 from heedful.objectives.packing import Pairs, Rows, fitted, held_out, truncated, windows

@@ -15,7 +15,7 @@ import torch
 
 import heedful
 from heedful.data import read
-from heedful.data.survey import survey
+from heedful.data.labelled.statistics import survey
 from heedful.runs.card.baseline import comparisons
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune.build import make_task

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.checkpoint import load
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
@@ -22,7 +23,6 @@ from heedful.runs.finetune import run as module
 from heedful.runs.finetune.classic import classic_start, ended, parts
 from heedful.runs.finetune.init_settings import Classic, WordSettings
 from heedful.serve.attention import attention
-from heedful.shipped import ENCODER
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.new_head import attach
 from heedful.data import DataSettings, Labelled, Pair, Tagged, read
-from heedful.data.carried import by_names
+from heedful.data.inputs.inherited_settings import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready

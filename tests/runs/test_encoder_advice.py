@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import heedful
+from heedful.bundled import ENCODER
 from heedful.data import read
 from heedful.runs.finetune import dry_run as dry
 from heedful.runs.finetune import run as module
@@ -15,7 +16,6 @@ from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.build import make_task
 from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
 from heedful.runs.finetune.run import finetune, prepare
-from heedful.shipped import ENCODER
 from heedful.tasks.task import Read
 from heedful.tokenizer import Tokenizer
 from tests.support.generated_data import as_csv, tune

@@ -18,7 +18,7 @@ from heedful.checkpoint import load, save
 from heedful.checkpoint.new_head import attach, rescaled
 from heedful.cli import main
 from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import decide, ready, tried

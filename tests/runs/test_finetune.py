@@ -19,9 +19,9 @@ import torch
 
 from heedful.checkpoint import load
 from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
-from heedful.data.cells import escape_cell
 from heedful.data.examples import Labelled
-from heedful.data.survey import of_splits, survey
+from heedful.data.formats.csv_escape import escape_cell
+from heedful.data.labelled.statistics import of_splits, survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate

@@ -263,7 +263,7 @@ def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def broken(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("heedful.durable._write", broken)
+    monkeypatch.setattr("heedful.atomic_io._write", broken)
     with pytest.raises(OSError, match="no space left"):
         draw(tmp_path)
     assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["curves.png"]

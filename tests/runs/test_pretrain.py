@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import heedful
-from heedful.data.corpus import Corpus, holds
+from heedful.data.corpus.build import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Normal, TruncatedNormal
 from heedful.objectives.causal_lm import Causal

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heedful.data import DataSettings, Labelled, read
-from heedful.data.carried import by_names
+from heedful.data.inputs.inherited_settings import by_names
 from heedful.runs.data_settings import reading_of, settings_and_files
 
 

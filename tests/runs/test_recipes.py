@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from heedful.bundled import ENCODER
 from heedful.data import read
 from heedful.errors import HeedfulError
 from heedful.runs.distil.settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
@@ -17,7 +18,6 @@ from heedful.runs.finetune.settings import foresee
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
-from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS, task_names
 
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from heedful.bundled import ENCODER
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.distil import settings as distil_settings
 from heedful.runs.distil.settings import LayersStudent
@@ -28,7 +29,6 @@ from heedful.runs.finetune.settings import (
 )
 from heedful.runs.run_folder import going_on
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
-from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS, task_names
 from heedful.tasks.specs.classify import MultipleSettings
 from heedful.tasks.specs.embed import EmbedSettings

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from heedful.data.corpus import Corpus, build
-from heedful.data.documents import CorpusSettings
+from heedful.data.corpus.build import Corpus, build
+from heedful.data.corpus.documents import CorpusSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 
 PLACES = ["harbour", "garden", "library", "kitchen", "station", "market", "mill", "school"]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import attach
 from heedful.data import Pair
-from heedful.data.batches import cut, units
+from heedful.data.sampler import cut, units
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.embed import Embed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heedful.data.tags import to_iob2
+from heedful.data.tag_schemes import to_iob2
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics import Entities, entity_counts, spans
 
@@ -115,7 +115,7 @@ def test_degenerate_sentences() -> None:
         (
             [["E-PER"]],
             [["O"]],
-            'score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tags.to_iob2',
+            'score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tag_schemes.to_iob2',
         ),
         ([["O"]], [], "there are 1 predicted sentences for 0 gold sentences"),
     ],

@@ -20,7 +20,7 @@ from heedful.tasks.answering import Setting
 from heedful.tasks.qa import EXTRACT, NO_ANSWER, Extract, no_answer_row, touched
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.tokenizer.encoded import pair_windows
+from heedful.tokenizer.encoding import pair_windows
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heedful import durable
+from heedful import atomic_io
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train import fit as fit_module
 from heedful.train.checkpoint import Store
@@ -528,7 +528,7 @@ def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
         raise OSError(30, os.strerror(30))
 
     Run(tmp_path).fit(Told(stop=3))
-    monkeypatch.setattr(durable, "_mkdir", refuse)
+    monkeypatch.setattr(atomic_io, "_mkdir", refuse)
     with pytest.raises(HeedfulError, match=r"state: step 4 could not be saved: Read-only file system; the checkpoints"):
         Run(tmp_path).fit()
     assert steps(tmp_path) == ["step-00000002", "step-00000003"]

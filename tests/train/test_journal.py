@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heedful import durable
+from heedful import atomic_io
 from heedful.errors import HeedfulError
 from heedful.train import journal
 from heedful.train.journal import Journal, records
@@ -136,7 +136,7 @@ def refused(number: int) -> Any:
 
 def test_t17_where_it_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "_mkdir", refused(30))
+        patch.setattr(atomic_io, "_mkdir", refused(30))
         with pytest.raises(
             HeedfulError, match=r"a/run/journal.jsonl cannot be written: Read-only file system. Make it"
         ):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 from heedful.checkpoint import load
-from heedful.data.batches import cut
+from heedful.data.sampler import cut
 from heedful.device import precision
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES

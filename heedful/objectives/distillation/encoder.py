@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data.order import mixed
+from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.objectives.base import Batch, Sample, Term, pack

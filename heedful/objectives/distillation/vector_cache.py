@@ -13,8 +13,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heedful.data.shards import Corpus
-from heedful.durable import put_folder, whole
+from heedful.atomic_io import put_folder, whole
+from heedful.data.corpus.shards import Corpus
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Sample, pack
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher

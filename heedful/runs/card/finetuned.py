@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from heedful.atomic_io import put, whole
 from heedful.checkpoint.folder_json import read_json
-from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.runs.card.baseline import comparisons, warning
 from heedful.runs.card.usage import METRICS, usage

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.durable import put, whole
+from heedful.atomic_io import put, whole
 from heedful.runs.card.finetuned import local, plain, table
 from heedful.runs.results import read_results
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from heedful.atomic_io import put, whole
 from heedful.checkpoint import Loaded, load
 from heedful.data import Example, Tagged
-from heedful.data.order import mixed
-from heedful.data.tags import OUTSIDE
-from heedful.durable import put, whole
+from heedful.data.sampler import mixed
+from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
 from heedful.objectives.random_numbers import ordinary, uniform
 from heedful.packed import Packed

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
+from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.digest import weights_digest
-from heedful.data.bad import OnBadRow
-from heedful.data.order import mixed
-from heedful.data.shards import Corpus
+from heedful.data.bad_rows import OnBadRow
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
-from heedful.durable import remove
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.distillation.objective import Ask, Distilled, Known, maps

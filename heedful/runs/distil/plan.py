@@ -9,10 +9,10 @@ from typing import Any
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
 from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, Tagged, read
-from heedful.data.bad import OnBadRow
-from heedful.data.carried import by_names, files_of
-from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
-from heedful.data.tags import unsaid
+from heedful.data.bad_rows import OnBadRow
+from heedful.data.inputs.inherited_settings import by_names, files_of
+from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
+from heedful.data.tag_schemes import unsaid
 from heedful.errors import HeedfulError
 from heedful.objectives.distillation.teacher import Kind
 from heedful.runs.data_settings import reading_of

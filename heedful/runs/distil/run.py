@@ -20,8 +20,8 @@ from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.data import Example
-from heedful.data.bad import OnBadRow
-from heedful.data.order import mixed
+from heedful.data.bad_rows import OnBadRow
+from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from heedful.atomic_io import put_folder
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.new_head import attach
-from heedful.data.bad import OnBadRow
-from heedful.durable import put_folder
+from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial

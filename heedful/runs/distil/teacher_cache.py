@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
-from heedful.data.batches import cut
-from heedful.durable import put, put_folder, whole
+from heedful.atomic_io import put, put_folder, whole
+from heedful.data.sampler import cut
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.losses import foremost

@@ -10,15 +10,15 @@ from typing import Any
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, Example, Pair, Question, Tagged
 from heedful.data import read as read_data
-from heedful.data.bad import LeaveOut
-from heedful.data.carried import carried
-from heedful.data.columns import NAMES, MissingColumnError
-from heedful.data.conll import looks_like
-from heedful.data.documents import expand
+from heedful.data.bad_rows import LeaveOut
+from heedful.data.corpus.documents import expand
 from heedful.data.examples import hashed, normalised
-from heedful.data.files import find, head_of
-from heedful.data.inputs import ASKS, as_given, open_inputs
-from heedful.data.parts import SUFFIXES, bare_name
+from heedful.data.formats.conll import looks_like
+from heedful.data.formats.text_files import find, head_of
+from heedful.data.inputs.inherited_settings import carried
+from heedful.data.inputs.input_files import ASKS, as_given, open_inputs
+from heedful.data.labelled.columns import NAMES, MissingColumnError
+from heedful.data.labelled.data_file import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import spec_of_head

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heedful.atomic_io import put_folder
 from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.data import Source, Tagged
-from heedful.durable import put_folder
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial, fastest, ready, sample, tried

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from heedful.bundled import ENCODER
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.new_head import attach
 from heedful.data import (
     Rewritten,
     Source,
 )
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import Masked
@@ -22,7 +23,6 @@ from heedful.runs.finetune.seq2seq import writer_start
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
 )
-from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import Read, Setup, Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, assign, create, load
-from heedful.data.vectors import WordVectors, read_vectors
+from heedful.data.word_vectors import WordVectors, read_vectors
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
 from heedful.model.config import EmbeddingConfig

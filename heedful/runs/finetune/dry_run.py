@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from heedful.data.bad import OnBadRow
+from heedful.data.bad_rows import OnBadRow
 from heedful.runs.finetune.build import make_task, start
 from heedful.runs.finetune.encoder_advice import reading_notes
 from heedful.runs.finetune.init_settings import Classic, Scratch, named_model

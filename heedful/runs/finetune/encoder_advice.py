@@ -7,12 +7,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from heedful.bundled import ENCODER
 from heedful.data import Source
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
 from heedful.runs.finetune.build import notes, some
 from heedful.runs.finetune.init_settings import named_model
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.shipped import ENCODER
 from heedful.tasks.task import Read, Task
 from heedful.tokenizer import Tokenizer
 

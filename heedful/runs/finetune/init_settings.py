@@ -9,10 +9,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from heedful.bundled import ENCODER
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
 from heedful.model.vaswani import PUBLISHED, Shape
-from heedful.shipped import ENCODER
 
 HEAD_WIDTH = 32  # of a Scratch encoder
 WORD_WIDTH = 96

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import torch
 
+from heedful.atomic_io import put, whole
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.csrc import unused
 from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
-from heedful.data.bad import OnBadRow
-from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
+from heedful.data.bad_rows import OnBadRow
+from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.device import idle, precision
-from heedful.durable import put, whole
 from heedful.objectives import Objective, Sample
 from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card.finetuned import write_card

@@ -22,8 +22,8 @@ from torch import nn
 
 from heedful.checkpoint import Loaded
 from heedful.data import Source
-from heedful.data.order import mixed, order
-from heedful.data.survey import Survey
+from heedful.data.labelled.statistics import Survey
+from heedful.data.sampler import mixed, order
 from heedful.runs.results import predictions
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany, best_threshold

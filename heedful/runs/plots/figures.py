@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from heedful.durable import put_folder
+from heedful.atomic_io import put_folder
 from heedful.errors import HeedfulError
 from heedful.runs.plots.curves import curves
 from heedful.runs.plots.labels import drawable

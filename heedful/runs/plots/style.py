@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from heedful.durable import put, whole
+from heedful.atomic_io import put, whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,9 @@ import torch
 
 from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
 from heedful.checkpoint.new_head import attach, new_head
-from heedful.data.documents import CorpusSettings
-from heedful.data.order import mixed, order
-from heedful.data.shards import Corpus
+from heedful.data.corpus.documents import CorpusSettings
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed, order
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig

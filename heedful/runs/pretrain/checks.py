@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from heedful.data.shards import Corpus
+from heedful.data.corpus.shards import Corpus
 from heedful.errors import HeedfulWarning
 from heedful.objectives import Sample
 from heedful.runs.pretrain.settings import PretrainSettings

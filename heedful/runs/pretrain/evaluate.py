@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from heedful.data.order import mixed
+from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
 from heedful.objectives import Pretext, Sample
 from heedful.objectives.packing import HELD

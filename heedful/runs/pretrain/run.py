@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.csrc import unused
-from heedful.data.bad import LeaveOut, OnBadRow, SetAside, Sieve, Stop
-from heedful.data.corpus import Progress, build, holds
-from heedful.data.documents import Reading, expand
-from heedful.data.order import mixed
-from heedful.data.sentences import normalise
-from heedful.data.shards import Corpus
+from heedful.data.bad_rows import LeaveOut, OnBadRow, SetAside, Sieve, Stop
+from heedful.data.corpus.build import Progress, build, holds
+from heedful.data.corpus.documents import Reading, expand
+from heedful.data.corpus.sentence_split import normalise
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed
 from heedful.device import idle
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Pretext, Sample

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data.documents import CorpusSettings
+from heedful.data.corpus.documents import CorpusSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.distillation_settings import (

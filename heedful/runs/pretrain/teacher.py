@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from heedful.atomic_io import put_folder, whole
 from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.checkpoint.digest import weights_digest
-from heedful.data.order import mixed
-from heedful.data.shards import Corpus
+from heedful.data.corpus.shards import Corpus
+from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
-from heedful.durable import put_folder, whole
 from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from heedful.durable import put, put_folder, whole
+from heedful.atomic_io import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.order import Text, texts

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.tags import OUTSIDE, read_tag
+from heedful.data.tag_schemes import OUTSIDE, read_tag
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Ids, Result, called, f1_scores, need_examples, need_length, need_same, ratio
 
@@ -65,7 +65,7 @@ def _unknown(tag: str, scheme: Scheme) -> str:
     known = ", ".join(f"{mark}-type" for mark in MARKS[scheme])
     hint = ""
     if scheme == "strict-iob2" and read_tag(tag)[0] in "ES":
-        hint = ': score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tags.to_iob2'
+        hint = ': score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tag_schemes.to_iob2'
     return f'"{tag}" is no tag of {scheme}, which knows {known} and O{hint}'
 
 

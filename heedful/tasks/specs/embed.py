@@ -10,7 +10,7 @@ from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.tag import rows_alone
 
 if TYPE_CHECKING:
-    from heedful.data.survey import Survey
+    from heedful.data.labelled.statistics import Survey
 
 CODE = """from sentence_transformers import SentenceTransformer
 

@@ -10,7 +10,7 @@ from heedful.errors import HeedfulError
 from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
-    from heedful.data.survey import Survey
+    from heedful.data.labelled.statistics import Survey
     from heedful.model.classic_config import Readers
 
 CODE = """import torch

@@ -16,7 +16,7 @@ import torch
 
 from heedful.checkpoint import Config, Loaded, create
 from heedful.checkpoint.new_head import attach
-from heedful.data.corpus import Corpus
+from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.objectives import Batch, Sample, teacher_cache

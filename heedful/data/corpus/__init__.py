@@ -1,0 +1,1 @@
+"""Corpora: text of any size, cleaned, deduplicated and tokenised into shards."""

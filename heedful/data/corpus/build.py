@@ -1,0 +1,359 @@
+"""Text of any size to a corpus of token shards: in several processes, in bounded memory, and resumable."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful.atomic_io import sweep
+from heedful.data.bad_rows import BadRows, SetAside, Sieve, Stop, forget, shown
+from heedful.data.corpus.dedup import Judge, bands
+from heedful.data.corpus.documents import CorpusSettings, Reading, expand
+from heedful.data.corpus.shards import (
+    ARRAYS,
+    MANIFEST,
+    PARTS,
+    VERSION,
+    Corpus,
+    Job,
+    Maker,
+    Offer,
+    finish,
+    part_path,
+    read_json,
+    read_part,
+    shard_name,
+    write_json,
+)
+from heedful.data.corpus.workers import Worker, cores, started
+from heedful.data.formats.text_files import PACKED
+from heedful.errors import HeedfulError
+from heedful.settings import to_mapping
+from heedful.tokenizer import Tokenizer
+
+__all__ = ["Corpus", "CorpusSettings", "Progress", "build", "holds"]
+
+PLAN, TOKENIZER = "plan.json", "tokenizer"
+SMALL = 8_000_000  # bytes of text for which no process is started
+Told = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a build is; what is counted is on disk."""
+
+    documents: int = 0
+    characters: int = 0
+    tokens: int = 0
+    duplicates: int = 0  # documents left out, exact and near ones
+    short: int = 0  # documents left out, those without text among them
+    seconds: float = 0.0
+    share: float = 0.0  # of the bytes of the input that are read
+
+
+DEFAULT = CorpusSettings()
+STOP = Stop()
+
+
+def build(
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    output_dir: Path,
+    settings: CorpusSettings = DEFAULT,
+    *,
+    processes: int | None = None,
+    on_progress: Told | None = None,
+    on_bad_row: BadRows = STOP,
+    exclude: Path | None = None,
+) -> Corpus:
+    """Make a corpus in the folder `output_dir` of files, and of the files in folders, in their order.
+
+    Files inside `output_dir` and `exclude` are not read.
+
+    A build that was killed goes on when it is called in the same way; a finished one is opened. What comes out does
+    not depend on `processes` (None: as many as there are cores; small input is not parted).
+    """
+    if processes is not None and processes < 1:
+        raise HeedfulError(f"processes is {processes}, expected a number from 1")
+    start = time.monotonic()
+    found, said = expand(files, exclude or output_dir)
+    with _locked(output_dir):
+        plan = _planned(found, tokenizer, output_dir, settings, on_bad_row)
+        if plan is None:
+            return Corpus.open(output_dir)
+        source = Reading([path for path, _ in found], settings, Sieve(on_bad_row), said)
+        size = sum(path.stat().st_size * (4 if path.suffix in PACKED else 1) for path, _ in found)
+        count = 1 if size < SMALL else processes or cores()
+        run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
+        with run:
+            run.alone() if count == 1 else run.together(count)
+        if not run.progress.documents:
+            raise HeedfulError(
+                f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}"
+            )
+        names, bad = {str(path): name for path, name in found}, Counter[str]()
+        for file, rows in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
+            bad[names.get(file, file)] += rows
+        rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
+        finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
+        _tidy(output_dir)
+    return Corpus.open(output_dir)
+
+
+def holds(folder: Path) -> bool:
+    """Whether a folder holds a corpus, finished and whole or not; a manifest.json may be of anything."""
+    arrays = (f"{name}.bin" for name in ARRAYS)
+    begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
+    return begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
+
+
+# ---------------------------------------------------------------------------------------------------- plan
+
+
+def _planned(
+    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRows
+) -> dict[str, Any] | None:
+    """What is to be built, or to go on; None: it is there. Another plan is an error that says what differs."""
+    plan: dict[str, Any] = {
+        "version": VERSION,
+        "fingerprint": tokenizer.fingerprint,
+        "vocabulary": tokenizer.size,
+        "dtype": "<u2" if tokenizer.size <= 1 << 16 else "<u4",
+        "settings": to_mapping(settings),
+        "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _digest(path)} for path, name in found],
+    }
+    finished, going = (out / MANIFEST).is_file(), (out / PLAN).is_file()
+    if finished or going:
+        old = read_json(out / (MANIFEST if finished else PLAN))
+        if differing := list(_differing(old, plan)):
+            raise HeedfulError(
+                f"{out}: holds {'a corpus' if finished else 'an unfinished corpus'} that is another one: "
+                f"{'; '.join(differing)}. Give another folder, or remove this one"
+            )
+        sweep(out)
+        if finished:
+            _tidy(out)
+            return None
+    else:
+        if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
+            raise HeedfulError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
+        write_json(out / PLAN, plan)  # first of all: who is killed here goes on too
+    if isinstance(on_bad_row, SetAside):
+        forget(on_bad_row.file)  # all rows are met again
+    (out / PARTS).mkdir(exist_ok=True)
+    sweep(out / PARTS)
+    tokenizer.save(out / TOKENIZER)
+    return plan
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    if old.get("version") != new["version"]:
+        yield f"its version is {old.get('version')}, not {new['version']}"
+    if old.get("fingerprint") != new["fingerprint"]:
+        yield "its tokenizer gives other ids"
+    for name, value in new["settings"].items():
+        if (was := (old.get("settings") or {}).get(name)) != value:
+            yield f"its setting {name} is {shown(was)}, not {shown(value)}"
+    one, other = old.get("files") or [], new["files"]
+    if [file.get("name") for file in one] != [file["name"] for file in other]:
+        yield f"its files are {shown([file.get('name') for file in one])}, not {shown([f['name'] for f in other])}"
+    else:
+        yield from (f"{shown(b['name'])} has other bytes now" for a, b in zip(one, other, strict=True) if a != b)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what only an unfinished corpus needs."""
+    for path in sorted((out / PARTS).glob("*")):
+        path.unlink()
+    with suppress(FileNotFoundError):
+        (out / PARTS).rmdir()
+    (out / PLAN).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """One build at a time in a folder; the lock goes with the process, however it ends."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HeedfulError(f"{out}: another process builds a corpus there") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+class _Run:
+    """Chunks of documents to parts on disk, in this process or in others."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        tokenizer: Tokenizer,
+        settings: CorpusSettings,
+        source: Reading,
+        on_progress: Told | None,
+        start: float,
+    ) -> None:
+        self.progress = Progress()
+        self.parts = 0
+        self._out, self._tokenizer, self._source, self._told, self._start = (
+            output_dir,
+            tokenizer,
+            source,
+            on_progress,
+            start,
+        )
+        self._left: Counter[str] = Counter()
+        self._judge: Judge | None = None
+        near = settings.dedup == "near"
+        if settings.dedup != "none":
+            self._judge = Judge(
+                near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
+            )
+        self._job = Job(
+            folder=output_dir.absolute(),
+            dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
+            shortest=settings.min_document_chars,
+            judged=self._judge is not None,
+            bands=bands(settings.jaccard_threshold)[0] if near else 0,
+            unknown=tokenizer.special.unknown,
+        )
+        self._last = 0.0
+        self._waiting: dict[int, tuple[Worker | None, Offer | None]] = {}  # offers, by the numbers of their chunks
+        self._turn = 0  # the chunk that is judged next
+
+    def __enter__(self) -> None:
+        self._tell(Counter())
+
+    def __exit__(self, *_: object) -> None:
+        if self._judge is not None:
+            self._judge.close()
+
+    def why_none(self) -> str:
+        """Where all the documents went."""
+        return (
+            f"{self._left['short']:,} are too short, {self._left['empty']:,} have no text, {self._bad():,} are bad rows"
+        )
+
+    def _bad(self) -> int:
+        return sum(self._source.sieve.bad.values())
+
+    def alone(self) -> None:
+        """Everything in this process."""
+        maker = Maker(self._job, self._ids)
+        for chunk in self._source.chunks():
+            if chunk is None:
+                self._tell(Counter())
+                continue
+            number, self.parts = self.parts, self.parts + 1
+            if self._is_done(number):
+                self._take_up(number)
+                continue
+            offer = maker.begin(chunk)
+            verdict = self._judge.judge(offer.hashes, offer.signatures) if self._judge is not None else None
+            self._tell(maker.end(number, verdict))
+
+    def _ids(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        made = self._tokenizer.ids(texts)
+        return np.concatenate(made), np.array([len(each) for each in made], np.int64)
+
+    def together(self, processes: int) -> None:
+        """Read here, and work in other processes; at most one chunk waits for them."""
+        with started(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
+            for chunk in self._source.chunks():
+                if chunk is None:
+                    self._serve(workers, 0)
+                    self._tell(Counter())
+                    continue
+                number, self.parts = self.parts, self.parts + 1
+                if self._is_done(number):
+                    if self._judge is None:
+                        self._take_up(number)
+                    else:
+                        self._waiting[number] = (None, None)
+                        self._decide()
+                    continue
+                while all(worker.busy for worker in workers):
+                    self._serve(workers, None)
+                next(worker for worker in workers if not worker.busy).send((number, chunk), number)
+            while any(worker.busy for worker in workers):
+                self._serve(workers, None)
+
+    def _serve(self, workers: Sequence[Worker], patience: float | None) -> None:
+        """Take what workers say; wait for one (None), or do not (0)."""
+        busy = {worker.answers: worker for worker in workers if worker.busy}
+        for answers in select.select(list(busy), [], [], patience)[0]:
+            worker = busy[answers]
+            match worker.receive():
+                case Offer() as offer:
+                    self._waiting[worker.number] = (worker, offer)
+                    self._decide()
+                case dict() as tally:
+                    worker.busy = False
+                    self._tell(tally)
+
+    def _decide(self) -> None:
+        """Judge all chunks whose turn it is."""
+        assert self._judge is not None
+        while self._turn in self._waiting:
+            worker, offer = self._waiting.pop(self._turn)
+            if worker is None or offer is None:
+                self._take_up(self._turn)
+            else:
+                worker.send(self._judge.judge(offer.hashes, offer.signatures), self._turn)
+            self._turn += 1
+
+    def _is_done(self, number: int) -> bool:
+        return part_path(self._out, number).is_file() and (self._out / shard_name(number)).is_file()
+
+    def _take_up(self, number: int) -> None:
+        """A part that an earlier build wrote."""
+        part = read_part(self._out, number)
+        if self._judge is not None:
+            self._judge.judge(part["offered"], part["signatures"])
+        self._tell(part["tally"])
+
+    def _tell(self, tally: Mapping[str, int]) -> None:
+        self._left.update({name: tally.get(name, 0) for name in ("short", "empty")})
+        was, now = self.progress, time.monotonic()
+        self.progress = Progress(
+            documents=was.documents + tally.get("documents", 0),
+            characters=was.characters + tally.get("characters", 0),
+            tokens=was.tokens + tally.get("tokens", 0),
+            duplicates=was.duplicates + tally.get("exact", 0) + tally.get("near", 0),
+            short=was.short + tally.get("short", 0) + tally.get("empty", 0),
+            seconds=now - self._start,
+            share=self._source.share,
+        )
+        if self._told is not None and (tally or now - self._last > 0.1):
+            self._last = now
+            self._told(self.progress)

@@ -1,0 +1,231 @@
+"""Files to documents: text parted as it is laid out, tables row by row; how far the files are read is known."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.bad_rows import Sieve
+from heedful.data.examples import Plain
+from heedful.data.formats.text_files import LONGEST, File, NoRowsError, find, head_of, lines, need_file
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, bare_name, open_part
+from heedful.errors import HeedfulError
+
+LEAST = 100  # characters that a document counts for: it takes memory even where it has none
+TICK = 1_000_000  # characters that are read before others are looked after
+LINE = 50  # the same of a line
+SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
+Chunk = list[tuple[str, bool]]  # documents, each with whether it is lines
+KNOWN = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of text; words with tags are none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSettings:
+    """How text is split into documents, and which documents are kept."""
+
+    text_column: str = ""  # column of the text in JSON lines, tables and Parquet; "": found by name
+    sample_by: Literal["auto", "line", "paragraph", "document"] = "auto"  # what is a document in a text file
+    dedup: Literal["none", "exact", "near"] = "none"  # leave out equal documents, or near duplicates too
+    jaccard_threshold: float = 0.8  # shared 5-shingles of words, 0.3 to 1, from which documents are near duplicates
+    min_document_chars: int = 0  # characters; shorter documents are left out and counted
+    shard_chars: int = 32_000_000  # characters of text in a shard
+
+    def __post_init__(self) -> None:
+        if not 0.3 <= self.jaccard_threshold <= 1:
+            raise HeedfulError(f"jaccard_threshold is {self.jaccard_threshold}, expected a share from 0.3 to 1")
+        if self.min_document_chars < 0:
+            raise HeedfulError(
+                f"min_document_chars is {self.min_document_chars}, expected a number of characters from 0"
+            )
+        if self.shard_chars < 1:
+            raise HeedfulError(f"shard_chars is {self.shard_chars}, expected a number of characters from 1")
+
+
+def expand(
+    files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = KNOWN
+) -> tuple[list[tuple[Path, str]], list[str]]:
+    """List files, and those in folders that have a known suffix, sorted, with the names that a plan gives them.
+
+    Args:
+        exclude: Folder of results, whose files are left out.
+        known: the suffixes of files in folders.
+    """
+    apart = None if exclude is None else exclude.resolve()
+    found: list[tuple[Path, str]] = []
+    said: list[str] = []
+    for path in files:
+        if not os.path.isdir(path):
+            need_file(path)
+            found.append((path, path.name))
+            continue
+        inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
+        inside = [each for each in inside if apart not in each.resolve().parents]
+        used = [each for each in inside if bare_name(each)[1] in known]
+        if not used:
+            raise HeedfulError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
+        found += [(each, str(each.relative_to(path))) for each in used]
+        if len(used) < len(inside):
+            said.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
+    if not found:
+        raise HeedfulError("no files were given")
+    return found, said
+
+
+def _hidden(place: Path) -> bool:
+    return any(part.startswith(".") for part in place.parts)
+
+
+class Watched(type(Path())):  # type: ignore[misc]
+    """A path of which is known how far its file was read."""
+
+    handle: Any = None
+
+    def open(self, *given: Any, **more: Any) -> Any:
+        self.handle = super().open(*given, **more)
+        return self.handle
+
+    @property
+    def read(self) -> int:
+        """Bytes of the file, packed as it is."""
+        return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
+
+
+class Reading:
+    """The documents of all files, and how far they are read."""
+
+    def __init__(self, files: list[Path], settings: CorpusSettings, sieve: Sieve, said: list[str]) -> None:
+        for path in files:
+            if (suffix := bare_name(path)[1]) not in ("", *KNOWN):
+                what = "a kind of file of words with tags, which are no text"
+                raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
+        self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
+        self._settings = settings
+        self._files = [Watched(path) for path in files]
+        self._sizes = [path.stat().st_size for path in files]
+        self._done = 0
+        self._at: Watched | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the bytes that are read."""
+        return min(1.0, (self._done + (self._at.read if self._at is not None else 0)) / max(sum(self._sizes), 1))
+
+    def chunks(self) -> Iterator[Chunk | None]:
+        """The documents of each shard, each with whether it is lines; None now and then, to look after others."""
+        chunk: Chunk = []
+        size = tick = 0
+        for document in self._documents():
+            chunk.append(document)
+            size += max(len(document[0]), LEAST)
+            tick += max(len(document[0]), LEAST)
+            if size >= self._settings.shard_chars:
+                yield chunk
+                chunk, size = [], 0
+            if tick >= TICK:
+                yield None
+                tick = 0
+        if chunk:
+            yield chunk
+
+    def _documents(self) -> Iterator[tuple[str, bool]]:
+        try:
+            yield from self._all()
+        except NoRowsError as error:
+            raise HeedfulError(f"{error}: if it is no text, give the other files by name, or move it away") from None
+        except HeedfulError as error:
+            raise HeedfulError(_of_corpus(str(error))) from None
+
+    def _all(self) -> Iterator[tuple[str, bool]]:
+        for path, size in zip(self._files, self._sizes, strict=True):
+            self._at = path
+            if not size:
+                self._say(f"{path.name}: is empty")
+            elif SUFFIXES.get(bare_name(path)[1], "text") == "text":
+                yield from self._text(path)
+            else:
+                columns: Any = {"text": self._settings.text_column} if self._settings.text_column else None
+                part = open_part(path, Plain, DataSettings(columns=columns), self.sieve)
+                for said in part.said:
+                    self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
+                for example in part.read(self.sieve):
+                    assert isinstance(example, Plain)
+                    yield example.text, False
+            self._at = None
+            self._done += size
+
+    def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
+        file, said = find(path)
+        for each in said:
+            self._say(each)
+        form = self._settings.sample_by
+        if form == "auto":
+            form = layout(head_of(file))
+            self._say(f"{path.name}: {LAYOUTS[form]}")
+        if form == "line":
+            yield from ((line, False) for _, line in lines(file, self.sieve) if line.strip())
+            return
+        for block in self._blocks(file, blank=form == "paragraph"):
+            yield "\n".join(block), form == "paragraph"
+
+    def _blocks(self, file: File, *, blank: bool) -> Iterator[list[str]]:
+        block: list[str] = []
+        size = 0
+        for _, line in lines(file, self.sieve):
+            if block and blank and not line.strip():
+                yield block
+                block, size = [], 0
+            elif block and size + len(line) > LONGEST:
+                self.cut += 1
+                yield block
+                block, size = [line], len(line) + LINE
+            elif line.strip() or block:
+                block.append(line)
+                size += len(line) + LINE
+        if block:
+            yield block
+
+    def _say(self, text: str) -> None:
+        if text not in self.said and len(self.said) < 1000:
+            self.said.append(text)
+
+
+def _of_corpus(message: str) -> str:
+    """With the names of the settings of a corpus, which has no encoding.
+
+    >>> _of_corpus("say --data.columns.text=NAME")
+    'say --corpus.text_column=NAME'
+    >>> _of_corpus("say --data.encoding=cp1252, or iconv -f cp1252")
+    'say iconv -f cp1252'
+    """
+    message = message.replace("--data.columns.text=", "--corpus.text_column=")
+    return re.sub(r"--data\.encoding=[\w-]+( \(or -be\))?, or ", "", message)
+
+
+LAYOUTS = {
+    "line": "has no blank lines, so each line is a document",
+    "paragraph": "lines are sentences, and blank lines part documents",
+    "document": "is one document, whose paragraphs are parted by blank lines",
+}
+
+
+def layout(head: str) -> Literal["line", "paragraph", "document"]:
+    r"""How a text file seems to be parted, by its beginning; a file without blank lines has a document on each line.
+
+    Blank lines part documents where most of them have several lines, and most of their lines end like sentences.
+
+    >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
+    ('line', 'paragraph', 'document')
+    """
+    rows = [row.strip() for row in head.split("\n")[: -1 if len(head) > 1000 else None]]
+    while rows and not rows[-1]:
+        rows.pop()
+    if "" not in rows:
+        return "line"
+    filled = [row for row in rows if row]
+    blocks = sum(1 for before, row in zip(["", *rows], rows, strict=False) if row and not before)
+    ended = sum(row.endswith(SENTENCE_END) for row in filled)
+    return "paragraph" if len(filled) >= 1.5 * blocks and ended >= 0.7 * len(filled) else "document"

@@ -1,0 +1,146 @@
+"""Processes that make the parts of a corpus: started here, spoken to over pipes, gone with whoever started them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful.data.corpus.shards import Ids, Job, Maker
+from heedful.errors import HeedfulError
+
+
+def cores() -> int:
+    """How many this process may use, as far as the system tells: macOS binds none to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Worker:
+    """A process that makes parts; it is spoken to only when it listens."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.busy = False
+        self.number = -1  # of its chunk
+        assert process.stdout is not None
+        self.answers = process.stdout
+
+    def send(self, message: Any, number: int) -> None:
+        """Say something, of chunk `number`."""
+        self.busy, self.number = True, number
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._dead()
+
+    def receive(self) -> Any:
+        """What it says; its error is raised here."""
+        try:
+            answer = pickle.load(self.answers)
+        except (EOFError, pickle.UnpicklingError):
+            self._dead()
+        if isinstance(answer, HeedfulError):
+            raise answer
+        return answer
+
+    def _dead(self) -> Any:
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
+        raise HeedfulError(
+            f"a worker {how}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
+        )
+
+
+@contextmanager
+def started(count: int, job: Job, tokenizer: Path) -> Iterator[list[Worker]]:
+    """Workers, which are gone afterwards, whatever happens.
+
+    They have sessions of their own, so that Ctrl-C reaches this process alone, and end when it does.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from heedful.data.corpus.workers import serve; serve()"
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    processes: list[subprocess.Popen[bytes]] = []
+    pipe = subprocess.PIPE
+    try:
+        for _ in range(count):
+            command = [sys.executable, "-c", code]
+            processes.append(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
+            )
+        workers = [Worker(process) for process in processes]
+        for worker in workers:
+            worker.send((job, tokenizer), -1)
+            worker.busy = False
+        yield workers
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+
+
+# ---------------------------------------------------------------------------------------------------- the other side
+
+
+def library_ids(backend: Any) -> Ids:
+    """The tokens of texts by a tokenizer of the `tokenizers` library, without special tokens."""
+
+    def ids(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        made = backend.encode_batch_fast(texts, add_special_tokens=False)
+        lengths = np.array([len(each) for each in made], np.int64)
+        tokens = np.empty(lengths.sum(), np.int32)
+        at = 0
+        for each in made:
+            tokens[at : (at := at + len(each))] = each.ids
+        return tokens, lengths
+
+    return ids
+
+
+def serve() -> None:
+    """Be a worker: a job and a tokenizer's file come in, then chunks; offers and tallies go out.
+
+    It is started without this library's heavier parts, and ends when the process that started it does.
+    """
+    import tokenizers
+
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not stand between the answers
+    parent = os.getppid()
+
+    def check() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def say(answer: Any) -> None:
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+    with suppress(EOFError, BrokenPipeError):
+        job, path = pickle.load(sys.stdin.buffer)
+        maker = Maker(job, library_ids(tokenizers.Tokenizer.from_file(str(path))), check)
+        while True:
+            number, chunk = pickle.load(sys.stdin.buffer)
+            try:
+                offer, verdict = maker.begin(chunk), None
+                if job.judged:
+                    say(offer)
+                    verdict = pickle.load(sys.stdin.buffer)
+                say(maker.end(number, verdict))
+            except HeedfulError as error:
+                say(error)

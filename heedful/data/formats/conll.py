@@ -1,0 +1,176 @@
+"""Sentences in columns (CoNLL): one word a line, its tag in the last column, a blank line between sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from heedful.data.bad_rows import BadRow, Sieve, shown
+from heedful.data.examples import Tagged
+from heedful.data.formats.text_files import File, all_lines
+from heedful.data.tag_schemes import OUTSIDE
+from heedful.errors import HeedfulError
+
+BORDER = "-DOCSTART-"
+TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
+MANY = 10_000  # different tags
+WORDS = {"word", "words", "token", "tokens", "form"}  # what a header calls the column, compared without case
+TAGS = {"tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos_tags"}
+TAGS |= {"ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"}
+
+
+def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: bool = False) -> Iterator[Tagged]:
+    """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents.
+
+    `word` and `tag` are the numbers of their columns from 1; 0: the last one. With a `header` the first line is none.
+    """
+    words: list[str] = []
+    tags: list[str] = []
+    start = width = size = 0
+    bad: BadRow | None = None
+    for number, text, wrong in all_lines(file):
+        line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
+        cells = cells_of(line)
+        if not line or cells[0] == BORDER:
+            yield from _whole(file, start, words, tags, bad, sieve)
+            words, tags, size, bad = [], [], 0, None
+            continue
+        if header:
+            header = False
+            continue
+        start = start if words or bad else number
+        width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
+        size += len(line)
+        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else endless(file)
+        if wrong is not None or reason:
+            bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
+        elif bad is None:
+            words.append(cells[word - 1])
+            tags.append(cells[tag - 1])
+    yield from _whole(file, start, words, tags, bad, sieve)
+
+
+def cells_of(line: str) -> list[str]:
+    """Columns are separated by tabs, else by spaces; other white space belongs to a word."""
+    if "\t" in line:
+        return [cell.strip(" ") for cell in line.split("\t")]
+    return [cell for cell in line.split(" ") if cell] or [""]
+
+
+def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
+    if len(cells) < 2:
+        return "has one column, expected a word and its tag"
+    if len(cells) != width:
+        return f"has {len(cells)} columns, expected {width} as in the lines before"
+    if max(word, tag) > width:
+        return f"has {width} columns, and column {max(word, tag)} was asked for"
+    return "" if all((cells[word - 1], cells[tag - 1])) else "has an empty word or tag"
+
+
+def endless(file: File) -> str:
+    return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
+
+
+def _whole(
+    file: File, start: int, words: list[str], tags: list[str], bad: BadRow | None, sieve: Sieve
+) -> Iterator[Tagged]:
+    if bad is not None:
+        sieve.refuse(bad)
+    elif words:
+        yield Tagged(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
+
+
+def _rows(lines: Iterable[str]) -> list[list[str]]:
+    rows = [cells_of(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
+    return [cells for cells in rows if cells[0] != BORDER]
+
+
+def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) -> bool:
+    """Whether the beginning of a file has a first line that names its columns, and no other line has such a tag.
+
+    `parted`: only if there are blank lines, as between sentences in columns, and seldom between the rows of a table.
+    """
+    lines = head.strip().split("\n")
+    first, *others = _rows(lines) or [[""]]
+    if not others or len(first) < max(2, word, tag) or (parted and all(line.strip() for line in lines)):
+        return False
+    tags = {cells[tag - 1] for cells in others if len(cells) == len(first)}
+    named = first[word - 1].casefold() in WORDS and first[tag - 1].casefold() in TAGS
+    return named and first[tag - 1] not in tags and not any(" " in each for each in tags)
+
+
+def looks_like(head: str) -> bool:
+    """Whether the beginning of a file is words in columns, the last of them tags like B-x."""
+    rows = _rows(head.split("\n")[:400][:-1])[has_header(head, parted=True) :]
+    return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
+
+
+# ---------------------------------------------------------------------------------------------------- schemes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """What the tags of a whole file are."""
+
+    name: str  # IOB1, IOB2, IOBES, BILOU, IO, or "" where tags are plain labels
+    labels: tuple[str, ...]  # in order: O, then B and I of each type; or the plain labels
+    begun_inside: int  # entities that begin with I- (or E-, L-) although the scheme has B-
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        if not self.name:
+            return f"tags are plain labels: {len(self.labels)} of them"
+        text = f"tags are {self.name}" + ("" if self.name == "IOB2" else ", read as IOB2")
+        if self.begun_inside:
+            text += f"; {self.begun_inside} entities do not begin as they should and are read as conlleval reads them"
+        return text
+
+
+def scheme(examples: Iterable[Tagged]) -> Scheme:
+    """Find the scheme of all tags, in memory that does not grow with the file.
+
+    IOB1 has B-x only after another x; in IOB2 every entity begins with B-x; IOBES has S- and E-, BILOU U- and L-.
+    """
+    seen: dict[str, str] = {}  # tags, and where each stands first
+    parts: dict[str, tuple[str, str]] = {}  # mark and kind; none where there is no entity
+    late = bare = 0  # B- where IOB1 has I-; entities that begin with I-
+    for example in examples:
+        before, open_ = "", False
+        for tag in example.tags:
+            if tag not in seen:
+                seen[tag] = f"{example.file}:{example.line}"
+                parts[tag] = (tag[0], tag[2:]) if tag != OUTSIDE and TAG.match(tag) else ("", "")
+                if len(seen) > MANY:
+                    raise HeedfulError(f"{seen[tag]}: more than {MANY:,} different tags: is this the column of tags?")
+            mark, kind = parts[tag]
+            if not mark:
+                before, open_ = "", False
+                continue
+            same = open_ and before == kind
+            late += mark == "B" and not same
+            bare += mark in "IELM" and not same
+            before, open_ = kind, mark in "BIM"
+    plain = {tag for tag in seen if not TAG.match(tag)}
+    if plain and len(plain) < len(seen.keys() - {OUTSIDE}) and any(tag in plain for tag in seen):
+        tag = min(plain)
+        raise HeedfulError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
+    kinds = sorted({tag[2:] for tag in seen if tag != OUTSIDE})
+    if plain or not kinds:
+        return Scheme(name="", labels=tuple(sorted(seen)), begun_inside=0)
+    name = _name({tag[0] for tag in seen if tag != OUTSIDE}, late, bare)
+    labels = (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
+    return Scheme(name=name, labels=labels, begun_inside=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
+
+
+def _name(marks: set[str], late: int, bare: int) -> str:
+    if marks & set("ESM") and marks & set("LU"):
+        raise HeedfulError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
+    if marks & set("ESM"):
+        return "IOBES"
+    if marks & set("LU"):
+        return "BILOU"
+    if "B" not in marks:
+        return "IO or IOB1"
+    return "IOB1" if bare and not late else "IOB2"

@@ -1,0 +1,397 @@
+"""Tables: CSV, TSV, JSON lines, JSON, Parquet and objects of the `datasets` library as rows, one at a time."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from heedful.data.bad_rows import BadRow, CellError, LeaveOut, Sieve, shown
+from heedful.data.formats.text_files import (
+    FREE,
+    MOST_RATIO,
+    File,
+    Line,
+    NoRowsError,
+    all_lines,
+    json_text,
+    lines,
+    unrepeated,
+)
+from heedful.errors import HeedfulError
+
+Cells = list[str] | dict[str, Any]
+Rows = Iterator[tuple[int, Cells]]  # the number of the line, or of the row where there are no lines
+BATCH = 256  # rows of Parquet
+MOST_LINES = 100_000  # of one row of CSV, whose short lines take many times their length in memory
+HEAD = 200  # rows of objects whose keys are the columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows with named or numbered columns."""
+
+    shown: str
+    names: tuple[str, ...]  # "1", "2", … where there is no header
+    first: Cells
+    rows: Callable[[Sieve], Rows]
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of a label column mean
+    said: tuple[str, ...] = ()
+    header: bool | None = None  # whether its first row names the columns, where that was set
+
+
+# ---------------------------------------------------------------------------------------------------- CSV, TSV
+
+
+class _SpoiltError(Exception):
+    def __init__(self, reason: str, unclosed: bool) -> None:
+        super().__init__(reason)
+        self.unclosed = unclosed
+
+
+class _Feed:
+    """Lines for the csv module, kept until their row is whole."""
+
+    def __init__(self, file: File) -> None:
+        self._source: Iterator[Line] = all_lines(file)
+        self._again: deque[Line] = deque()
+        self._longest = file.longest
+        self.taken: list[Line] = []
+        self._length = 0
+
+    def begin(self) -> None:
+        self.taken.clear()
+        self._length = 0
+
+    def give_back(self) -> None:
+        """All but the first line will come again."""
+        self._again.extendleft(reversed(self.taken[1:]))
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._source)
+        self.taken.append(line)
+        self._length += len(line[1])
+        if line[2] is not None and not line[1]:
+            raise _SpoiltError(line[2].reason, unclosed=False)
+        if len(self.taken) > MOST_LINES:
+            raise _SpoiltError(f"has more than {MOST_LINES:,} lines: is a quote not closed?", unclosed=True)
+        if self._length > self._longest:
+            raise _SpoiltError(f"is longer than {self._longest:,} characters: is a quote not closed?", unclosed=True)
+        return line[1]
+
+
+def _quoted(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+    """Rows whose cells may stand in quotes, with line ends inside.
+
+    A row whose quote is never closed is bad in its first line; reading goes on with the second.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), file.longest + 1))
+    feed = _Feed(file)
+    reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    while True:
+        feed.begin()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except (csv.Error, _SpoiltError) as error:
+            unclosed = getattr(error, "unclosed", "unexpected end" in str(error))
+            sieve.refuse(_broken(file, feed.taken[:1] if unclosed else feed.taken, error))
+            if unclosed:
+                feed.give_back()
+            reader = csv.reader(feed, delimiter=delimiter, strict=True)
+            continue
+        if any(bad for _, _, bad in feed.taken):
+            sieve.refuse(_broken(file, feed.taken))
+        elif cells:
+            yield feed.taken[0][0], cells
+
+
+def _broken(file: File, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
+    """A row of these lines, one of which cannot be used, or for which the csv module has an error."""
+    fault = next((bad for _, _, bad in taken if bad), None)
+    if fault and len(taken) == 1:
+        return fault
+    first, last = taken[0][0], taken[-1][0]
+    reason = str(error)
+    if fault:
+        reason = fault.reason
+    elif "unexpected end" in reason:
+        reason = "a quote that opens in this line is not closed before the file ends"
+    elif isinstance(error, csv.Error):
+        reason = f"is not CSV: {reason}" + (
+            " (a quote inside a quoted cell is written twice)" if "'\"'" in reason else ""
+        )
+    if last > first:
+        reason = f"the row of the lines {first} to {last}: {reason}"
+    text = "".join(line[1][:200] for line in taken[:3])[:200]
+    return BadRow(file=file.shown, line=first, column="", reason=reason, text=text)
+
+
+def _literal(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+    """Rows whose quotes are characters like others."""
+    for number, line in lines(file, sieve):
+        if line:
+            yield number, line.split(delimiter)
+
+
+def separated(
+    file: File,
+    sieve: Sieve,
+    *,
+    delimiter: str,
+    quoted: bool,
+    is_header: Callable[[list[str]], bool],
+    least: int | None = None,
+) -> Table:
+    """CSV or TSV; `least` columns are enough, else all rows must have as many as the first."""
+
+    def raw(sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+        return (_quoted if quoted else _literal)(file, delimiter, sieve)
+
+    top = list(islice(raw(sieve), 2))
+    if not top:
+        raise NoRowsError(f"{file.shown}: has no rows")
+    start, cells = top[0]
+    header = is_header(cells)
+    names = tuple(cell.strip() for cell in cells) if header else tuple(str(n) for n in range(1, len(cells) + 1))
+    if len(top) == header:
+        raise NoRowsError(f"{file.shown}: has a header and no rows")
+    if header and (twice := [name for name in names if names.count(name) > 1 and name]):
+        raise HeedfulError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
+    width = len(cells)
+
+    def rows(sieve: Sieve) -> Rows:
+        for number, cells in raw(sieve):
+            if header and number == start:
+                continue
+            if len(cells) == width if least is None else len(cells) >= least:
+                yield number, cells
+            else:
+                sieve.refuse(_ragged(file, number, cells, width if least is None else least, start, delimiter, quoted))
+
+    return Table(
+        shown=file.shown,
+        names=names,
+        first=top[header][1],
+        rows=rows,
+        said=() if header else (f"{file.path.name}: no header",),
+    )
+
+
+def _ragged(file: File, number: int, cells: list[str], width: int, start: int, delimiter: str, quoted: bool) -> BadRow:
+    mark = "tab" if delimiter == "\t" else delimiter
+    hint = (
+        f"a {mark} inside a text needs quotes around it"
+        if quoted
+        else "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
+    )
+    reason = f"has {len(cells)} cells, expected {width} as in line {start}; {hint}"
+    return BadRow(file=file.shown, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+
+
+def json_lines(file: File, sieve: Sieve) -> Table:
+    """One JSON object on each line."""
+
+    def rows(sieve: Sieve) -> Rows:
+        for number, line in lines(file, sieve):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line, object_pairs_hook=unrepeated)
+                if not isinstance(value, dict):
+                    raise CellError("", f"is {shown(value)}, expected a JSON object")
+            except CellError as wrong:
+                sieve.refuse(BadRow(file=file.shown, line=number, column="", reason=wrong.reason, text=line[:200]))
+            except (ValueError, RecursionError) as error:
+                column = str(getattr(error, "colno", ""))
+                reason = f"is not valid JSON: {getattr(error, 'msg', error)}"
+                sieve.refuse(BadRow(file=file.shown, line=number, column=column, reason=reason, text=line[:200]))
+            else:
+                yield number, value
+
+    return _named(file.shown, rows, sieve)
+
+
+def json_list(file: File, sieve: Sieve) -> Table:
+    """A list of JSON objects, or an object whose key "data" has one."""
+
+    def rows(sieve: Sieve) -> Rows:
+        with json_text(file) as text:
+            if text.peek() == "[":
+                yield from walk(text, sieve)
+                text.end()
+                return
+            found = False
+            for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
+                if key == "data" and text.peek() == "[":
+                    found = True
+                    yield from walk(text, sieve)
+                else:
+                    text.value()
+            text.end()
+            if not found:
+                raise NoRowsError(
+                    f'{file.shown}: has no rows: it is one object without a list of them under "data" (where each '
+                    "line is an object, say --data.format=jsonl)"
+                )
+
+    def walk(text: Any, sieve: Sieve) -> Rows:
+        for index in text.elements():
+            text.peek()
+            line, value = text.line, text.value()
+            if isinstance(value, dict):
+                yield line, value
+            else:
+                reason = f"is {shown(value)}, expected a JSON object"
+                bad = BadRow(file=file.shown, line=line, column=f"[{index}]", reason=reason, text=str(value)[:200])
+                sieve.refuse(bad, number=index)
+
+    return _named(file.shown, rows, sieve)
+
+
+def _named(name: str, rows: Callable[[Sieve], Rows], sieve: Sieve, **more: Any) -> Table:
+    first = next(rows(sieve), None)
+    if first is None:
+        raise NoRowsError(f"{name}: has no rows")
+    top = islice(rows(Sieve(LeaveOut())), HEAD)  # a key that the first row lacks is a column too
+    names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
+    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, **more)
+
+
+# ---------------------------------------------------------------------------------------------------- Parquet, objects
+
+
+def parquet(path: Path, sieve: Sieve) -> Table:
+    """A Parquet file, a batch of rows at a time."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    faults = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)  # of damaged files
+
+    def rows(sieve: Sieve) -> Rows:
+        number = made = 0
+        try:
+            with ParquetFile(path, pre_buffer=False) as file:
+                for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
+                    for cells in _cells(batch):
+                        number += 1
+                        made += _text_size(cells)
+                        if made > FREE and made > MOST_RATIO * packed:
+                            raise _too_much(path, f"{made:,} characters up to row {number:,}")
+                        yield number, cells
+        except HeedfulError:
+            raise
+        except faults as error:
+            raise HeedfulError(f"{path}: cannot be read after row {number}: {error}") from None
+
+    try:
+        with ParquetFile(path, pre_buffer=False) as file:
+            size = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
+            kept, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
+            packed = path.stat().st_size
+    except faults as error:
+        raise HeedfulError(f"{path}: is no Parquet file that can be read: {error}") from None
+    if size > FREE and size > MOST_RATIO * packed:
+        raise _too_much(path, f"{size:,} bytes")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise HeedfulError(f"{path}: two columns are called {shown(twice[0])}")
+    return _named(str(path), rows, sieve, **_known(_kept_words(kept)))
+
+
+def _text_size(cells: dict[str, Any]) -> int:
+    """Count the characters in a row's texts and lists of texts; a dictionary in the file makes many of few."""
+    size = 0
+    for value in cells.values():
+        if isinstance(value, str | bytes):
+            size += len(value)
+        elif isinstance(value, list):
+            size += sum(len(each) for each in value if isinstance(each, str | bytes))
+    return size
+
+
+def _too_much(path: Path, what: str) -> HeedfulError:
+    return HeedfulError(
+        f"{path}: unpacks to more than {MOST_RATIO} times its size ({what}), which text seldom does: if you trust it, "
+        "write its columns without a dictionary, or as CSV or JSON lines"
+    )
+
+
+def _cells(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch; where Python has no such time (nanoseconds, years past 9999), the number that is stored."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):
+        for row in zip(*batch.columns, strict=True):
+            yield dict(zip(batch.schema.names, map(_cell, row), strict=True))
+
+
+def _cell(scalar: Any) -> Any:
+    import pyarrow
+
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        match scalar:
+            case pyarrow.StructScalar():
+                return {name: _cell(each) for name, each in scalar.items()}
+            case pyarrow.ListScalar():
+                return [_cell(each) for each in scalar.values]
+        return getattr(scalar, "value", None) or str(scalar)
+
+
+def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
+    """The label names that the `datasets` library keeps in a file."""
+    try:
+        features = json.loads(kept or b"{}")["info"]["features"]
+        return {name: words for name, feature in features.items() if (words := label_words(feature))}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def label_words(feature: Any) -> tuple[str, ...]:
+    """The names of a feature's labels, or of those in its list; () where it has none."""
+    for _ in range(3):
+        names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
+        if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        feature = feature.get("feature") if isinstance(feature, Mapping) else getattr(feature, "feature", None)
+    return ()
+
+
+def _known(words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    said = tuple(f"the names of {shown(name)} come with the data" for name in words)
+    return {"words": words, "said": said}
+
+
+def is_data_object(value: object) -> bool:
+    """Whether this is a data set of the `datasets` library, or looks like one."""
+    return hasattr(value, "features") and hasattr(value, "column_names") and isinstance(value, Iterable)
+
+
+def data_object(name: str, data: Any, sieve: Sieve) -> Table:
+    """A data set of the `datasets` library: its rows in order, the names of its labels from its features."""
+
+    def rows(sieve: Sieve) -> Rows:
+        for number, cells in enumerate(data, start=1):
+            if isinstance(cells, Mapping):
+                yield number, dict(cells)
+            else:
+                reason = f"is {type(cells).__name__}, expected a mapping from columns to values"
+                sieve.refuse(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
+
+    features = data.features or {}
+    return _named(
+        name, rows, sieve, **_known({key: words for key in features if (words := label_words(features[key]))})
+    )

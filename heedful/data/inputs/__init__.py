@@ -1,0 +1,1 @@
+"""Unlabelled data: rows of files as inputs of a model."""

@@ -1,0 +1,137 @@
+"""Settings of a run's data that hold for other files: encodings belong to a format, column numbers to a header."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from heedful.data.bad_rows import LeaveOut, Sieve
+from heedful.data.formats.text_files import NoRowsError, head_of
+from heedful.data.formats.text_files import find as find_file
+from heedful.data.labelled.columns import has_number
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, bare_name, form_of, open_table
+from heedful.data.labelled.headers import names_roles
+from heedful.data.labelled.in_memory import is_object
+from heedful.data.labelled.split_files import split_files
+from heedful.errors import HeedfulError
+
+ORDERED = ("csv", "tsv")  # formats whose columns have numbers
+NAMED = (*ORDERED, "json", "jsonl", "parquet")  # formats whose columns may have names
+OF_JSON = ("json", "jsonl", "squad")  # formats that are UTF-8
+DEFAULT = DataSettings()
+
+
+def files_of(data: Any) -> list[Path]:
+    """Return the files that data consist of, as `heedful.data.read` takes them, as far as there are any."""
+    if is_object(data):
+        return []
+    match data:
+        case str() | Path():
+            folder = Path(data)
+            if not folder.is_dir():
+                return [folder]
+            try:
+                return [path for paths in split_files(folder)[0].values() for path in paths]
+            except HeedfulError:
+                return []
+        case Mapping():
+            return [path for each in data.values() for path in files_of(each)]
+        case Sequence():
+            return [path for each in data for path in files_of(each)]
+    return []
+
+
+def carried(
+    trained: DataSettings, names: Iterable[str], files: Sequence[Path], chosen: DataSettings = DEFAULT
+) -> DataSettings:
+    """Return the settings with which a run read its files that hold for other files too.
+
+    Args:
+        trained: settings of the run.
+        names: names of its files; none: not known.
+        files: the other files.
+        chosen: settings given for those by hand, which go over what is returned.
+
+    The format holds for files with the suffixes of the run's, encoding, delimiter, quoting and header for files in
+    its format. Numbers of columns hold for CSV and TSV without a header that names columns.
+    """
+    theirs = [Path(name) for name in names]
+    known = {trained.format} if trained.format else {SUFFIXES.get(bare_name(path)[1]) for path in theirs}
+    if trained.format and not all(_same_suffix(path, theirs, trained.format) for path in files):
+        trained = replace(trained, format=None)
+    forms = {form_of(path, chosen.format or trained.format) for path in files}
+    if trained.encoding and not _keeps_encoding(forms, known, files):
+        trained = replace(trained, encoding=None)
+    tables = forms if known == {"text"} else forms - {"text"}
+    same = bool(tables) and tables <= (known or {"csv"})
+    if not same:
+        trained = replace(trained, delimiter=None, quoting=None)
+    numbers = {role: keys for role, keys in (trained.columns or {}).items() if has_number(keys)}
+    if tables & {*NAMED}:
+        holds = tables <= {*ORDERED} and (same or not known)
+        holds = holds and not (
+            chosen.header is None and any(_has_header(path, trained, chosen, numbers) for path in files)
+        )
+    else:
+        holds = same or not known
+    if not holds:
+        kept = {role: keys for role, keys in (trained.columns or {}).items() if role not in numbers}
+        trained = replace(trained, columns=kept or None, header=None)
+    return trained
+
+
+def by_names(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> DataSettings:
+    """Return settings with names in place of numbers of columns, where the data that were read have a header.
+
+    `columns` are the names of the columns of each role; "1", "2", ... without a header.
+    """
+    given = dict(settings.columns or {})
+    for role, keys in given.items():
+        names = tuple(columns.get(role, ()))
+        if has_number(keys) and names and not any(name.isdigit() for name in names):
+            given[role] = names[0] if len(names) == 1 else names
+    return replace(settings, columns=given or None)
+
+
+def _same_suffix(path: Path, theirs: Sequence[Path], form: Format) -> bool:
+    """Return whether a file is called like those for which a format was set."""
+    suffix = bare_name(path)[1]
+    return suffix in {bare_name(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
+
+
+def _keeps_encoding(forms: set[Any], known: set[Any], files: Sequence[Path]) -> bool:
+    """Return whether files are read in a run's encoding: those in the run's format that are not UTF-8."""
+    if forms & {*OF_JSON} or (known and not forms <= known):
+        return False
+    return not any(_is_utf8(path) for path in files)
+
+
+def _is_utf8(path: Path) -> bool:
+    """Return whether the beginning of a file has characters beyond ASCII and is UTF-8."""
+    try:
+        file, _ = find_file(path, encoding="latin-1")
+        head = head_of(file).encode("latin-1")
+        return not head.isascii() and bool(codecs.getincrementaldecoder("utf-8")().decode(head))
+    except (HeedfulError, UnicodeDecodeError):
+        return False
+
+
+def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Mapping[str, Any]) -> bool:
+    """Return whether a file of CSV or TSV begins with names of columns."""
+    form = form_of(path, chosen.format or trained.format)
+    if form not in ORDERED or not numbers or trained.header:
+        return False
+    how = {name: getattr(chosen, name) or getattr(trained, name) for name in ("encoding", "delimiter", "quoting")}
+    try:
+        sieve = Sieve(LeaveOut())
+        table = open_table(path, DataSettings(format=form, header=False, **how), sieve)
+        first: Any = next(islice((cells for _, cells in table.rows(sieve)), 1), ())
+    except NoRowsError:
+        return False
+    except HeedfulError:  # whoever reads the file says why it cannot be read
+        return False
+    return names_roles(first, numbers)

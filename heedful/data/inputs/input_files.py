@@ -1,0 +1,368 @@
+"""Rows of files as inputs of a model: what is asked, with no answer beside it; bad rows keep their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heedful.data.bad_rows import BadRow, CellError, LeaveOut, Sieve, shown
+from heedful.data.corpus.documents import KNOWN, Watched, expand
+from heedful.data.examples import Plain
+from heedful.data.formats.tables import Cells, Table
+from heedful.data.formats.text_files import NoRowsError
+from heedful.data.inputs.inherited_settings import carried
+from heedful.data.inputs.tables import CONLL, open_input
+from heedful.data.labelled.class_folders import LAYOUTS, has_plain_name, texts_below
+from heedful.data.labelled.columns import (
+    Columns,
+    MissingColumnError,
+    Reader,
+    find_columns,
+    has_number,
+    proposed,
+    unused,
+)
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, bare_name, form_of
+from heedful.data.labelled.row_reader import filled
+from heedful.errors import HeedfulError, did_you_mean
+
+MOST_BAD = 100_000  # bad rows, one after another, of one file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What a row asks: the columns that are needed, those that may be there, and the input that they make."""
+
+    needed: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    make: Callable[[Reader, Cells], Any]
+
+
+def _text(read: Reader, cells: Cells) -> Any:
+    text, pair = read.text(cells, "text"), read.pair(cells)
+    return text if pair is None else (text, pair)
+
+
+def _both(read: Reader, cells: Cells) -> Any:
+    return read.text(cells, "anchor"), read.text(cells, "positive")
+
+
+def _choices(read: Reader, cells: Cells) -> Any:
+    asked = read.value(cells, "question") if read.has("question") else None
+    if isinstance(asked, list):
+        raise CellError(read.name("question"), f"holds {len(asked)} questions: give each a row of its own")
+    value = read.value(cells, "candidates")
+    if isinstance(value, dict) and isinstance(cells, dict):  # {"text": [...], "label": ["A", ...]}
+        cells = {**cells, read.name("candidates"): value.get("text")}
+    candidates = list(read.texts(cells, "candidates"))
+    if len(candidates) < 2:
+        raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
+    ask = read.text(cells, "question") if read.has("question") else None
+    if not read.has("prompt"):
+        return {"prompt": ask, "choices": candidates}
+    if ask is not None:
+        candidates = [filled(ask, candidate) for candidate in candidates]
+    return {"prompt": read.text(cells, "prompt"), "choices": candidates}
+
+
+TEXT = Ask(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
+TEXT_OR_PAIR = Ask(needed=("text",), more=("text_pair",), make=_text)
+PAIR = Ask(needed=("text", "text_pair"), make=_text)
+BOTH = Ask(needed=("anchor", "positive"), make=_both)
+SOURCE = Ask(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
+WORDS = Ask(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
+QUESTION = Ask(
+    needed=("question", "context"),
+    make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
+)
+PROMPT = Ask(needed=("prompt", "candidates"), more=("question",), make=_choices)
+ASKED = Ask(needed=("question", "candidates"), make=_choices)
+ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose columns are there
+    "masked_lm": (TEXT,),
+    "next_sentence": (PAIR,),
+    "pretraining": (TEXT_OR_PAIR,),
+    "sequence_classification": (TEXT_OR_PAIR,),
+    "token_classification": (WORDS, TEXT),
+    "question_answering": (QUESTION,),
+    "multiple_choice": (PROMPT, ASKED),
+    "embedding": (BOTH, TEXT_OR_PAIR),
+    "language_model": (SOURCE, TEXT),
+}
+
+
+def find_ask(table: Table, kind: str, given: Any) -> tuple[Ask, Columns]:
+    """What the rows of a table ask a head of that kind."""
+    asks = [ask for ask in ASKS[kind] if set(given) <= {*ask.needed, *ask.more}]
+    if not asks:
+        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in ASKS[kind]))))
+        wrong = next((role for role in given if role not in roles), None)
+        if wrong is None:
+            raise HeedfulError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
+        raise HeedfulError(
+            f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
+            f"which this model's {kind} head reads"
+        )
+    for ask in asks:
+        try:
+            found = find_columns(table, ask.needed, ask.more, given)
+        except MissingColumnError:
+            if ask is asks[-1]:
+                raise
+        else:
+            by_cells = proposed(table, found, given)
+            return ask, Columns(kind=Plain, of=found, unused=unused(table, found), proposed=by_cells)
+    raise AssertionError
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+class Row(NamedTuple):
+    """A row where it stands: its cells, or why it cannot be read."""
+
+    number: int  # from 1, in its file
+    line: int  # where it begins; in Parquet its number
+    cells: Cells | None
+    error: str | None
+    path: str = ""  # of the row's own file, where the input is a folder with a text in each file
+
+
+class _Listening(Sieve):
+    """Keeps bad rows until their place is known."""
+
+    def __init__(self) -> None:
+        super().__init__(LeaveOut())
+        self.heard: list[BadRow] = []
+
+    def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+        self.heard.append(bad)
+        if len(self.heard) > MOST_BAD:
+            raise HeedfulError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
+
+
+class Inputs:
+    """The rows of one file, as a head of some kind reads them."""
+
+    def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
+        self.is_folder = os.path.isdir(path)
+        self.path, self.name = (path if self.is_folder else Watched(path)), name
+        self.stamp = stamp(path)
+        self.size = self.stamp[0]
+        self._read, self._ended = 0, False  # rows of Parquet, and whether all of the file is read
+        self._count: int | None = None  # of Parquet
+        self.table: Table | None = None  # None: there are no rows
+        self.roles: tuple[str, ...] = ()
+        self.echo: list[str] = []  # what stands in columns without names
+        sieve = _Listening()
+        try:
+            self.table = open_input(self.path, settings, sieve)
+        except NoRowsError as error:
+            if sieve.heard:
+                raise HeedfulError(f"{path}: no row of it can be read, the first is {sieve.heard[0]}") from None
+            self.said = [str(error)]
+            return
+        given = dict(settings.columns or {})
+        if self.table.names == CONLL:
+            given.pop("words", None)  # the number of a column in the file
+        self._ask, columns = find_ask(self.table, kind, given)
+        self._reader = Reader(self.table, columns, settings.max_row_bytes)
+        self.roles = tuple(columns.of)
+        self.said = [*self.table.said, f"{name}: {columns.said}"]
+        self.echo = [f"{name}: {each}" for each in first_cells(self.table, columns)]
+        self.form = form_of(path, settings.format)
+        if self.form == "parquet":
+            from pyarrow.parquet import read_metadata
+
+            self._count = read_metadata(path).num_rows
+        elif self.is_folder:
+            self._count = sum(1 for _ in texts_below(path))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the columns are called; one whose name is empty by its number."""
+        names = self.table.names if self.table is not None else ()
+        return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
+
+    @cached_property
+    def called(self) -> dict[str, str]:
+        """The same, by their names in the file."""
+        return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The same, to look one up."""
+        return frozenset(self.names)
+
+    def named(self, cells: Cells) -> dict[str, Any]:
+        """The cells of a row by their columns."""
+        if not isinstance(cells, dict):
+            return dict(zip(self.names, cells, strict=False))
+        return {self.called.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
+
+    @property
+    def share(self) -> float:
+        """How much of it is read, by bytes or by rows."""
+        if self._ended:
+            return 1.0
+        if self._count is None:
+            return getattr(self.path, "read", 0) / max(self.size, 1)
+        return self._read / max(self._count, 1)
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in order, bad ones too."""
+        if self.table is None:
+            return
+        sieve, number, self._ended = _Listening(), 0, False
+        source = self.table.rows(sieve)
+        while True:
+            found = next(source, None)
+            for bad in sieve.heard:
+                number += 1
+                reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
+                yield Row(number, bad.line, None, reason, self._within(bad.file))
+            sieve.heard.clear()
+            if found is None:
+                self._ended = True
+                return
+            number += 1
+            self._read = number
+            line, cells = found
+            path = str(cells["path"]) if self.is_folder and isinstance(cells, dict) else ""
+            yield Row(number, line, cells, None, path)
+
+    def _within(self, file: str) -> str:
+        return str(Path(file).relative_to(self.path)) if self.is_folder else ""
+
+    def place(self, row: Row) -> str:
+        """Name the file that a row comes from."""
+        return f"{self.name}/{row.path}" if row.path else self.name
+
+    def ask(self, row: Row) -> tuple[Any, str | None]:
+        """The input that a row makes, or why it makes none."""
+        if row.cells is None:
+            return None, row.error
+        try:
+            return self._ask.make(self._reader, row.cells), None
+        except CellError as wrong:
+            return None, f"{wrong.column}: {wrong.reason}"
+
+
+def first_cells(table: Table, columns: Columns) -> Iterator[str]:
+    """Yield what stands in the first row of each column that has no name, so that a wrong one is seen."""
+    first = table.first
+    if isinstance(first, list) and table.names[:1] == ("1",):
+        for role, names in columns.of.items():
+            for name in names:
+                yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
+
+
+def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: Path | None) -> list[tuple[Path, str]]:
+    """List files, the files in folders, and folders with a text in each file, with the names that tell them apart.
+
+    Args:
+        form: the format that is set; None: by the names of files.
+        kind: the kind of head; one that tags words reads CoNLL, too.
+        exclude: Folder of predictions, whose files are left out.
+    """
+    conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
+    known = [*KNOWN, *(conll if kind == "token_classification" else [])]
+    found: list[tuple[Path, str]] = []
+    for path in files:
+        if form == "class-files" and os.path.isdir(path) and (texts := list(texts_below(path))):
+            found += [(each, str(each.relative_to(path))) for each in texts]
+        elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
+            found += expand([path], exclude, known)[0]
+        elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
+            raise HeedfulError(
+                f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
+            )
+        else:
+            found.append((path, path.absolute().name))
+    if not found:
+        raise HeedfulError("no files were given")
+    return found
+
+
+def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
+    """Whether each file in a folder is one text: it is set so, or no file has a suffix that is known."""
+    if form == "class-folders":
+        return any(True for _ in texts_below(folder))
+    if form is not None or any(bare_name(path)[1] in known for path in folder.rglob("*")):
+        return False
+    return has_plain_name(next(texts_below(folder), Path("none.unknown")))
+
+
+def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[Inputs]:
+    """Open files and the readable files in folders, with names that tell them apart; none inside `exclude`."""
+    found = input_files([Path(file) for file in files], settings.format, kind, exclude)
+    seen: set[Path] = set()
+    for path, _ in found:
+        if path.resolve() in seen:
+            raise HeedfulError(f"{path}: is given twice")
+        seen.add(path.resolve())
+    names = [name for _, name in found]
+    plain = [form_of(path, settings.format) == "text" for path, _ in found]
+    bare = settings if all(plain) else replace(settings, columns=None)  # columns that are said are those of the tables
+    several = [
+        Inputs(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
+        for (path, name), is_plain in zip(found, plain, strict=True)
+    ]
+    filled = [each for each in several if each.table is not None]
+    if other := next((each for each in filled if each.roles != filled[0].roles), None):
+        raise HeedfulError(
+            f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
+            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
+        )
+    return several
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Return size and time of change of a file, or of all texts in a folder."""
+    try:
+        if os.path.isdir(path):
+            each = [file.stat() for file in texts_below(path)]
+            return sum(one.st_size for one in each), max((one.st_mtime_ns for one in each), default=0)
+        found = path.stat()
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+    return found.st_size, found.st_mtime_ns
+
+
+def as_given(settings: DataSettings) -> DataSettings:
+    """Without what matters to training only."""
+    return replace(settings, dev_fraction=0.0, seed=0)
+
+
+def as_asked(
+    trained: DataSettings,
+    kind: str,
+    files: Sequence[Path],
+    chosen: DataSettings,
+    *,
+    exclude: Path | None = None,
+    names: Iterable[str] = (),
+) -> DataSettings:
+    """Return the data settings of a run that hold for unlabelled input of its head, which has that kind.
+
+    Columns are those of a table; with roles that are `chosen` anew, those that go together with them. `names` are
+    those of the files that the run read; what of its settings holds for other files is up to `carried`.
+    """
+    form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
+    paths = [path for path, _ in input_files(files, form, kind, exclude)]
+    trained = carried(trained, names, paths, chosen)
+    if trained.format in ("text", "conll", "squad", "glue"):
+        trained = replace(trained, format=None, columns=None)
+    forms = {form_of(path, chosen.format or trained.format) for path in paths} - {"text"}
+    roles = {*(chosen.columns or ())}
+    asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if roles <= {*ask.needed, *ask.more}]
+    kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
+    if not forms:
+        kept = {}
+    if kind == "token_classification":  # numbers of CoNLL are of other columns
+        kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
+    return as_given(replace(trained, columns=kept or None))

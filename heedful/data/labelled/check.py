@@ -1,0 +1,311 @@
+"""What stands in data before anyone trains on it: counts, repeats, leaks, contradictions, lengths, odd characters."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful.data.bad_rows import BadRow, shown
+from heedful.data.examples import (
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Question,
+    Rewritten,
+    Tagged,
+    hashed,
+    normalised,
+)
+from heedful.data.labelled.dataset import Source
+
+ODD: dict[str, re.Pattern[str]] = {
+    "control characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
+    "replacement characters (U+FFFD)": re.compile("\ufffd"),
+    "byte order marks inside": re.compile("\ufeff"),
+    "text that was decoded twice, like Ã© or â€™": re.compile("Ã[\x80-\xbf]|Â[\x80-\xbf]|â€"),
+    "Windows-1252 read as Latin-1 (U+0080 to U+009F)": re.compile("[\x80-\x9f]"),
+    "markup like <br /> or &amp;": re.compile(r"</?[a-zA-Z]{1,10}(?: [^<>]{0,100})?/?>|&(?:[a-z]{2,6}|#\d{2,5});"),
+}
+UNEVEN = 10  # times that the most frequent label may stand before the rarest
+EXAMPLES = 3  # places that a line names
+FEWEST_DOUBTED = 20  # labels; fewer of them may well be few because the data are
+PERCENTILES = (50, 90, 99, 100)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitReport:
+    """What one split holds."""
+
+    examples: int
+    labels: Mapping[str, int]  # in the source's order; entities by type, answers by place
+    repeated: int  # examples whose texts stood before, to the letter
+    alike: int  # the same without case and punctuation, the former among them
+    contradicting: int  # texts, without case and punctuation, with different targets
+    empty: int  # examples with a text of white space or nothing
+    lengths: tuple[int, ...]  # at the percentiles 50, 90, 99, 100
+    too_long: int
+    odd: Mapping[str, int]  # examples by what is odd
+    places: Mapping[str, tuple[str, ...]]  # the first few of each finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leak:
+    """Texts that two splits share."""
+
+    splits: tuple[str, str]
+    texts: int  # to the letter
+    alike: int  # without case and punctuation, the former among them
+    groups: int  # contexts, prompts or sources, where an example is more than that
+    places: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that `check` found."""
+
+    stated: tuple[str, ...]
+    splits: Mapping[str, SplitReport]
+    leaks: tuple[Leak, ...]
+    bad: Mapping[str, int]  # rows left out, by file
+    bad_rows: tuple[BadRow, ...]  # the first of them
+    mended: Mapping[str, int]
+    unit: str
+    limit: int
+    doubt: str = ""  # why the label column may be the wrong one
+
+    def lines(self) -> list[str]:
+        """For people: what was stated, then each split, then what is between them."""
+        found = list(self.stated)
+        for name, split in self.splits.items():
+            found += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
+        found += ["", self.doubt] if self.doubt else []
+        found += [""] if self.leaks or self.bad or self.mended else []
+        for leak in self.leaks:
+            found.append(_leak_line(leak))
+        found += [f"{count:,} {what}" for what, count in self.mended.items()]
+        found += [f"{file}: {count:,} bad rows left out" for file, count in self.bad.items()]
+        found += [f"  {bad}" for bad in self.bad_rows[:EXAMPLES]]
+        return found
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is kept of each example: some numbers."""
+
+    lines: array[int] = field(default_factory=lambda: array("Q"))
+    files: array[int] = field(default_factory=lambda: array("L"))
+    exact: array[int] = field(default_factory=lambda: array("Q"))
+    alike: array[int] = field(default_factory=lambda: array("Q"))
+    groups: array[int] = field(default_factory=lambda: array("Q"))
+    targets: array[int] = field(default_factory=lambda: array("Q"))
+    lengths: array[int] = field(default_factory=lambda: array("Q"))
+    labels: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+    empty: int = 0
+    several: bool = False  # whether a line may hold several examples
+    whole: bool = False  # whether a file is one example, and named with its folder
+    places: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+
+    def add(self, example: Example, length: int) -> None:
+        self.lines.append(example.line)
+        self.files.append(self.names.setdefault(example.file, len(self.names)))
+        texts = example.texts
+        self.exact.append(hashed("\x1f".join(texts)))
+        self.alike.append(hashed("\x1f".join(map(normalised, texts))))
+        if isinstance(example, Question | Choices | Rewritten):
+            self.several = not isinstance(example, Rewritten)
+            self.groups.append(hashed(normalised(example.group)))
+        self.targets.append(hashed(example.target))
+        self.lengths.append(length)
+        self.labels.update(counted(example))
+        if not all(text.strip() for text in texts):
+            self.empty += 1
+            self.note("empty", example)
+        for what, pattern in ODD.items():
+            if any(pattern.search(text) for text in texts):
+                self.odd[what] += 1
+                self.note(what, example)
+
+    def note(self, what: str, example: Example) -> None:
+        places = self.places.setdefault(what, [])
+        if len(places) < EXAMPLES:
+            places.append(self.place(len(self.lines) - 1))
+
+    def place(self, index: int) -> str:
+        path = Path(list(self.names)[self.files[index]])
+        if self.whole:
+            return f"{path.parent.name}/{path.name}"
+        name = path.name
+        return f"{name}:{self.lines[index]}" + (f" (example {index + 1})" if self.several else "")
+
+
+def words(example: Example) -> int:
+    """The words between white space in all texts of an example, its longest candidate standing for all."""
+    if isinstance(example, Choices):
+        return len(example.prompt.split()) + max(len(each.split()) for each in example.candidates)
+    return sum(len(text.split()) for text in example.texts)
+
+
+def counted(example: Example) -> Sequence[str]:
+    """What is counted under "labels"."""
+    match example:
+        case Labelled():
+            return (example.label,)
+        case MultiLabelled():
+            return example.labels
+        case Tagged():
+            begun = [tag[2:] for tag in example.tags if tag[:2] == "B-"]
+            return begun if begun or all(tag == "O" or tag[:2] == "I-" for tag in example.tags) else example.tags
+        case Question():
+            return ("impossible" if example.impossible else "answerable",)
+        case Choices():
+            return (f"candidate {example.answer}",)
+    return ()
+
+
+def label_doubt(labels: Mapping[str, int], examples: int) -> str:
+    """Say why the labels of train look like ids or texts, or return "".
+
+    Args:
+        labels: the number of examples of each label in train.
+        examples: the number of examples in all splits.
+    """
+    count = sum(each > 0 for each in labels.values())
+    if count < FEWEST_DOUBTED or 2 * count <= max(examples, sum(labels.values())):
+        return ""
+    some = ", ".join(shown(label) for label, _ in zip(labels, range(3), strict=False))
+    return (
+        f"{count:,} different labels for {examples:,} examples, like {some}: the label column looks like an id or a "
+        "text. Name the right column: --data.columns.label=NAME"
+    )
+
+
+def check(
+    source: Source[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
+) -> Report:
+    """Read every split once; what is kept of an example is about 50 bytes."""
+    tallies: dict[str, _Tally] = {}
+    for split in source.splits:
+        tally = tallies[split] = _Tally(whole=source.layout == "class-folders")
+        for example in source.examples(split):
+            count = length(example)
+            tally.add(example, count)
+            if count > limit:
+                tally.note("too long", example)
+    order = [*source.labels] if source.kind in (Labelled, MultiLabelled) else []
+    splits = {split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()}
+    first = next(iter(splits.values()))
+    total = sum(split.examples for split in splits.values())
+    return Report(
+        stated=source.stated,
+        splits=splits,
+        leaks=tuple(_leaks(tallies)),
+        bad=dict(source.sieve.bad),
+        bad_rows=tuple(source.sieve.first),
+        mended=dict(source.sieve.mended),
+        unit=unit,
+        limit=limit,
+        doubt=label_doubt(first.labels, total) if source.kind in (Labelled, MultiLabelled) else "",
+    )
+
+
+def _numbers(values: array[int]) -> NDArray[np.uint64]:
+    return np.frombuffer(values, dtype=np.uint64) if values else np.zeros(0, np.uint64)
+
+
+def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limit: int) -> SplitReport:
+    count = len(tally.lines)
+    lengths, alike, targets = _numbers(tally.lengths), _numbers(tally.alike), _numbers(tally.targets)
+    distinct, where = np.unique(alike, return_index=True)
+    asked = _numbers(tally.groups) if kind is Rewritten else alike  # texts without what is to be written
+    by = np.lexsort((targets, asked))
+    pairs = (np.diff(asked[by]) == 0) & (np.diff(targets[by]) != 0)
+    at_odds = np.unique(asked[by][1:][pairs])
+    places = dict(tally.places)
+    if len(at_odds):
+        _, first = np.unique(asked[np.isin(asked, at_odds)], return_index=True)
+        rows = np.flatnonzero(np.isin(asked, at_odds))[np.sort(first)[:EXAMPLES]]
+        places["contradicting"] = [tally.place(int(index)) for index in rows]
+    if len(distinct) < count:
+        again = np.setdiff1d(np.arange(count), where)[:EXAMPLES]
+        places["alike"] = [tally.place(int(index)) for index in again]
+    names = [*order, *sorted(set(tally.labels) - set(order))]
+    return SplitReport(
+        examples=count,
+        labels={name: tally.labels[name] for name in names},
+        repeated=count - len(np.unique(_numbers(tally.exact))),
+        alike=count - len(distinct),
+        contradicting=len(at_odds),
+        empty=tally.empty,
+        lengths=tuple(int(np.percentile(lengths, each, method="higher")) for each in PERCENTILES) if count else (),
+        too_long=int((lengths > limit).sum()),
+        odd=dict(tally.odd),
+        places={what: tuple(some) for what, some in places.items()},
+    )
+
+
+def _leaks(tallies: Mapping[str, _Tally]) -> Iterator[Leak]:
+    for first, second in combinations(tallies, 2):
+        one, two = tallies[first], tallies[second]
+        alike, in_one, in_two = np.intersect1d(_numbers(one.alike), _numbers(two.alike), return_indices=True)
+        groups = np.intersect1d(_numbers(one.groups), _numbers(two.groups))
+        if len(alike) or len(groups):
+            some = np.argsort(in_one)[:EXAMPLES]
+            yield Leak(
+                splits=(first, second),
+                texts=len(np.intersect1d(_numbers(one.exact), _numbers(two.exact))),
+                alike=len(alike),
+                groups=len(groups),
+                places=tuple((one.place(int(in_one[i])), two.place(int(in_two[i]))) for i in some),
+            )
+
+
+# ---------------------------------------------------------------------------------------------------- for people
+
+
+def _split_lines(split: SplitReport, unit: str, limit: int) -> Iterator[str]:
+    def at(what: str) -> str:
+        return f", like {', '.join(split.places[what])}" if split.places.get(what) else ""
+
+    yield f"{split.examples:,} examples"
+    if split.labels:
+        shares = list(split.labels.items())[:20]
+        more = f", and {len(split.labels) - 20} more" if len(split.labels) > 20 else ""
+        yield "labels: " + ", ".join(f"{shown(label)} {count:,}" for label, count in shares) + more
+        least, most = min(split.labels.values()), max(split.labels.values())
+        if lacking := [label for label, count in split.labels.items() if not count]:
+            yield f"no example of {', '.join(map(shown, lacking[:10]))}"
+        elif most > UNEVEN * least:
+            yield f"uneven: the most frequent label stands {most / least:.0f} times as often as the rarest"
+    if split.lengths:
+        half, most_, nearly, longest = split.lengths
+        yield f"{unit}: half have up to {half:,}, 90 % up to {most_:,}, 99 % up to {nearly:,}, the longest {longest:,}"
+    for count, what, key in (
+        (split.too_long, f"longer than {limit:,} {unit}", "too long"),
+        (split.empty, "with an empty text", "empty"),
+        (split.alike, f"that repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)", "alike"),
+        (split.contradicting, "texts with different targets", "contradicting"),
+        *((number, f"with {what}", what) for what, number in split.odd.items()),
+    ):
+        if count:
+            yield f"{count:,} {what}{at(key)}"
+
+
+def _leak_line(leak: Leak) -> str:
+    text = f"{leak.splits[0]} and {leak.splits[1]} share texts: {leak.alike:,} but for case and punctuation"
+    text += f" ({leak.texts:,} exactly)"
+    if leak.groups:
+        text += f", and contexts, prompts or sources: {leak.groups:,}"
+    some = ", ".join(f"{one} = {two}" for one, two in leak.places)
+    return text + (f", like {some}" if some else "")

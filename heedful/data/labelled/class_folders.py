@@ -1,0 +1,311 @@
+"""Labels that are names: of a file for each class (a text a line), or of a folder for each class (a text a file)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.bad_rows import BadRow, Sieve, shown
+from heedful.data.examples import Example, Labelled, in_order
+from heedful.data.formats import conll, label_text
+from heedful.data.formats.text_files import File, NoRowsError, all_lines, find, head_of
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Part, bare_name, refuse_columns, texts
+from heedful.data.labelled.split_files import IGNORED, SPLITS, spoken
+from heedful.errors import HeedfulError
+
+Layout = Literal["class-files", "class-folders"]
+LAYOUTS: tuple[Layout, ...] = ("class-files", "class-folders")
+UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # folders beside those of classes
+MOST_FILES = 1000  # of a class each
+Classes = dict[str, list[tuple[str, Path]]]  # the label and the file or folder of each class, by split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassPlaces:
+    """Where the texts of each class are."""
+
+    layout: Layout
+    splits: Classes
+    said: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------------- detection
+
+
+def in_folder(folder: Path, settings: DataSettings, kind: type[Example] | None) -> ClassPlaces | None:
+    """Find the files or folders of classes in a folder, or in its folders for train, dev and test.
+
+    None: files in it are called like splits, or it has neither layout.
+    """
+    if not _may_be(settings, kind):
+        return None
+    folders, files = _inside(folder)
+    split_files: dict[str, list[Path]] = {}
+    for file in files if settings.format != "class-folders" else ():
+        if _is_text(file) or not settings.format:
+            split_files.setdefault(spoken(file)[0], []).append(file)
+    if named := {split: each for split, each in split_files.items() if split}:
+        if not all(len(each) > 1 and all(map(_is_text, each)) for each in named.values()) or not _is_plain(named):
+            return None
+        return ClassPlaces(layout="class-files", splits=_by_file(named))
+    split_folders: dict[str, list[Path]] = {}
+    for each in folders:
+        split_folders.setdefault(spoken(each)[0], []).append(each)
+    others = split_folders.pop("", [])
+    if split_folders and ("train" in split_folders or not others):
+        found = in_places({split: tuple(each) for split, each in split_folders.items()}, settings, kind)
+        unused = [*others, *files] if found else []
+        return found and ClassPlaces(layout=found.layout, splits=found.splits, said=(*found.said, *_unused(unused)))
+    return in_places({"train": (folder,)}, settings, kind)
+
+
+def in_places(
+    given: Mapping[str, Sequence[Any]], settings: DataSettings, kind: type[Example] | None
+) -> ClassPlaces | None:
+    """Find the files or folders of classes among what is given for each split; None: there is neither layout."""
+    places = [place for each in given.values() for place in each]
+    if not _may_be(settings, kind) or not all(isinstance(place, str | Path) for place in places):
+        return None
+    paths = {split: [Path(place) for place in each] for split, each in given.items()}
+    directories = [os.path.isdir(place) for place in places]
+    if all(directories):
+        return _of_folders(paths, settings)
+    if any(directories):
+        return None
+    wanted = settings.format == "class-files"
+    if not wanted and (
+        any(len(each) < 2 for each in paths.values())
+        or not all(map(_is_text, (Path(place) for place in places)))
+        or (kind is None and any(bare_name(Path(place))[1] for place in places))
+        or not _is_plain(paths)
+    ):
+        return None
+    return ClassPlaces(layout="class-files", splits=_by_file(paths)) if settings.format != "class-folders" else None
+
+
+def _may_be(settings: DataSettings, kind: type[Example] | None) -> bool:
+    return settings.format in LAYOUTS or (settings.format is None and kind in (None, Labelled))
+
+
+def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The folders and the files in a folder, sorted, but for hidden ones and those about the data."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((Path(entry.path), entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+    files = [path for path, is_folder in found if not is_folder and path.name.casefold() not in IGNORED]
+    return [path for path, is_folder in found if is_folder], files
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file's name is one of plain text, or says nothing of its format."""
+    return SUFFIXES.get(bare_name(file)[1]) in (None, "text")
+
+
+def has_plain_name(file: Path) -> bool:
+    """Whether a file has a suffix of plain text, or none at all."""
+    return not file.suffix or (bool(bare_name(file)[1]) and _is_text(file))
+
+
+def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
+    """Whether the first file of each split has neither labels, nor columns, nor tags of its own."""
+    for several in files.values():
+        try:
+            file, _ = find(several[0])
+            labelled = label_text.looks_like(file, sure=False) or label_text.tab_separated(file)
+        except NoRowsError:
+            continue
+        head = head_of(file)
+        if labelled or conll.looks_like(head) or conll.has_header(head, parted=True):
+            return False
+    return True
+
+
+def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> ClassPlaces | None:
+    splits: Classes = {}
+    files: dict[str, list[Path]] = {}
+    said: list[str] = []
+    for split, folders in paths.items():
+        inside = {folder: _inside(folder) for folder in folders}
+        if len(folders) > 1 and not any(within for within, _ in inside.values()):  # each of them is a class
+            splits[split] = [(folder.absolute().name, folder) for folder in folders]
+            continue
+        for within, beside in inside.values():
+            classes = [
+                each for each in within if each.name.casefold() not in UNLABELLED and _holds_texts(each, settings)
+            ]
+            if classes and settings.format != "class-files":
+                splits.setdefault(split, []).extend((each.name, each) for each in classes)
+                said += _unused([each for each in (*within, *beside) if each not in classes])
+            elif settings.format != "class-folders":
+                files.setdefault(split, []).extend(filter(_is_text, beside))
+                said += _unused([*within, *(each for each in beside if not _is_text(each))])
+    if splits and not files and sum(map(len, splits.values())) > 1:
+        return ClassPlaces(layout="class-folders", splits=splits, said=tuple(said))
+    if splits or not all(files.values()) or not files:
+        return None
+    if settings.format is None and (any(len(each) < 2 for each in files.values()) or not _are_alike(files)):
+        return None
+    return ClassPlaces(layout="class-files", splits=_by_file(files), said=tuple(said))
+
+
+def _are_alike(files: Mapping[str, list[Path]]) -> bool:
+    """Whether the files of a folder are plain texts, and have the suffix of text or words of their names in common."""
+    names = [_words(bare_name(path)[0]) for several in files.values() for path in several]
+    common = _shared(names) + _shared([name[::-1] for name in names])
+    suffixes = {bare_name(path)[1] for several in files.values() for path in several}
+    return (common > 0 or "" not in suffixes) and _is_plain(files)
+
+
+def _holds_texts(folder: Path, settings: DataSettings) -> bool:
+    """Whether the first file in a folder is called like a text; any name will do where the format is set."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(".") and entry.is_file():
+                    return (_is_text if settings.format else has_plain_name)(Path(entry.path))
+    except OSError as error:
+        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+    return False
+
+
+def _unused(paths: Sequence[Path]) -> list[str]:
+    names = [path.name for path in paths]
+    return [f"not used: {', '.join(names[:10])}{' and more' if len(names) > 10 else ''}"] if names else []
+
+
+def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
+    """The label of each file: its name without split names, and without the words that all names begin or end with."""
+    if (count := sum(map(len, files.values()))) > MOST_FILES:
+        raise HeedfulError(f"{count:,} files, each the texts of a class: more than {MOST_FILES:,} classes are not read")
+    words = {path: _words(bare_name(path)[0]) for several in files.values() for path in several}
+    shortest = min(map(len, words.values()))
+    start = min(_shared(words.values()), shortest - 1)
+    stop = min(_shared([each[::-1] for each in words.values()]), shortest - 1 - start)
+    splits: Classes = {}
+    for split, several in files.items():
+        labels: dict[str, Path] = {}
+        for path in several:
+            kept = words[path][start : len(words[path]) - stop]
+            label = "".join(f"{mark}{word}" for mark, word in kept)[len(kept[0][0]) :]
+            if label in labels:
+                raise HeedfulError(f"{labels[label]} and {path}: both would be the class {shown(label)}")
+            labels[label] = path
+        splits[split] = list(labels.items())
+    return splits
+
+
+def _shared(several: Collection[Sequence[Any]]) -> int:
+    """How many of their first elements all sequences have in common."""
+    columns = enumerate(zip(*several, strict=False))
+    return next((place for place, values in columns if len({*values}) > 1), min(map(len, several)))
+
+
+def _words(name: str) -> list[tuple[str, str]]:
+    """The words of a file's name without those of splits, each after the mark before it."""
+    found = re.findall(r"([._\-\s]*)([^._\-\s]+)", name)
+    return [(mark, word) for mark, word in found if word.casefold() not in SPLITS] or [("", name)]
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def parts(places: ClassPlaces, settings: DataSettings, kind: type[Example] | None) -> dict[str, tuple[Part, ...]]:
+    """Read each class as a part of its split."""
+    name = next(path for classes in places.splits.values() for _, path in classes).parent
+    if kind not in (None, Labelled):
+        assert kind is not None
+        raise HeedfulError(f"{name}: labels are the names of classes, but this task needs {kind.about} in each example")
+    refuse_columns(str(name), "texts whose labels are names of files or folders", settings)
+    read = _lines_of if places.layout == "class-files" else _files_of
+    found: dict[str, tuple[Part, ...]] = {}
+    for split, classes in places.splits.items():
+        labels = in_order({label for label, _ in classes})
+        found[split] = tuple(
+            Part(
+                shown=str(path),
+                kind=Labelled,
+                read=partial(read, path, label, settings),
+                said=(SAID[places.layout], *places.said),
+                labels=labels,
+            )
+            for label, path in classes
+        )
+    return found
+
+
+SAID: dict[Layout, str] = {
+    "class-files": "a text on each line, its label the name of the file (format=class-files)",
+    "class-folders": "a text in each file, its label the name of the folder (format=class-folders)",
+}
+
+
+def _lines_of(path: Path, label: str, settings: DataSettings, sieve: Sieve) -> Iterator[Example]:
+    file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    for example in texts(file, sieve):
+        yield Labelled(file=example.file, line=example.line, text=example.text, label=label)
+
+
+def _files_of(folder: Path, label: str, settings: DataSettings, sieve: Sieve) -> Iterator[Example]:
+    for path, text in whole_texts(folder, settings, sieve):
+        yield Labelled(file=str(path), line=1, text=text, label=label)
+
+
+def whole_texts(folder: Path, settings: DataSettings, sieve: Sieve) -> Iterator[tuple[Path, str]]:
+    """Read each file of a folder as one text; one that cannot be read so is a bad row."""
+    folders, files = _inside(folder)
+    if folders:
+        raise HeedfulError(f"{folder}: holds the folder {folders[0].name}, expected files alone, a text in each")
+    for path in files:
+        if (text := whole_text(path, settings, sieve)) is not None:
+            yield path, text
+
+
+def texts_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """List the files of texts in a folder, and in the folders in it; files beside folders are passed over.
+
+    A link to a folder that it lies in is passed over, too.
+    """
+    if (real := folder.resolve()) in above:
+        return
+    folders, files = _inside(folder)
+    for within in folders:
+        yield from texts_below(within, (*above, real))
+    if not folders:
+        yield from filter(_is_text, files)
+
+
+def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
+    """Read a file as one text, without the line ends at its end; None: it is a bad row."""
+    try:
+        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    except NoRowsError:
+        return ""
+    except HeedfulError as error:
+        if not str(error).startswith(f"{path}: "):  # an encoding that is not known is wrong of every file
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        sieve.refuse(BadRow(file=str(path), line=1, column="", reason=reason, text=""))
+        return None
+    lines: list[str] = []
+    size = 0
+    for _, line, bad in all_lines(file):
+        size += len(line)
+        if bad is None and size > settings.max_row_bytes:
+            bad = _too_long(file, settings.max_row_bytes, line)
+        if bad is not None:
+            sieve.refuse(bad)
+            return None
+        lines.append(line)
+    return "".join(lines).replace("\r\n", "\n").rstrip("\n")
+
+
+def _too_long(file: File, longest: int, line: str) -> BadRow:
+    reason = f"the file is longer than {longest:,} characters, the most that a text may have"
+    return BadRow(file=file.shown, line=1, column="", reason=reason, text=line[:200])

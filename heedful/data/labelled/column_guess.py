@@ -1,0 +1,139 @@
+"""Propose the columns of a table without a header, from what is in its cells."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from heedful.data.bad_rows import LeaveOut, Sieve, shown
+from heedful.data.formats.tables import HEAD, Table
+
+FEWEST = 4  # rows from which labels can be told from texts
+LONGEST_LABEL = 60  # characters
+ROLES = ("text", "label", "score")  # that are proposed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """The columns that could have each role, by number from 1."""
+
+    columns: Mapping[str, tuple[int, ...]]
+    values: Mapping[int, int]  # different cells of each column
+    doubt: str = ""  # why the first row may be a header
+
+    @property
+    def sure(self) -> dict[str, tuple[str, ...]]:
+        """The columns of roles that only one column could have, by their names in a table without a header."""
+        if self.doubt:
+            return {}
+        return {role: (str(numbers[0]),) for role, numbers in self.columns.items() if len(numbers) == 1}
+
+    def __str__(self) -> str:
+        """Say what the columns look like, and which settings say so."""
+        looks = [self._look(role, numbers) for role, numbers in self.columns.items() if numbers]
+        if not looks:
+            return ""
+        settings = [_setting(role, numbers) for role, numbers in self.columns.items()]
+        text = " and ".join(looks)
+        return f"{text[0].upper()}{text[1:]}: say {' '.join(settings)}"
+
+    def _look(self, role: str, numbers: Sequence[int]) -> str:
+        several = "columns" if len(numbers) > 1 else "column"
+        values = f" ({self.values[numbers[0]]} values)" if role == "label" and len(numbers) == 1 else ""
+        look = "look" if len(numbers) > 1 else "looks"
+        return f"{several} {', '.join(map(str, numbers))} {look} like the {role}{values}"
+
+
+def _setting(role: str, numbers: Sequence[int]) -> str:
+    if role == "text" and len(numbers) > 1:
+        return f"--data.columns.{role}='{[*numbers]}' (joined)"
+    return f"--data.columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
+
+
+def is_bare(table: Table) -> bool:
+    """Whether a table has rows of cells and no header."""
+    return isinstance(table.first, list) and table.names[:1] == ("1",)
+
+
+def propose(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> Proposal | None:
+    """Propose the columns of roles among those that are not taken; None: no header is missing, or no role is known.
+
+    A label comes again and is short; texts have several words and are mostly different; a score is a number, and is not
+    the number of the row.
+    """
+    if not is_bare(table) or not {*roles} <= {*ROLES}:
+        return None
+    rows = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD) if isinstance(cells, list)]
+    first, *below = rows or [[]]
+    free = [number for number in range(len(table.names)) if str(number + 1) not in taken]
+    cells = {number: [row[number].strip() for row in below if number < len(row)] for number in free}
+    is_role = {"text": _is_text, "label": _is_label, "score": _is_score}
+    columns: dict[str, tuple[int, ...]] = {}
+    for role in sorted(roles, key=("label", "score", "text").index):
+        used = {number for numbers in columns.values() for number in numbers}
+        columns[role] = tuple(n + 1 for n in free if n + 1 not in used and is_role[role](cells[n]))
+    if [*roles] == ["text"] and len(free) == 1 and not columns["text"]:
+        columns["text"] = (free[0] + 1,)
+    doubts = [n for n in free if table.header is None and n < len(first) and _differs(first[n].strip(), cells[n])]
+    found = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
+    doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say "
+    doubt += "--data.header=true if it does"
+    return Proposal(
+        columns={role: columns[role] for role in roles},
+        values={number + 1: len({*values}) for number, values in cells.items()},
+        doubt=f"{doubt}, else columns by number: {_settings(columns)}" if found else "",
+    )
+
+
+def _settings(columns: Mapping[str, Sequence[int]]) -> str:
+    return " ".join(_setting(role, numbers) for role, numbers in columns.items())
+
+
+def _is_label(values: Sequence[str]) -> bool:
+    counts = Counter(values)
+    return (
+        len(values) >= FEWEST - 1
+        and len(counts) >= 2
+        and 2 * len(counts) <= len(values) + 1  # the first row is not among them
+        and all(value and len(value) <= LONGEST_LABEL for value in counts)
+    )
+
+
+def _is_text(values: Sequence[str]) -> bool:
+    words = sum(len(value.split()) for value in values)
+    if len(values) < FEWEST - 1:  # without the first row
+        return False
+    return words >= 2 * len(values) > 0 and 2 * len({*values}) > len(values) and not all(map(_is_number, values))
+
+
+def _is_score(values: Sequence[str]) -> bool:
+    return len({*values}) > 1 and all(map(_is_number, values)) and not _are_row_numbers(values)
+
+
+def _are_row_numbers(values: Sequence[str]) -> bool:
+    try:
+        numbers = [int(value) for value in values]
+    except ValueError:
+        return False
+    return all(two - one == 1 for one, two in pairwise(numbers))
+
+
+def _is_number(value: str) -> bool:
+    try:
+        return math.isfinite(float(value)) and "_" not in value
+    except ValueError:
+        return False
+
+
+def _differs(first: str, below: Sequence[str]) -> bool:
+    """Whether the first cell of a column is unlike those below it, as a column's name is."""
+    if not below or first in below:
+        return False
+    if all(map(_is_number, below)):
+        return not _is_number(first)
+    if _is_label(below):
+        return min(Counter(below).values()) > 1
+    return len(first.split()) == 1 and all(len(value.split()) > 2 for value in below)

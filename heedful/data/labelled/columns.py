@@ -1,0 +1,407 @@
+"""Which column is what: found by name or given, and rows made into examples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from shlex import quote
+from typing import Any
+
+from heedful.data.bad_rows import CellError, LeaveOut, Sieve, shown
+from heedful.data.examples import (
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Plain,
+    Question,
+    Rewritten,
+    Scored,
+    Tagged,
+)
+from heedful.data.formats.list_cells import listed
+from heedful.data.formats.squad import whole
+from heedful.data.formats.tables import HEAD, Cells, Table
+from heedful.data.labelled.column_guess import Proposal, is_bare, propose
+from heedful.errors import HeedfulError, did_you_mean
+
+Key = str | int  # a column's name, or its number from 1
+Given = Mapping[str, Key | Sequence[Key]]
+
+NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
+    "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
+    "text_pair": ("text_pair", "pair", "text2", "sentence2", "hypothesis", "question2"),
+    "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
+    "labels": ("labels",),
+    "score": ("score", "similarity"),
+    "words": ("words", "tokens"),
+    "tags": ("tags", "ner_tags", "labels"),
+    "id": ("id",),
+    "question": ("question", "questions", "sent2"),
+    "context": ("context",),
+    "answers": ("answers",),
+    "impossible": ("is_impossible", "impossible"),
+    "prompt": ("prompt", "article", "passage", "context", "premise", "ctx", "sent1"),
+    "candidates": ("candidates", "choices", "options", "endings"),
+    "answer": ("answer", "answers", "answerkey", "label", "gold"),
+    "anchor": ("anchor", "a", "query", "text1", "sentence1"),
+    "positive": ("positive", "b", "document", "text2", "sentence2"),
+    "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
+    "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
+}
+NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
+GUESSES = (
+    Tagged,
+    Question,
+    Choices,
+    MultiLabelled,
+    Labelled,
+    Scored,
+    Pair,
+    Rewritten,
+    Plain,
+)  # the first whose columns are there
+TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # no label is called so: a header has it
+INPUTS = (  # a first row with names for all of one of these is a header too; "positive" alone may well be a label
+    ("text",),
+    ("words",),
+    ("question", "context"),
+    ("candidates",),
+    ("anchor", "positive"),
+    ("source",),
+)
+SEVERAL = {  # roles that more than one column may have: texts, which are joined, and lists
+    *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),
+    *("labels", "words", "candidates"),
+}
+SEPARATOR = "|"  # between labels, words or candidates of one cell
+
+
+class MissingColumnError(HeedfulError):
+    """No column is the one."""
+
+    def __init__(self, message: str, role: str) -> None:
+        super().__init__(message)
+        self.role = role
+
+
+class _AmbiguousError(HeedfulError):
+    """Several columns could be the one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of each role, as a row is asked for them."""
+
+    kind: type[Example]
+    of: Mapping[str, tuple[str, ...]]
+    unused: tuple[str, ...]
+    proposed: tuple[str, ...] = ()  # roles whose columns were found by what is in them
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
+        if self.proposed:
+            give = " and ".join(f"columns.{role}=NUMBER" for role in self.proposed)
+            text += f", by what is in their cells; {give} takes others"
+        return text + (f"; not used: {', '.join(map(_said, self.unused[:20]))}" if self.unused else "")
+
+
+def _said(name: str) -> str:
+    return f"column {name}" if name.isdigit() else shown(name)
+
+
+def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
+    """Whether the first row of a file names its columns."""
+    if header is not None:
+        return header
+    names = [cell.strip().casefold() for cell in cells]
+    for role, each in given.items():
+        for key in column_keys(each):
+            if not isinstance(key, int) and not key.isdigit():
+                return True
+            if 0 < int(key) <= len(names):
+                if _speaks(names[int(key) - 1], role):
+                    return True
+                names[int(key) - 1] = ""  # a cell of it may be called anything
+    return bool(TARGETS & {*names}) or any(
+        all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS
+    )
+
+
+def _speaks(name: str, role: str) -> bool:
+    return name in NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
+
+
+def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
+    """The columns of a table for a kind of example; None: the kind that they speak of."""
+    if kind is not None:
+        return _resolve(table, kind, given)
+    for role, keys in given.items():
+        if role not in NAMES:
+            close = did_you_mean(role, list(NAMES))
+            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(NAMES)}{close}")
+        _given(table, keys)
+    guesses = [guess for guess in GUESSES if set(given) <= {*guess.needed, *guess.optional}]
+    if not guesses:
+        raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
+    for guess in guesses:
+        if guess is Plain and not given and is_bare(table) and len(table.names) > 1:
+            continue  # one of its columns is likely to be a label
+        try:
+            found = _resolve(table, guess, given)
+        except MissingColumnError:
+            continue
+        else:
+            if guess is not MultiLabelled or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
+                return found
+    raise _missing(table, "text", None if given else propose(table, ("text", "label")))
+
+
+def _is_list(table: Table, columns: Columns, role: str) -> bool:
+    assert isinstance(table.first, dict)
+    return isinstance(table.first.get(columns.of[role][0]), list)
+
+
+def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
+    found = find_columns(table, kind.needed, kind.optional, given)
+    if kind is Choices and not {"prompt", "question"} & set(found):
+        raise _missing(table, "prompt")
+    columns = Columns(kind=kind, of=found, unused=unused(table, found), proposed=proposed(table, found, given))
+    if kind is Pair and "score" not in {*found, *given}:
+        _refuse_verdict(table, columns.unused)
+    return columns
+
+
+def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
+    """A column that says which pairs belong together would be passed over, and all be learned as such."""
+    by_number = isinstance(table.first, list)
+    places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
+    top: list[Any] = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD)]
+    for name, place in places.items():
+        values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
+        if name.casefold() in TARGETS.union(NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
+            raise HeedfulError(
+                f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
+                f"texts that belong together: say {column('score', name)} where it has numbers of how much they do; or "
+                "keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
+            )
+
+
+def find_columns(
+    table: Table, needed: tuple[str, ...], more: tuple[str, ...], given: Given
+) -> dict[str, tuple[str, ...]]:
+    """The columns of roles that are needed, and of those that may be there."""
+    roles = (*needed, *more)
+    for role in given:
+        if role not in roles:
+            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
+    chosen = {role: _given(table, keys) for role, keys in given.items()}
+    for role, names in chosen.items():
+        if len(names) > 1 and role not in SEVERAL:
+            raise HeedfulError(
+                f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
+                f"which, as {column(role, names[0])}"
+            )
+    found: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    lacking = [role for role in needed if role not in chosen]
+    proposal = propose(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
+    if proposal is not None:
+        chosen |= proposal.sure
+    for role in roles:
+        names = chosen[role] if role in chosen else _by_name(table, role, taken)
+        if not names and role in needed:
+            raise _missing(table, role, proposal)
+        if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
+            raise _AmbiguousError(
+                f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
+                f"say which, as {column(role, names[0])}"
+            )
+        if names:
+            found[role] = names
+            taken |= set(names)
+    return found
+
+
+def unused(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The columns that have no role."""
+    taken = {name for names in found.values() for name in names}
+    return tuple(name for name in table.names if name not in taken)
+
+
+def proposed(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
+    """The roles that were neither given nor named by a header."""
+    return tuple(role for role in found if role not in given) if is_bare(table) else ()
+
+
+def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
+    if role == "candidates" and (numbered := [name for name in table.names if NUMBERED.fullmatch(name)]):
+        return tuple(sorted(numbered, key=lambda name: int(NUMBERED.sub(r"\1", name))))
+    free = [name for name in table.names if name not in taken]
+    return tuple(name for name in free if name.casefold() in NAMES[role])
+
+
+def column(role: str, name: str) -> str:
+    """The option that names a column.
+
+    >>> column("text", "my review")
+    "--data.columns.text='my review'"
+    """
+    return f"--data.columns.{role}={quote(name)}"
+
+
+def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
+    """Return the names or numbers of the columns of one role."""
+    return (given,) if isinstance(given, str | int) else tuple(given)
+
+
+def has_number(given: Key | Sequence[Key]) -> bool:
+    """Whether a column is given by its number."""
+    return any(isinstance(key, int) or key.isdigit() for key in column_keys(given))
+
+
+def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
+    found = []
+    for key in column_keys(given):
+        if isinstance(key, str) and key.isdigit() and key not in table.names:
+            key = int(key)
+        if isinstance(key, int):
+            if not 1 <= key <= len(table.names):
+                raise HeedfulError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
+            name = table.names[key - 1]
+            if table.names.count(name) > 1:
+                raise HeedfulError(
+                    f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart"
+                )
+            found.append(name)
+        elif key in table.names:
+            found.append(key)
+        else:
+            raise HeedfulError(
+                f"{table.shown}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
+                f"{did_you_mean(key, table.names)}"
+            )
+    return tuple(found)
+
+
+def _missing(table: Table, role: str, proposal: Proposal | None = None) -> MissingColumnError:
+    which = f"{table.shown}: which column is the {role}?"
+    if is_bare(table):
+        if proposal is not None and proposal.doubt:
+            return MissingColumnError(f"{which} {proposal.doubt}", role)
+        cells = ", ".join(map(shown, [*table.first][:5]))
+        say = f"Say {column(role, 'NUMBER')} (from 1)"
+        looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
+        return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
+    known, names = " or ".join(map(shown, NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
+    return MissingColumnError(
+        f"{which} None is called {known} or the like: say {column(role, 'NAME')}, one of {names}", role
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+class Reader:
+    """The cells of one table, by role."""
+
+    def __init__(self, table: Table, columns: Columns, longest: int) -> None:
+        self._at: dict[str, list[tuple[Any, str]]] = {}
+        self.words = {role: table.words.get(names[0], ()) for role, names in columns.of.items()}
+        self._longest = longest
+        for role, names in columns.of.items():
+            by_number = isinstance(table.first, list)
+            self._at[role] = [(table.names.index(name) if by_number else name, name) for name in names]
+
+    def has(self, role: str) -> bool:
+        """Whether there is such a column."""
+        return role in self._at
+
+    def name(self, role: str) -> str:
+        """What the (first) column is called."""
+        return self._at[role][0][1]
+
+    def values(self, cells: Cells, role: str) -> list[tuple[Any, str]]:
+        """The values with their columns' names."""
+        found = []
+        for key, name in self._at[role]:
+            try:
+                found.append((cells[key], name))
+            except (LookupError, TypeError):
+                raise CellError(name, "is missing") from None
+        return found
+
+    def value(self, cells: Cells, role: str) -> Any:
+        """The only value."""
+        return self.values(cells, role)[0][0]
+
+    def text(self, cells: Cells, role: str) -> str:
+        """A text; several columns are joined by spaces."""
+        return " ".join(self.checked(value, name) for value, name in self.values(cells, role))
+
+    def checked(self, value: Any, name: str) -> str:
+        """The value, which is a text that can be used."""
+        if not isinstance(value, str):
+            raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
+        if len(value) > self._longest:
+            raise CellError(name, f"is longer than {self._longest:,} characters, the most that a text may have")
+        return whole(value, name)
+
+    def pair(self, cells: Cells) -> str | None:
+        """The second text, where there is such a column."""
+        return self.text(cells, "text_pair") if self.has("text_pair") else None
+
+    def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
+        """Several texts: several columns, a list, or one cell with bars between them."""
+        values = self.values(cells, role)
+        if len(values) > 1:
+            while role == "candidates" and values and values[-1][0] in (None, ""):
+                values.pop()  # this row has fewer of them
+            if empty := [name for value, name in values if role == "candidates" and value in (None, "")]:
+                raise CellError(empty[0], "is empty, but a candidate after it is not")
+            return tuple(self.checked(value, name) for value, name in values)
+        value, name = values[0]
+        if role == "words":
+            value = listed(value, name)
+        if isinstance(value, str):
+            parts = self.checked(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
+            return tuple(part.strip() for part in parts)
+        if not isinstance(value, list | tuple):
+            raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
+        return tuple(self.checked(each, f"{name}[{index}]") for index, each in enumerate(value))
+
+    def label(self, value: Any, name: str, words: Sequence[str]) -> str:
+        """A label as text: 1 and 1.0 are "1", true is "true", a number is the word it stands for."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int) and words:
+            if not 0 <= value < len(words):
+                raise CellError(
+                    name, f"is {value}, expected 0 to {len(words) - 1}" + (": it is hidden" if value == -1 else "")
+                )
+            return words[value]
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            return str(value)
+        text = self.checked(value, name).strip()
+        if not text:
+            raise CellError(name, "is empty, expected a label")
+        return text
+
+    def number(self, cells: Cells, role: str) -> float:
+        """A finite number."""
+        value, name = self.values(cells, role)[0]
+        try:
+            found = float(value.strip() if isinstance(value, str) else value)
+            if isinstance(value, bool) or not math.isfinite(found) or "_" in str(value):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise CellError(name, f"is {shown(value)}, expected a number") from None
+        return found

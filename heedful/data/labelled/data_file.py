@@ -1,0 +1,341 @@
+"""One file, or one object, of a split: its format found, its columns resolved, its examples read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.bad_rows import Sieve, shown
+from heedful.data.examples import Example, Labelled, MultiLabelled, Plain, Question, Tagged
+from heedful.data.formats import conll, label_text, squad
+from heedful.data.formats.tables import Table, data_object, json_lines, json_list, parquet, separated
+from heedful.data.formats.text_files import LONGEST, PACKED, File, find, head_of, lines, need_file
+from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve
+from heedful.data.labelled.headers import refuse_doubtful
+from heedful.data.labelled.row_reader import examples
+from heedful.errors import HeedfulError
+
+Format = Literal[
+    "csv",
+    "tsv",
+    "jsonl",
+    "json",
+    "parquet",
+    "text",
+    "label-text",
+    "class-files",
+    "class-folders",
+    "conll",
+    "squad",
+    "glue",
+]
+SUFFIXES: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".label": "label-text",
+    ".conll": "conll",
+    ".iob": "conll",
+    ".iob2": "conll",
+    ".bio": "conll",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """How data is read; what is None is found in the data and stated."""
+
+    format: Format | None = None  # file format; None: by the file's name and first lines
+    columns: dict[str, str | int | tuple[str | int, ...]] | None = (
+        None  # role to name or number from 1; several: joined
+    )
+    encoding: str | None = None  # None: UTF-8, or what a byte order mark says
+    header: bool | None = None  # whether the first row of CSV, TSV and CoNLL names the columns
+    delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
+    quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
+    label_until: str | None = None  # keep labels up to this mark: ":" makes "DESC:manner" the coarse label "DESC"
+    dev_fraction: float = 0.1  # share of train that becomes the dev split where none is given; 0: none
+    seed: int = 0  # of that choice
+    max_row_bytes: int = LONGEST  # a longer row is a bad row
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dev_fraction < 1:
+            raise HeedfulError(f"dev_fraction is {self.dev_fraction}, expected a share from 0 up to 1")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise HeedfulError(f"delimiter is {shown(self.delimiter)}, expected one character")
+        if self.label_until == "":
+            raise HeedfulError('label_until is "", expected a mark inside labels, like ":"')
+        if self.max_row_bytes < 1:
+            raise HeedfulError(f"max_row_bytes is {self.max_row_bytes}, expected a number of bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """The settings of commands that read data and train nothing, under the same paths as in a run."""
+
+    data: DataSettings = DataSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Examples of one kind from one place, read anew each time."""
+
+    shown: str
+    kind: type[Example]
+    read: Callable[[Sieve], Iterator[Example]]
+    said: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
+    more: frozenset[str] = frozenset()  # the optional columns that it has and that change what a task is
+    columns: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # names by role; "1", "2", ... without a header
+
+
+def bare_name(path: Path) -> tuple[str, str]:
+    """The name of a file without the suffixes of packing and format, and the latter.
+
+    >>> bare_name(Path("folder/dev-v1.1.json.gz")), bare_name(Path("eng.train"))
+    (('dev-v1.1', '.json'), ('eng.train', ''))
+    """
+    name = Path(path.name.removesuffix(path.suffix)) if path.suffix in PACKED else Path(path.name)
+    suffix = name.suffix.lower()
+    return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
+
+
+def form_of(path: Path, said: Format | None) -> Format | None:
+    """The format that is said, else the one that the name of a file speaks of."""
+    return said or SUFFIXES.get(bare_name(path)[1])
+
+
+def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    """A file as a part of a split."""
+    if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
+        need_file(path)
+        return of_table(parquet(path, sieve), kind, settings)
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    form = settings.format or _found(file, kind)
+    if form == "squad" or (form == "json" and kind in (None, Question) and is_squad(file)):
+        return _squad(file, kind, settings, said)
+    if form == "conll":
+        _refuse_kind(file, kind, Tagged, "words with tags")
+        word, tag = (column_number(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
+        refuse_columns(file.shown, "columns without names", settings, ("words", "tags"))
+        header = conll.has_header(head_of(file), word, tag) if settings.header is None else settings.header
+        read: Callable[[Sieve], Iterator[Example]] = partial(conll.sentences, file, word=word, tag=tag, header=header)
+        said += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
+        places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
+        return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, places))
+    if form == "label-text":
+        refuse_columns(file.shown, "a label and a text on each line", settings, ("labels",))
+        any_number = kind is MultiLabelled or "labels" in (settings.columns or {})
+        several = True if any_number else False if kind is Labelled else None
+        return of_table(label_text.table(file, sieve, several), kind, settings, said)
+    if form == "text":
+        _refuse_kind(file, kind, Plain, "plain text")
+        refuse_columns(file.shown, "plain text", settings)
+        return Part(shown=file.shown, kind=Plain, read=lambda sieve: texts(file, sieve), said=(*said, TEXT))
+    return of_table(_rows_of(file, form, settings, sieve), kind, settings, said)
+
+
+def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
+    """A file as rows and columns, whatever these are for; of plain text each line is a row."""
+    suffix = bare_name(path)[1]
+    if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
+        need_file(path)
+        return parquet(path, sieve)
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    form = settings.format or SUFFIXES.get(suffix)
+    if form in (None, "text") and settings.format is None and label_text.looks_like(file, sure=True):
+        form = "label-text"
+    if form is None:
+        raise _unknown(file)
+    if form == "label-text":
+        return label_text.table(file, sieve, None)
+    if form == "text":
+        table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda sieve: _as_rows(file, sieve))
+        return replace(table, said=(*said, TEXT))
+    if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
+        what = "SQuAD's JSON" if form == "json" else form
+        raise HeedfulError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
+    table = _rows_of(file, form, settings, sieve)
+    names = tuple(table.first) if isinstance(table.first, dict) else table.names  # what comes later is told by rows
+    return replace(table, names=names, said=(*said, *table.said))
+
+
+def _as_rows(file: File, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+    for example in texts(file, sieve):
+        yield example.line, [example.text]
+
+
+def _rows_of(file: File, form: Format, settings: DataSettings, sieve: Sieve) -> Table:
+    if form == "csv" or form == "tsv":
+        return _separated(file, form, settings, sieve)
+    if form not in ("json", "jsonl"):
+        raise HeedfulError(f"{file.shown}: {form} is a folder, and this is a file")
+    by_line = form == "jsonl" or is_lines(file)
+    return (json_lines if by_line else json_list)(file, sieve)
+
+
+def of_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    """A data set of the `datasets` library as a part of a split."""
+    return of_table(data_object(name, data, sieve), kind, settings)
+
+
+def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None) -> Part:
+    """A table as a part of a split."""
+    columns = resolve(table, kind, settings.columns or {})
+    label = columns.of.get("label")
+    if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
+        raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
+
+    def read(sieve: Sieve) -> Iterator[Example]:
+        return examples(table, columns, sieve, settings.max_row_bytes)
+
+    stated = (*(said or ()), *table.said, columns.said)
+    more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
+    return Part(
+        shown=table.shown,
+        kind=columns.kind,
+        read=read,
+        said=stated,
+        labels=_words(table, columns),
+        more=more,
+        columns=columns.of,
+    )
+
+
+def _words(table: Table, columns: Columns) -> tuple[str, ...]:
+    roles = [role for role in ("label", "labels") if role in columns.of]
+    return table.words.get(columns.of[roles[0]][0], ()) if roles else ()
+
+
+# ---------------------------------------------------------------------------------------------------- formats
+
+TEXT = "one text on each line; empty lines are left out"
+
+
+def texts(file: File, sieve: Sieve) -> Iterator[Plain]:
+    """One text on each line."""
+    for number, line in lines(file, sieve):
+        if line.strip():
+            yield Plain(file=file.shown, line=number, text=line)
+
+
+def _found(file: File, kind: type[Example] | None) -> Format:
+    suffix = bare_name(file.path)[1]
+    form = SUFFIXES.get(suffix)
+    if (kind is Tagged or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
+        head = head_of(file)
+        named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
+        columns = conll.looks_like(head) or conll.has_header(head, parted=True)
+        if kind in (None, Tagged) and (columns or (kind is Tagged and not named)):
+            return "conll"
+    if form in (None, "text") and (found := _found_labelled(file, kind, guess=kind is not None or form is None)):
+        return found
+    if form is None:
+        raise _unknown(file)
+    return form
+
+
+def _found_labelled(file: File, kind: type[Example] | None, *, guess: bool) -> Format | None:
+    """Whether a file without a telling name has a label and a text on each line, or columns between tabs.
+
+    Args:
+        guess: accept what only seems so, where the file can be nothing else.
+    """
+    labelled = kind in (None, Labelled, MultiLabelled)
+    if labelled and label_text.looks_like(file, sure=True):
+        return "label-text"
+    if guess and kind not in (Plain, Tagged) and label_text.tab_separated(file):
+        return "tsv"
+    return "label-text" if guess and labelled and label_text.looks_like(file, sure=False) else None
+
+
+def _unknown(file: File) -> HeedfulError:
+    known = ", ".join(SUFFIXES)
+    return HeedfulError(
+        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --data.format=csv"
+    )
+
+
+def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, sieve: Sieve) -> Table:
+    delimiter, said = settings.delimiter or ("\t" if form == "tsv" else ","), []
+    if settings.delimiter is None and form == "csv":
+        first = head_of(file).split("\n", 1)[0]
+        if "," not in first and (other := max(";\t", key=first.count)) in first:
+            delimiter = other
+            said = [f"{file.path.name}: cells are separated by {'tabs' if other == chr(9) else 'semicolons'}"]
+    quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
+    table = separated(
+        file,
+        sieve,
+        delimiter=delimiter,
+        quoted=quoted,
+        is_header=lambda cells: is_header(cells, settings.header, settings.columns or {}),
+    )
+    if (
+        settings.header is None
+        and table.names[:1] == ("1",)
+        and any(map(has_number, (settings.columns or {}).values()))
+    ):
+        refuse_doubtful(table)
+    said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
+    return replace(table, said=(*said, *table.said), header=settings.header)
+
+
+def is_lines(file: File) -> bool:
+    """Whether a .json file is really one JSON object on each line."""
+    first, newline, rest = head_of(file).lstrip().partition("\n")
+    try:
+        return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def is_squad(file: File) -> bool:
+    """Whether a JSON file is an object with articles of paragraphs under "data", as far as its beginning tells."""
+    head = head_of(file).lstrip()
+    start = re.search(r'"data"\s*:\s*\[\s*\{', head)
+    return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
+
+
+def _squad(file: File, kind: type[Example] | None, settings: DataSettings, said: list[str]) -> Part:
+    _refuse_kind(file, kind, Question, "questions in SQuAD's JSON")
+    refuse_columns(file.shown, "SQuAD's JSON", settings)
+    second = '"is_impossible"' in head_of(file)
+    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
+    read: Callable[[Sieve], Iterator[Example]] = lambda sieve: squad.questions(file, sieve)  # noqa: E731
+    return Part(shown=file.shown, kind=Question, read=read, said=(*said, name))
+
+
+def refuse_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
+    """Columns that were said of a format that has none would be passed over."""
+    if others := [role for role in settings.columns or {} if role not in known]:
+        raise HeedfulError(
+            f"{shown}: is {what}, where columns.{others[0]} cannot be chosen: leave it out, or say what format it is"
+        )
+
+
+def column_number(file: File, settings: DataSettings, role: str, usual: int) -> int:
+    """Return the number of a column of CoNLL, from 1; 0: the last one."""
+    key = (settings.columns or {}).get(role, usual)
+    if isinstance(key, str) and key.isdigit():
+        key = int(key)
+    if not isinstance(key, int) or (key < 1 and key != usual):
+        raise HeedfulError(f"{file.shown}: its columns have no names: say columns.{role}=NUMBER, from 1")
+    return key
+
+
+def _refuse_kind(file: File, kind: type[Example] | None, made: type[Example], holds: str) -> None:
+    if kind not in (None, made):
+        assert kind is not None
+        raise HeedfulError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")

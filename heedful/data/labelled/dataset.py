@@ -1,0 +1,374 @@
+"""Data of a person: files, a folder or objects resolved once, stated, and read as typed examples, one at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+from heedful.data.bad_rows import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
+from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, in_order, takes
+from heedful.data.formats import conll
+from heedful.data.labelled import class_folders, glue
+from heedful.data.labelled.columns import MissingColumnError
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
+from heedful.data.labelled.in_memory import as_data_object, is_object
+from heedful.data.labelled.split_files import SPLITS, split_files, split_several
+from heedful.data.tag_schemes import to_iob2, unsaid
+from heedful.errors import HeedfulError, did_you_mean
+
+Kind = TypeVar("Kind", bound=Example)
+MANY = 10_000  # labels
+TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
+
+
+class Source(Generic[Kind]):
+    """Examples of one kind in splits; reading streams, and what was found out is in `stated`."""
+
+    def __init__(
+        self,
+        kind: type[Kind],
+        parts: Mapping[str, tuple[Part, ...]],
+        said: Sequence[str],
+        settings: DataSettings,
+        sieve: Sieve,
+    ) -> None:
+        self.kind = kind
+        self.settings = settings
+        self.sieve = sieve  # counts bad rows and what was mended, as far as was read
+        self.layout: class_folders.Layout | None = None  # where labels are names of files or folders
+        self.known: tuple[str, ...] = ()  # labels of a model; none: those of the first split are known
+        self._parts = dict(parts)
+        self._said = tuple(said)
+        self.made_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits: train, dev, test and whatever else there is."""
+        names = [*self._parts, *(["dev"] if self.made_dev else [])]
+        order = ("train", "dev", "dev-mismatched", "test")
+        return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
+
+    @property
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """What each split is read from: the paths of files, or what objects are called."""
+        return {split: tuple(part.shown for part in parts) for split, parts in self._parts.items()}
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels in order, from reading train once: numbers by value, others sorted; tags O first.
+
+        Names that come with the data keep their order. Where a dev split is made the labels are those of both.
+        """
+        if self.kind is Tagged:
+            return self._scheme.labels
+        if self.kind not in (Labelled, MultiLabelled):
+            return ()
+        if self._named:
+            return self._named
+        seen: set[str] = set()
+        for example in self._whole(self._first_split):
+            assert isinstance(example, Labelled | MultiLabelled)
+            seen.update((example.label,) if isinstance(example, Labelled) else example.labels)
+            if len(seen) > MANY:
+                raise HeedfulError(
+                    f"{example.file}:{example.line}: more than {MANY:,} different labels: is that the label column? "
+                    "Numbers are the task regress"
+                )
+        return in_order(seen)
+
+    @cached_property
+    def stated(self) -> tuple[str, ...]:
+        """What was found out about the data, in sentences."""
+        said = list(self._said)
+        if self.kind is Tagged:
+            said.append(self._scheme.said)
+        if labels := self.labels:
+            more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+            said.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
+        if self.made_dev:
+            share, seed = f"{100 * self.settings.dev_fraction:g} %", self.settings.seed
+            said.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
+        return tuple(said)
+
+    def examples(self, split: str) -> Iterator[Kind]:
+        """The examples of a split in the order of its files; a label that is not known makes a bad row."""
+        if split not in self.splits:
+            has = ", ".join(self.splits)
+            raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
+        made = self.made_dev and split in ("train", "dev")
+        fraction, seed = self.settings.dev_fraction, self.settings.seed
+        first, named = self._first_split, self._named
+        whole = "train" if made else split
+        known = frozenset(self.known or (self.labels if named or whole != first else ()))
+        tags = self.kind is Tagged and bool(self.known)
+        for number, example in enumerate(self._whole(whole)):
+            if unseen := unsaid(_labels(example), known, tags=tags) if known else []:
+                where = f"among those that come with {first}:" if named else f"in {first}, which has"
+                where = "one that the model knows:" if self.known else where
+                reason = f"the label {shown(unseen[0])} is not {where} {_some(self.known or self.labels)}"
+                text = example.texts[0][:200]
+                bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
+                self.sieve.refuse(bad, number=number, stage="label")
+            elif not made or takes(example, fraction, seed) == (split == "dev"):
+                yield example
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of each role in the first file; "1", "2", ... where it has no header."""
+        return dict(self._parts[self._first_split][0].columns)
+
+    @property
+    def _first_split(self) -> str:
+        return "train" if "train" in self._parts else next(iter(self._parts))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """The labels whose names come with the data."""
+        return self._parts[self._first_split][0].labels if self.kind in (Labelled, MultiLabelled) else ()
+
+    @cached_property
+    def _scheme(self) -> conll.Scheme:
+        return conll.scheme(each for each in self._raw(self._first_split) if isinstance(each, Tagged))
+
+    def _whole(self, split: str) -> Iterator[Kind]:
+        """What the files of a split hold, tags as IOB2."""
+        if self.kind is not Tagged or not self._scheme.name:
+            yield from self._raw(split)
+            return
+        for example in self._raw(split):
+            yield replace(example, tags=to_iob2(example.tags))
+
+    def _raw(self, split: str) -> Iterator[Any]:
+        for part in self._parts[split]:
+            yield from part.read(self.sieve)
+
+
+def _labels(example: Example) -> tuple[str, ...]:
+    match example:
+        case Labelled():
+            return (example.label,)
+        case MultiLabelled():
+            return example.labels
+        case Tagged():
+            return example.tags
+    return ()
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(map(shown, labels[:8])) + (", …" if len(labels) > 8 else "")
+
+
+def cut_labels(part: Part, mark: str | None) -> Part:
+    """Keep the labels of a part up to a mark, as DataSettings.label_until says it."""
+    if mark is None or part.kind not in (Labelled, MultiLabelled):
+        return part
+
+    def read(sieve: Sieve) -> Iterator[Example]:
+        for example in part.read(sieve):
+            if isinstance(example, Labelled):
+                yield replace(example, label=example.label.partition(mark)[0])
+            elif isinstance(example, MultiLabelled):
+                yield replace(example, labels=tuple(dict.fromkeys(each.partition(mark)[0] for each in example.labels)))
+
+    labels = tuple(dict.fromkeys(label.partition(mark)[0] for label in part.labels))
+    return replace(part, read=read, labels=labels)
+
+
+# ---------------------------------------------------------------------------------------------------- opening
+
+DEFAULT = DataSettings()
+STOP = Stop()
+
+
+@overload
+def read(
+    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
+) -> Source[Kind]: ...
+
+
+@overload
+def read(
+    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
+) -> Source[Example]: ...
+
+
+def read(
+    data: Any,
+    kind: type[Example] | None = None,
+    settings: DataSettings = DEFAULT,
+    *,
+    on_bad_row: BadRows = STOP,
+) -> Source[Any]:
+    """A folder, a file, several files, a mapping from splits to them, or objects of the `datasets` library.
+
+    Several files are the splits that their names speak of, as in a folder, or where they speak of none all are train.
+    `kind` is the class of the examples; None: the one that the data speak of.
+    """
+    sieve = Sieve(on_bad_row)
+    if isinstance(data, str | Path) and os.path.isdir(data):
+        folder = Path(data)
+        task = glue.task_of(folder) if settings.format in (None, "glue") else None
+        if task:
+            parts, said = glue.parts(folder, task, kind, settings, sieve)
+            return _source(parts, said, settings, sieve)
+        if settings.format == "glue":
+            raise HeedfulError(
+                f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
+            )
+        given: dict[str, tuple[Any, ...]] = {"train": (folder,)}
+        classes, said = class_folders.in_folder(folder, settings, kind), []
+        if classes is None and settings.format not in class_folders.LAYOUTS:
+            files, said = split_files(folder)
+            given = dict(files)
+    else:
+        given, said = _splits(data)
+        classes = class_folders.in_places(given, settings, kind)
+    if classes is not None:
+        return _of_classes(classes, said, settings, kind, sieve)
+    if settings.format in class_folders.LAYOUTS:
+        raise HeedfulError(
+            f"{', '.join(str(place) for places in given.values() for place in places)}: has no "
+            f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
+        )
+    found: dict[str, tuple[Part, ...]] = {}
+    first: Part | None = None
+    for split, places in given.items():
+        opened: list[Part] = []
+        for place in places:
+            try:
+                part = cut_labels(_open(split, place, kind, settings, sieve), settings.label_until)
+            except MissingColumnError as missing:
+                if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
+                    raise
+                said.append(f"{split}: has no {missing.role}, so it is left out")
+                opened.clear()
+                break
+            kind = kind or part.kind
+            first = first or part
+            if differing := part.more ^ first.more:
+                has, lacks = (part, first) if part.more & differing else (first, part)
+                raise HeedfulError(
+                    f"{has.shown} has a column for {' and '.join(sorted(differing & has.more))}, and {lacks.shown} has "
+                    "none: make them alike, or say which column it is"
+                )
+            if opened and part.labels and opened[0].labels and {*part.labels} != {*opened[0].labels}:
+                raise HeedfulError(
+                    f"{part.shown} comes with the labels {_some(part.labels)}, but {opened[0].shown} with "
+                    f"{_some(opened[0].labels)}: name them alike, or give the files apart"
+                )
+            opened.append(part)
+        if opened:
+            found[split] = tuple(opened)
+    assert kind is not None
+    each = [(split, text) for split, parts in found.items() for part in parts for text in part.said]
+    said += dict.fromkeys(text for _, text in each)
+    return _source(found, said, settings, sieve)
+
+
+def _of_classes(
+    classes: class_folders.ClassPlaces,
+    said: Sequence[str],
+    settings: DataSettings,
+    kind: type[Example] | None,
+    sieve: Sieve,
+) -> Source[Any]:
+    found = {
+        split: tuple(cut_labels(part, settings.label_until) for part in parts)
+        for split, parts in class_folders.parts(classes, settings, kind).items()
+    }
+    stated = dict.fromkeys(text for parts in found.values() for part in parts for text in part.said)
+    source = _source(found, [*said, *stated], settings, sieve)
+    source.layout = classes.layout
+    return source
+
+
+def source_of(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
+    """Read data as examples of one kind; in place of one label also any number of them, where rows have that.
+
+    Settings that were chosen and would change nothing are refused.
+    """
+    several = kind is Labelled and _have_several(data, settings)
+    source = read(data, MultiLabelled if several else kind, settings, on_bad_row=on_bad_row)
+    _refuse_unused(source)
+    return source
+
+
+def _have_several(data: Any, settings: DataSettings) -> bool:
+    """Whether rows have any number of labels."""
+    if "labels" in (settings.columns or {}):
+        return True
+    try:
+        return read(data, None, settings, on_bad_row=LeaveOut()).kind is MultiLabelled
+    except HeedfulError:  # what is missing for the task is said when it is read
+        return False
+
+
+def _refuse_unused(source: Source[Any]) -> None:
+    settings = source.settings
+    files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
+    forms = {settings.format or SUFFIXES.get(bare_name(file)[1], "conll") for file in files}
+    forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
+    tables = forms & {"csv", "tsv", "glue"}
+    columns = tables or (source.kind is Tagged and forms & {"conll", "text"})
+    given = "dev" in source.places
+    has_labels = source.kind in (Labelled, MultiLabelled)
+    for name, asked, why in (
+        ("dev_fraction", given and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
+        ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
+        ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
+        ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
+        ("quoting", settings.quoting is not None and not tables, "no file is CSV or TSV"),
+        ("label_until", settings.label_until is not None and not has_labels, "the examples have no labels"),
+        ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
+    ):
+        if asked:
+            raise HeedfulError(f"--data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
+
+
+def _source(
+    parts: Mapping[str, tuple[Part, ...]], said: Sequence[str], settings: DataSettings, sieve: Sieve
+) -> Source[Any]:
+    kind = next(iter(parts.values()))[0].kind
+    return Source(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
+
+
+def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
+    if isinstance(data, str | Path) or is_object(data):
+        return {"train": (data,)}, []
+    if isinstance(data, Mapping):
+        named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
+        if len(named) < len(data) or not data:
+            raise HeedfulError(
+                f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once"
+            )
+        order = sorted(named, key=lambda split: split != "train")
+        return {split: _places(data[named[split]]) for split in order}, []
+    places = _places(data)
+    if len(places) > 1 and all(isinstance(place, str | Path) for place in places):
+        files, said = split_several([Path(place) for place in places])
+        return dict(files), said
+    return {"train": places}, []
+
+
+def _places(data: Any) -> tuple[Any, ...]:
+    places = (data,) if isinstance(data, str | Path) or is_object(data) else data
+    if (
+        isinstance(places, Sequence)
+        and places
+        and all(isinstance(each, str | Path) or is_object(each) for each in places)
+    ):
+        return tuple(places)
+    raise HeedfulError(
+        f"data is {shown(data)}, expected a folder, files, a frame, a data set, a list of "
+        "dicts, a pair (texts, labels), or a mapping from splits to any of these"
+    )
+
+
+def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    if isinstance(place, str | Path):
+        return open_part(Path(place), kind, settings, sieve)
+    return of_object(f"{split} (data set)", as_data_object(place, kind), kind, settings, sieve)

@@ -1,0 +1,163 @@
+"""GLUE's own files: the columns of each of its tasks, as published with the benchmark (Wang et al. 2019)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from heedful.data.bad_rows import Sieve
+from heedful.data.examples import Example, Labelled, Scored
+from heedful.data.formats.tables import Cells, Table, separated
+from heedful.data.formats.text_files import find
+from heedful.data.labelled.columns import Columns, resolve
+from heedful.data.labelled.data_file import DataSettings, Part, refuse_columns
+from heedful.data.labelled.row_reader import examples
+from heedful.errors import HeedfulError
+
+Names = dict[str, str | int]
+PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+MATCHED = {
+    "train": "train.tsv",
+    "dev": "dev_matched.tsv",
+    "dev-mismatched": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test-mismatched": "test_mismatched.tsv",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The files and columns of one task."""
+
+    columns: Names
+    header: bool = True
+    kind: type[Example] = Labelled
+    files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)
+    said: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extra:
+    """A file with the labels that test.tsv hides."""
+
+    file: str
+    columns: Names
+    header: bool
+
+
+_SENTENCES: Names = {"text": "sentence1", "text_pair": "sentence2"}
+_MRPC: Names = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
+LAYOUTS: dict[str, Layout] = {
+    "CoLA": Layout(columns={"text": 4, "label": 2}, header=False),
+    "SST-2": Layout(columns={"text": "sentence", "label": "label"}),
+    "MRPC": Layout(columns=_MRPC),
+    "STS-B": Layout(columns=_SENTENCES | {"score": "score"}, kind=Scored),
+    "QQP": Layout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
+    "MNLI": Layout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
+    "QNLI": Layout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
+    "RTE": Layout(columns=_SENTENCES | {"label": "label"}),
+    "WNLI": Layout(
+        columns=_SENTENCES | {"label": "label"},
+        said="WNLI: dev repeats sentences of train with other labels, so that few models are better than the majority",
+    ),
+}
+EXTRAS = {
+    "MRPC": Extra(file="msr_paraphrase_test.txt", columns=_MRPC, header=True),
+    "STS-B": Extra(file="original/sts-test.tsv", columns={"text": 6, "text_pair": 7, "score": 5}, header=False),
+}
+ORIGINAL = "msr_paraphrase_train.txt"  # MRPC's train and dev in one file
+
+
+def task_of(folder: Path) -> str | None:
+    """The task whose folder this is, by its name."""
+    if not any(os.path.isfile(folder / layout) for layout in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
+        return None
+    names = {name.replace("-", "").casefold(): name for name in LAYOUTS}
+    return names.get(folder.absolute().name.replace("-", "").replace("_", "").casefold())
+
+
+def parts(
+    folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, sieve: Sieve
+) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
+    """The splits of a task's folder, and what should be said."""
+    layout = LAYOUTS[task]
+    if kind not in (None, layout.kind):
+        assert kind is not None
+        raise HeedfulError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
+    refuse_columns(str(folder), f"GLUE's {task}", settings)
+    found: dict[str, tuple[Part, ...]] = {}
+    said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
+    for split, name in layout.files.items():
+        extra = EXTRAS.get(task) if split == "test" else None
+        if extra is not None and (folder / extra.file).is_file():
+            said.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
+            found[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, sieve),)
+        elif (folder / name).is_file() and split.startswith("test"):
+            said.append(f"{name}: its labels are hidden, so it is left out")
+        elif (folder / name).is_file():
+            found[split] = (_part(folder / name, task, layout.columns, layout.header, settings, sieve),)
+    if task == "MRPC" and {"train", "dev"} <= set(found) and (folder / ORIGINAL).is_file():
+        said += _complete(folder, found, settings, sieve)
+    said += dict.fromkeys(each for some in found.values() for part in some for each in part.said)
+    return found, said
+
+
+def _part(
+    path: Path,
+    task: str,
+    columns: Names,
+    header: bool,
+    settings: DataSettings,
+    sieve: Sieve,
+    wanted: Callable[[Cells], bool] | None = None,
+) -> Part:
+    table, resolved, said = _table(path, task, columns, header, settings, sieve)
+
+    def read(sieve: Sieve) -> Iterator[Example]:
+        if wanted is None:
+            return examples(table, resolved, sieve, settings.max_row_bytes)
+        chosen = replace(table, rows=lambda sieve: (row for row in table.rows(sieve) if wanted(row[1])))
+        return examples(chosen, resolved, sieve, settings.max_row_bytes)
+
+    return Part(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
+
+
+def _table(
+    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, sieve: Sieve
+) -> tuple[Table, Columns, list[str]]:
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    numbers = [key for key in columns.values() if isinstance(key, int)]
+    least = max(numbers) if numbers else None
+    table = separated(file, sieve, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
+    resolved = resolve(table, LAYOUTS[task].kind, columns)
+    shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).said
+    return table, resolved, [*said, f"{path.name}: {shown}"]
+
+
+def _complete(folder: Path, found: dict[str, tuple[Part, ...]], settings: DataSettings, sieve: Sieve) -> list[str]:
+    """Add to train what the original file has and neither train nor dev has."""
+
+    def pairs(path: Path) -> Iterator[tuple[str, ...]]:
+        table, _, _ = _table(path, "MRPC", _MRPC, True, settings, sieve)
+        at = [table.names.index(name) for name in ("#1 ID", "#2 ID") if name in table.names]
+        for _, cells in table.rows(sieve):
+            assert isinstance(cells, list)
+            yield tuple(cells[index] for index in at)
+
+    have = {pair for name in ("train.tsv", "dev.tsv") for pair in pairs(folder / name)}
+    lacking = set(pairs(folder / ORIGINAL)) - have
+    if not lacking:
+        return []
+
+    def wanted(cells: Cells) -> bool:
+        assert isinstance(cells, list)
+        return (cells[1], cells[2]) in lacking
+
+    more = _part(folder / ORIGINAL, "MRPC", _MRPC, True, settings, sieve, wanted)
+    found["train"] = (*found["train"], more)
+    named = ", ".join(" / ".join(pair) for pair in sorted(lacking)[:3])
+    return [
+        f"train.tsv lacks {len(lacking)} of the pairs in {ORIGINAL} that dev.tsv has not: taken from there ({named})"
+    ]

@@ -1,0 +1,136 @@
+"""Data in memory: frames of pandas, polars and pyarrow, lists of rows, and a pair of inputs and targets.
+
+The libraries are not imported; their objects are known by their methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.data.examples import (
+    Example,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Rewritten,
+    Scored,
+    Tagged,
+)
+from heedful.data.formats.tables import is_data_object
+from heedful.errors import HeedfulError
+
+PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of inputs and targets
+    Labelled: ("text", "label"),
+    MultiLabelled: ("text", "labels"),
+    Scored: ("text", "score"),
+    Tagged: ("words", "tags"),
+    Pair: ("anchor", "positive"),
+    Rewritten: ("source", "target"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows in memory, as a data set of the `datasets` library has them; read again from the start every time."""
+
+    column_names: tuple[str, ...]
+    source: Any
+    features: None = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in _rows(self.source):
+            yield {str(name): _scalar(value) for name, value in row.items()}
+
+
+def is_object(value: object) -> bool:
+    """Whether this is data in memory: a data set, a frame, a list of rows, or a pair of inputs and targets."""
+    return is_data_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
+
+
+def as_data_object(value: Any, kind: type[Example] | None) -> Any:
+    """Data in memory as an object with columns.
+
+    Args:
+        kind: Class of the examples, which decides what the targets of a pair are; None: labels.
+
+    Raises:
+        HeedfulError: If there are not as many targets as inputs, or examples of that kind are no pairs.
+    """
+    if is_data_object(value):
+        return value
+    if _is_pair(value):
+        inputs, targets = map(_listed, value)
+        return _paired(inputs, targets, kind)
+    names = (
+        value.columns
+        if _is_frame(value) and hasattr(value, "columns")
+        else dict.fromkeys(name for row in value for name in row)
+    )
+    if hasattr(value, "to_batches"):
+        names = value.column_names
+    return Rows(column_names=tuple(map(str, names)), source=value)
+
+
+def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -> Rows:
+    if len(inputs) != len(targets):
+        raise HeedfulError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
+    if kind is None:
+        several = bool(targets) and isinstance(targets[0], list | tuple)
+        kind = MultiLabelled if several else Labelled
+    if kind not in PAIRED:
+        raise HeedfulError("data is a pair of inputs and targets, expected rows: give a list of dicts")
+    first, second = PAIRED[kind]
+    pairs = kind in (Labelled, MultiLabelled, Scored) and bool(inputs) and isinstance(inputs[0], list | tuple)
+    rows = [
+        ({first: given[0], "text_pair": given[1]} if pairs else {first: given}) | {second: target}
+        for given, target in zip(inputs, targets, strict=True)
+    ]
+    return Rows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
+
+
+def _rows(source: Any) -> Iterable[Mapping[Any, Any]]:
+    if hasattr(source, "iter_rows"):  # polars
+        yield from source.iter_rows(named=True)
+    elif hasattr(source, "itertuples"):  # pandas
+        names = list(source.columns)
+        for values in source.itertuples(index=False, name=None):
+            yield dict(zip(names, values, strict=True))
+    elif hasattr(source, "to_batches"):  # pyarrow
+        for batch in source.to_batches():
+            yield from batch.to_pylist()
+    else:
+        yield from source
+
+
+def _scalar(value: Any) -> Any:
+    """A value of NumPy as one of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_frame(value: object) -> bool:
+    tabular = hasattr(value, "columns") and (hasattr(value, "iter_rows") or hasattr(value, "itertuples"))
+    return tabular or (hasattr(value, "to_batches") and hasattr(value, "column_names"))
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_column, value))
+
+
+def _is_column(value: object) -> bool:
+    listed = isinstance(value, list | tuple) or hasattr(value, "tolist") or hasattr(value, "to_list")
+    return listed and not isinstance(value, str | Path) and not _is_frame(value)
+
+
+def _listed(column: Any) -> list[Any]:
+    """A list, an array or a series as a list of Python's values."""
+    for name in ("tolist", "to_list"):
+        if hasattr(column, name):
+            return list(getattr(column, name)())
+    return [_scalar(value) for value in column]

@@ -1,0 +1,200 @@
+"""Rows to examples: what the cells of each kind of task say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from heedful.data.bad_rows import BadRow, CellError, Sieve, shown
+from heedful.data.examples import (
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Plain,
+    Question,
+    Rewritten,
+    Scored,
+    Tagged,
+)
+from heedful.data.formats.list_cells import listed
+from heedful.data.formats.squad import spans_of
+from heedful.data.formats.tables import Cells, Table
+from heedful.data.labelled.columns import SEPARATOR, Columns, Reader
+
+
+def _plain(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    yield {"text": read.text(cells, "text")}
+
+
+def _labelled(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    value, name = read.values(cells, "label")[0]
+    label = read.label(value, name, read.words["label"])
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
+
+
+def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    values, words = read.values(cells, "labels"), read.words["labels"]
+    labels: list[str] = []
+    if len(values) > 1:  # a column for each label
+        for value, name in values:
+            if value not in (0, 1, "0", "1", True, False):
+                raise CellError(name, f"is {shown(value)}, expected 0 or 1")
+            labels += [name] * (value in (1, "1"))
+    else:
+        ((value, name),) = values
+        value = listed(value, name)
+        each = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
+        if not isinstance(each, list | tuple):
+            if each is None or isinstance(each, str):
+                each = []
+            else:
+                raise CellError(name, f"is {shown(value)}, expected a list of labels")
+        labels = [read.label(one, name, words) for one in each]
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
+
+
+def _scored(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
+
+
+def _tagged(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
+    value = listed(value, name)
+    each = value.split() if isinstance(value, str) else value
+    if not isinstance(each, list | tuple):
+        raise CellError(name, "is missing" if each is None else f"is {shown(value)}, expected a list of tags")
+    tags = tuple(read.label(one, f"{name}[{index}]", read.words["tags"]) for index, one in enumerate(each))
+    if len(tags) != len(words):
+        raise CellError(name, f"has {len(tags)} tags for {len(words)} words")
+    yield {"words": words, "tags": tags}
+
+
+def _question(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    context, value, name = read.text(cells, "context"), read.value(cells, "answers"), read.name("answers")
+    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
+        texts, starts = value.get("text"), value.get("answer_start")
+    else:
+        listed = isinstance(value, list) and all(isinstance(each, dict) for each in value)
+        texts, starts = ([each.get(key) for each in value] if listed else None for key in ("text", "answer_start"))
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
+    pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
+    said = read.value(cells, "impossible") if read.has("impossible") else not pairs
+    spans, mended = spans_of(pairs, context, said in (True, 1, "1", "true", "True"))
+    question = read.text(cells, "question")
+    asked = str(read.value(cells, "id")) if read.has("id") else ""
+    fields = {"id": asked, "question": question, "context": context, "answers": spans, "impossible": not spans}
+    yield fields | {"mended": mended}
+
+
+def _choices(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    asked = read.value(cells, "question") if read.has("question") else None
+    if isinstance(asked, list):  # a passage with several questions
+        options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
+        lists = [each for each in (options, answers) if isinstance(each, list) and len(each) == len(asked)]
+        if len(lists) < 2:
+            raise CellError(read.name("answer"), f"expected {len(asked)} answers and lists of options, one a question")
+        for number, (ask, some, answer) in enumerate(zip(asked, options, answers, strict=True)):
+            where = f"[{number}]"
+            ask = read.checked(ask, read.name("question") + where)
+            if not isinstance(some, list):
+                raise CellError(read.name("candidates") + where, f"is {shown(some)}, expected a list of texts")
+            candidates = tuple(read.checked(each, read.name("candidates") + where) for each in some)
+            yield _choice(read, cells, ask, candidates, answer, ())
+        return
+    ask = read.text(cells, "question") if read.has("question") else None
+    marks: Sequence[Any] = ()
+    value = read.value(cells, "candidates")
+    if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
+        marks = value.get("label") or ()
+        cells = {**cells, read.name("candidates"): value.get("text")} if isinstance(cells, dict) else cells
+    yield _choice(read, cells, ask, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
+
+
+def _choice(
+    read: Reader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: Any, marks: Sequence[Any]
+) -> dict[str, Any]:
+    if len(candidates) < 2:
+        raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
+    right = right_one(answer, candidates, marks, read.name("answer"))
+    if not read.has("prompt"):
+        assert ask is not None
+        return {"prompt": ask, "candidates": candidates, "answer": right}
+    if ask is not None:
+        candidates = tuple(filled(ask, candidate) for candidate in candidates)
+    return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": right}
+
+
+def filled(question: str, option: str) -> str:
+    """The option in the question's only blank, or after the question.
+
+    >>> filled("He was _ .", "late"), filled("Why?", "He was late.")
+    ('He was late .', 'Why? He was late.')
+    """
+    blanks = re.findall("_+", question)
+    return question.replace(blanks[0], option) if len(blanks) == 1 else f"{question} {option}".strip()
+
+
+def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name: str) -> int:
+    """The right candidate's number from 0, given as that number, as a letter from A, as its mark or as its text."""
+    if isinstance(answer, str):
+        answer = answer.strip()
+        found = {number for number, mark in enumerate(marks) if mark == answer}
+        if not marks:
+            found |= {number for number, candidate in enumerate(candidates) if candidate.strip() == answer}
+            letter = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
+            number = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
+            found |= {each for each in (letter, number) if 0 <= each < len(candidates)}
+        if len(found) != 1:
+            raise CellError(name, f"is {shown(answer)}, which is {'several' if found else 'none'} of the candidates")
+        answer = found.pop()
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(candidates):
+        given = "is missing" if answer is None else f"is {shown(answer)}"
+        raise CellError(
+            name, f"{given}, expected 0 to {len(candidates) - 1}, a letter from A, or the text of a candidate"
+        )
+    return answer
+
+
+def _pair(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    score = read.number(cells, "score") if read.has("score") else None
+    yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
+
+
+def _rewritten(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
+
+
+Fields = Callable[[Reader, Cells], Iterator[dict[str, Any]]]
+FIELDS: dict[type[Example], Fields] = {  # of the classes in data/examples.py; others have `from_cells`
+    Plain: _plain,
+    Labelled: _labelled,
+    MultiLabelled: _multi,
+    Scored: _scored,
+    Tagged: _tagged,
+    Question: _question,
+    Choices: _choices,
+    Pair: _pair,
+    Rewritten: _rewritten,
+}
+
+
+def examples(table: Table, columns: Columns, sieve: Sieve, longest: int) -> Iterator[Example]:
+    """The rows of a table as examples; a row that cannot be one is bad."""
+    read = Reader(table, columns, longest)
+    fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
+    for ordinal, (line, cells) in enumerate(table.rows(sieve)):
+        try:
+            found = list(fields(read, cells))
+        except CellError as wrong:
+            text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
+            bad = BadRow(file=table.shown, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
+            sieve.refuse(bad, number=ordinal, stage="cells")
+            continue
+        for each in found:
+            for number, what in enumerate(each.pop("mended", ())):
+                sieve.mend(what, table.shown, line, ordinal * 1000 + min(number, 999))
+            yield columns.kind(file=table.shown, line=line, **each)

@@ -1,0 +1,127 @@
+"""Folders with files for train, dev and test, found by the parts of their names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.data.labelled.data_file import bare_name
+from heedful.errors import HeedfulError
+
+SPLITS: dict[str, str] = {  # a part of a file's name to the split it is
+    "train": "train",
+    "training": "train",
+    "dev": "dev",
+    "val": "dev",
+    "valid": "dev",
+    "validation": "dev",
+    "testa": "dev",
+    "test": "test",
+    "testb": "test",
+}
+IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # names of files about the data
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+
+
+def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """The files of each split in a folder, and what should be said.
+
+    "train.csv" goes before "my-train.csv"; shards are called "train-00000-of-00002.parquet".
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except OSError as error:
+        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+    found: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
+    for path in files:
+        if path.name.casefold() in IGNORED:
+            continue
+        split, rank = spoken(path)
+        if split:
+            found.setdefault(split, {}).setdefault(rank, []).append(path)
+    if not found:
+        raise HeedfulError(
+            f"{folder}: has no file for train, dev or test: call them train.csv, dev.csv and test.csv "
+            "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself; where each class is "
+            "a folder with a text in each file, or a file, say --data.format=class-folders or class-files"
+        )
+    order = [split for split in dict.fromkeys(SPLITS.values()) if split in found]
+    chosen = {split: _chosen(folder, split, found[split]) for split in order}
+    used = {path for paths in chosen.values() for path in paths}
+    said = [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in chosen.items()]
+    others = [path.name for path in files if path not in used]
+    if others:
+        said.append(f"not used: {', '.join(others[:10])}{' and more' if len(others) > 10 else ''}")
+    return chosen, said
+
+
+def spoken(path: Path) -> tuple[str, str]:
+    """The split that a file's name speaks of, or "", and the rest of the name, "" where it is the split alone.
+
+    >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("constraint.csv"))
+    (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
+    """
+    stem = bare_name(path)[0]
+    shard = SHARD.fullmatch(stem)
+    name = shard.group(1) if shard else stem
+    whole = SPLITS.get(name.casefold())
+    parts = {SPLITS[word] for word in _name_words(name) if word in SPLITS}
+    return whole or (parts.pop() if len(parts) == 1 else ""), "" if whole else name
+
+
+def _name_words(name: str) -> list[str]:
+    """Split a file's name into lower-case words: at all but letters, and between "myTrain"'s small and capital letters.
+
+    A run of letters that is a split's name as a whole ("testA") stays whole.
+    """
+    runs = re.findall(r"[^\W\d_]+", name)
+    parts = [[run] if run.casefold() in SPLITS else re.split(r"(?<=[a-z])(?=[A-Z])", run) for run in runs]
+    return [word.casefold() for words in parts for word in words]
+
+
+def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """Several files by the splits that their names speak of, or all as train, and what should be said."""
+    splits = [spoken(path)[0] for path in files]
+    if {*splits} <= {"", "train"} or len({*splits}) == 1:
+        return {"train": tuple(files)}, [f"all {len(files)} files are train"]
+    if unclear := [path.name for path, split in zip(files, splits, strict=True) if not split]:
+        raise HeedfulError(
+            f"{', '.join(unclear)}: the name does not say whether it is train, dev or test, as those of other files "
+            "do: say it of each, as train=FILE dev=FILE"
+        )
+    order = [split for split in dict.fromkeys(SPLITS.values()) if split in splits]
+    found = {split: tuple(path for path, of in zip(files, splits, strict=True) if of == split) for split in order}
+    return found, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in found.items()]
+
+
+def as_said(words: Sequence[Path]) -> Any:
+    """What a command was given: a file or folder, several of them, or all as SPLIT=FILE, by their splits.
+
+    >>> as_said([Path("a.csv")]), as_said([Path("train=a.csv"), Path("valid=b.csv")])
+    (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
+    """
+    found: dict[str, list[Path]] = {}
+    for word in words:
+        name, equals, file = str(word).partition("=")
+        if equals and file and name.casefold() in SPLITS and not os.path.exists(word):
+            found.setdefault(SPLITS[name.casefold()], []).append(Path(file))
+    if not found:
+        return words[0] if len(words) == 1 else words
+    if sum(map(len, found.values())) < len(words):
+        raise HeedfulError("some files are given as SPLIT=FILE, some are not: say it of each, as train=FILE dev=FILE")
+    return found
+
+
+def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[Path, ...]:
+    paths = names[""] if "" in names else next(iter(names.values()))
+    shards = [SHARD.fullmatch(bare_name(path)[0]) for path in paths]
+    of = {shard.group(3) for shard in shards if shard}
+    if ("" not in names and len(names) > 1) or (len(paths) > 1 and (len(of) != 1 or not all(shards))):
+        each = ", ".join(path.name for some in names.values() for path in some)
+        raise HeedfulError(f"{folder}: {each} could each be the {split} split: give the files, as train=FILE dev=FILE")
+    if of and int(of.pop()) != len(paths):
+        raise HeedfulError(f"{folder}: {len(paths)} shards of the {split} split are there, but they speak of more")
+    return tuple(paths)

@@ -1,0 +1,155 @@
+"""What is learned and measured: data read once, what stands in its splits, and what cannot be learned from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+from heedful.data.bad_rows import shown
+from heedful.data.examples import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
+from heedful.data.labelled.check import label_doubt
+from heedful.data.labelled.dataset import Source
+from heedful.data.tag_schemes import OUTSIDE
+from heedful.errors import HeedfulError
+
+LARGEST = 1e30  # score that is learned: weights in float32 have room for it
+FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """What one look at all examples tells."""
+
+    counts: dict[str, int]  # examples of each split
+    labels: Counter[str]  # of the first split, as the range of its scores
+    low: float | None  # None: there are no scores
+    high: float | None
+    unanswered: tuple[str, ...] = ()  # splits in which some question has no answer
+    unlearned: Mapping[str, Counter[str]] = field(default_factory=dict)  # labels of other splits that the first lacks
+    mean: float = 0.0  # of its scores
+    deviation: float = 1.0
+    characters: Mapping[str, int] = field(default_factory=dict)  # of the texts of each split
+    alike: tuple[str, ...] = ()  # splits all of whose scores are the same, so that nothing correlates with them
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those with examples."""
+        return tuple(split for split, count in self.counts.items() if count)
+
+    @property
+    def impossible(self) -> bool:
+        """Whether some question has no answer of those that are learned, or that decide what is kept."""
+        return not {"train", "dev"}.isdisjoint(self.unanswered)
+
+
+def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
+    """Read splits once."""
+    labels: dict[str, Counter[str]] = {split: Counter() for split in splits}
+    ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
+    seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
+    unanswered: dict[str, bool] = {}
+    counts, characters = dict.fromkeys(splits, 0), dict.fromkeys(splits, 0)
+    for split in splits:
+        for example in source.examples(split):
+            counts[split] += 1
+            characters[split] += sum(map(len, example.texts))
+            match example:
+                case Labelled(label=label):
+                    labels[split][label] += 1
+                case MultiLabelled(labels=several) | Tagged(tags=several):
+                    labels[split].update(several)
+                case Question(answers=()):
+                    unanswered[split] = True
+                case Scored(score=float(score)) | Pair(score=float(score)):
+                    lowest, highest = ranges.get(split, (score, score))
+                    ranges[split] = min(lowest, score), max(highest, score)
+                    if split == splits[0]:
+                        seen, away = seen + 1, score - mean
+                        mean += away / seen
+                        squares += away * (score - mean)
+    if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
+        raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
+    low, high = ranges.get(splits[0], (None, None))
+    return Survey(
+        counts=counts,
+        labels=labels[splits[0]],
+        low=low,
+        high=high,
+        unanswered=tuple(unanswered),
+        unlearned=_unlearned(source, labels, splits),
+        mean=mean,
+        deviation=sqrt(squares / seen) if squares else 1.0,
+        characters=characters,
+        alike=tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest),
+    )
+
+
+def _unlearned(
+    source: Source[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
+) -> dict[str, Counter[str]]:
+    """Labels of other splits that the first has no example of; of entities those that begin one."""
+    first, *others = splits
+    inside = ("I-",) if source.kind is Tagged else ()
+    found = {
+        split: Counter(
+            {each: n for each, n in labels[split].items() if not labels[first][each] and each[:2] not in inside}
+        )
+        for split in others
+    }
+    return {split: lacking for split, lacking in found.items() if lacking}
+
+
+def of_splits(found: Survey) -> list[str]:
+    """What splits lack, and have more than train, in sentences."""
+    said = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    for split, labels in found.unlearned.items():
+        some = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
+        said.append(f"{split} has labels that nothing is learned of, since no example of train has them: {some}")
+    if found.unanswered and not found.impossible:
+        splits = " and ".join(found.unanswered)
+        said.append(
+            f"{splits} has questions without answers, and neither train nor dev has: to tell them is not learned, and "
+            "only where they are measured may there be no answer, above a threshold of 0"
+        )
+    return said
+
+
+def undivided(source: Source[Any], found: Survey) -> str:
+    """Why no dev split can be made of train, whose examples would all be on one side; "": it can, or one was given."""
+    train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
+    if source.made_dev and train and dev and "dev" in found.alike:
+        return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
+    if not source.made_dev or (train and dev):
+        return ""
+    what = {Question: "contexts", Choices: "prompts"}.get(source.kind, "texts")
+    share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
+    return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
+
+
+def refuse_dull(source: Source[Any], found: Survey) -> None:
+    """Data from which nothing can be learned are an error."""
+    if source.kind in (Labelled, MultiLabelled) and len(found.labels) < (2 if source.kind is Labelled else 1):
+        named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
+        made = "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.made_dev else ""
+        raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
+    doubt = label_doubt(found.labels, sum(found.counts.values())) if source.kind in (Labelled, MultiLabelled) else ""
+    if doubt:
+        raise HeedfulError(doubt)
+    if source.labels == (OUTSIDE,):
+        raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
+    if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
+        raise HeedfulError(
+            f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}"
+        )
+    if found.low is not None and found.low == found.high:
+        more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
+        more = more if source.kind is Pair else ""
+        raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
+    if source.kind is Scored and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
+        raise HeedfulError(
+            f"scores of train go from {found.low:.12g} to {found.high:.12g}, too far from 0 for what they "
+            f"differ by, as weights are in float32: subtract {found.mean:.12g}, or what is near it, from all of them"
+        )

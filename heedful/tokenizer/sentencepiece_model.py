@@ -1,0 +1,203 @@
+"""SentencePiece's `.model` files (Kudo and Richardson 2018), read without its library: what they say, and as Unigram.
+
+The format is a protocol buffer; its fields are those of sentencepiece_model.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from heedful.errors import HeedfulError, quoted
+from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
+from heedful.untrusted_files import read_bytes
+
+NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
+SPACE = "▁"  # stands for a space
+NORMAL, UNKNOWN, CONTROL, USER, BYTE, UNUSED = range(1, 7)
+UNIGRAM = 1
+MOST_EXTRA = 10_000
+MOST_FIELDS = 50_000  # of a message beside the pieces
+NEVER = 1000.0  # by so much worse than all others scores what segmentation may not use
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """What a model file says."""
+
+    pieces: tuple[tuple[str, float, int], ...]  # text, score, type
+    unknown: int
+    characters: bytes  # how characters are normalised, compiled; b"": not at all
+    prefix: bool  # a space is put before each text
+    single_spaces: bool  # spaces at the ends and doubled ones are left out
+    bytes: bool  # unknown characters become the pieces of their bytes
+
+
+def read(folder: Path, name: str) -> Pieces:
+    """Read a model file, refusing what is damaged, is no Unigram model, or means something else than usual."""
+    path, data = folder / name, read_bytes(folder, name)
+    try:
+        return _read(data)
+    except HeedfulError as error:
+        raise HeedfulError(f"{path}: {error}") from None
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
+
+
+def _read(data: bytes) -> Pieces:
+    pieces: list[tuple[str, float, int]] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    others = 0
+    for field, value in _fields(data):
+        others += field != 1
+        if len(pieces) > MAX_TOKENS or others > MOST_FIELDS:
+            raise ValueError(f"more than {MAX_TOKENS} pieces, or {MOST_FIELDS} other fields")
+        if field == 1:
+            one = _message(value)
+            score = struct.unpack("<f", struct.pack("<I", one.get(2, 0)))[0]
+            pieces.append((_bytes(one[1]).decode(), score, one.get(3, NORMAL)))
+        elif field == 2:
+            trainer = _message(value)
+        elif field == 3:
+            normalizer = _message(value)
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    if trainer.get(3, UNIGRAM) != UNIGRAM:
+        raise HeedfulError("it is no Unigram model: convert it to tokenizer.json with the library that made it")
+    if trainer.get(24, 0) or not normalizer.get(5, 1):
+        raise HeedfulError("it writes spaces in an unusual way: convert it to tokenizer.json first")
+    unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
+    if len(unknown) != 1:
+        raise ValueError(f"{len(unknown)} pieces stand for the unknown, expected one")
+    check_pieces([(text, score) for text, score, _ in pieces])
+    if len({text for text, _, _ in pieces}) != len(pieces):
+        raise ValueError("pieces are doubled")
+    characters = _bytes(normalizer.get(2, b""))
+    if characters and 2 * check_charsmap(characters) > UNICODE_GROWTH * MAX_GROWTH:
+        raise ValueError("its character map makes texts too long")
+    return Pieces(
+        pieces=tuple(pieces),
+        unknown=unknown[0],
+        characters=characters,
+        prefix=bool(normalizer.get(3, 1)),
+        single_spaces=bool(normalizer.get(4, 1)),
+        bytes=bool(trainer.get(35, 0)),
+    )
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(field number, value) of a message: integers, 32 and 64 bits as integers, or bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        field, kind = key >> 3, key & 7
+        if kind == 0:
+            value, place = _varint(data, place)
+            yield field, value
+            continue
+        if kind not in (1, 2, 5):
+            raise ValueError(f"a field of kind {kind} at byte {place}")
+        length, place = _varint(data, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
+        if place + length > len(data):
+            raise ValueError(f"it ends in the middle of a field, at byte {len(data)}")
+        raw = data[place : place + length]
+        yield field, raw if kind == 2 else int.from_bytes(raw, "little")
+        place += length
+
+
+def _message(value: Any) -> dict[int, Any]:
+    """The fields of a message inside the message; of a repeated one the last."""
+    fields = list(islice(_fields(_bytes(value)), MOST_FIELDS + 1))
+    if len(fields) > MOST_FIELDS:
+        raise ValueError(f"more than {MOST_FIELDS} fields in one message")
+    return dict(fields)
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError(f"a number without an end at byte {place}")
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number stands where text was expected")
+    return value
+
+
+def unigram(found: Pieces, usual: Mapping[str, Any], config: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
+    """The same as the library's Unigram; `config` is tokenizer_config.json, completed.
+
+    `usual` is what the family does of whose model these are the pieces, and what no file says: templates ("single",
+    "pair"), names of special tokens ("special"), how many sentinels ("extra_ids"), "do_lower_case", "keep_accents", and
+    whether double quotes are joined ("quotes").
+    """
+    for key, token in usual.get("special", {}).items():
+        config.setdefault(key, token)
+    worst = min((score for _, score, kind in found.pieces if kind == NORMAL), default=0.0)
+    scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in found.pieces]
+    with guarded(f"{path} cannot be used", "fetch it again"):
+        backend = tokenizers.Tokenizer(models.Unigram(scored, found.unknown, found.bytes))
+        backend.normalizer = normalizers.Sequence(_steps(found, usual, config))
+        inner = any(SPACE in text[1:] for text, _, kind in found.pieces if kind == NORMAL)
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=not inner)
+        backend.decoder = decoders.Metaspace(
+            replacement=SPACE, prepend_scheme="always" if found.prefix else "never", split=True
+        )
+        backend.add_special_tokens(
+            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in found.pieces if kind == CONTROL]
+        )
+        backend.add_special_tokens([found.pieces[found.unknown][0]])
+        backend.add_tokens(
+            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in found.pieces if kind == USER]
+        )
+        extra = config.get("extra_ids", usual.get("extra_ids", 0))
+        if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
+            raise HeedfulError(f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}")
+        backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
+        single, pair = usual.get("single", "$A"), usual.get("pair", "$A $B:1")
+        around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}
+        if missing := sorted(token for token in around if backend.token_to_id(token) is None):
+            raise HeedfulError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
+        backend.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(around)]
+        )
+    return backend
+
+
+def _steps(found: Pieces, usual: Mapping[str, Any], config: Mapping[str, Any]) -> list[normalizers.Normalizer]:
+    def says(key: str, default: bool) -> bool:
+        value = config.get(key)
+        return bool(usual.get(key, default) if value is None else value)
+
+    steps: list[normalizers.Normalizer] = []
+    if usual.get("quotes"):
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not says("keep_accents", True):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if says("do_lower_case", False):
+        steps.append(normalizers.Lowercase())
+    if found.characters:
+        steps.append(normalizers.Precompiled(found.characters))
+    if found.single_spaces:
+        steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if found.prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    if found.single_spaces:  # at the end, what a text itself wrote as a space goes too
+        steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
+    return steps

@@ -1,0 +1,417 @@
+"""Tokenizer: texts and pairs to token ids, types and offsets, within a limit, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import processors
+
+from heedful.atomic_io import put, whole
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.packed import Packed
+from heedful.tokenizer import files
+from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
+from heedful.tokenizer.encoding import (
+    Encoded,
+    Item,
+    Truncate,
+    Words,
+    check_limits,
+    chosen,
+    counts,
+    cut_windows,
+    encoded,
+    fit,
+    part,
+)
+from heedful.tokenizer.errors import guarded, quiet
+
+DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
+UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Special:
+    """The ids of the special tokens by what they are for; None: this tokenizer has none."""
+
+    pad: int | None
+    unknown: int | None
+    first: int | None  # stands before a text: [CLS], <s>
+    separator: int | None  # ends each text: [SEP], </s>
+    mask: int | None
+
+
+ROLES = {  # which keys of tokenizer_config.json name each role, first one first
+    "pad": ("pad_token",),
+    "unknown": ("unk_token",),
+    "first": ("cls_token", "bos_token"),
+    "separator": ("sep_token", "eos_token"),
+    "mask": ("mask_token",),
+}
+
+PLAIN, TYPES = "PreTrainedTokenizerFast", "token_type_ids"  # as transformers calls them
+
+
+class Tokenizer:
+    """Texts to token ids and back, as the published model's own tokenizer does it; it never changes once made.
+
+    A special token that is written out in a text ("[MASK]") becomes that special token, as in transformers.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+        """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards."""
+        self._backend = backend
+        self._config = dict(config or {})
+        with guarded("this tokenizer cannot be used", "give the files that belong to the checkpoint"), quiet():
+            backend.no_truncation()
+            backend.no_padding()
+            if backend.post_processor is None:  # without one the library's fast path forgets the types of pairs
+                backend.post_processor = processors.TemplateProcessing(
+                    single="$A:0", pair="$A:0 $B:1", special_tokens=[]
+                )
+            numbers = list(backend.get_vocab(with_added_tokens=True).values())
+            self._state = self._whole()
+            probes = [backend.encode("a"), backend.encode("a", "a")]
+        for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
+            self._state["model"].pop(large, None)
+        if not numbers:
+            raise HeedfulError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
+        known = set(numbers)
+        if len(known) != len(numbers):
+            raise HeedfulError("two tokens of this tokenizer share an id: give each token its own id")
+        self.size: int = 1 + max(known)  # rows that an embedding needs
+        for number in sorted({number for probe in probes for number in probe.ids} - known):
+            raise HeedfulError(f"the post-processor puts id {number} around texts, but no token has it: correct its id")
+        self.special: Special = _special(self, probes[0])
+
+    @classmethod
+    def load(cls, folder: str | Path, usual: Mapping[str, Any] | None = None) -> Tokenizer:
+        """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
+        (SentencePiece's Unigram), which `usual` completes: load() of a whole model folder knows it.
+
+        tokenizer_config.json is read beside each; stored truncation and padding are dropped. Damage that can be
+        lived with is told in one HeedfulWarning; a HeedfulError says what cannot be used.
+        """
+        folder = Path(folder)
+        try:
+            source = files.read(folder, usual)
+        except OSError as error:
+            raise HeedfulError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
+        try:
+            tokenizer = cls(source.backend, source.config)
+        except HeedfulError as error:
+            raise HeedfulError(f"{folder}: {error}") from error
+        stored = source.config.get("do_lower_case")
+        if isinstance(stored, bool) and tokenizer.lower_cases is not None and stored != tokenizer.lower_cases:
+            source.notes.append(
+                f"tokenizer_config.json has do_lower_case {json.dumps(stored)} but tokenizer.json does the opposite "
+                "(tokenizer.json counts)"
+            )
+        if source.notes:
+            warnings.warn(f"{folder}: " + "; ".join(source.notes), HeedfulWarning, stacklevel=2)
+        return tokenizer
+
+    def __repr__(self) -> str:
+        """How large the vocabulary is and how long a text may be."""
+        return f"Tokenizer(size={self.size}, max_length={self.max_length})"
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input of the model that the tokenizer belongs to, in tokens, if its folder says so."""
+        longest = self._config.get("model_max_length")
+        return int(longest) if longest is not None and longest < UNLIMITED else None
+
+    def limited(self, max_length: int) -> Tokenizer:
+        """The same for a model that reads so many tokens at most."""
+        return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
+
+    @property
+    def lower_cases(self) -> bool | None:
+        """Whether text is lower-cased; None where the normalizer does not say."""
+        steps = _walk(self._state["normalizer"])
+        if any(step.get("type") == "Lowercase" for step in steps):
+            return True
+        return next((bool(step["lowercase"]) for step in steps if "lowercase" in step), None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """ "sha256:..." over all that decides ids: equal fingerprints give equal ids to every text."""
+        state = self._whole()
+        decides = _bare({key: state[key] for key in DECIDES})
+        canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+    def id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def continues(self) -> NDArray[np.bool_]:
+        """Which tokens go on with a word, [size]: as the vocabulary marks those, or those that begin one."""
+        return self._parts[0]
+
+    def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of these tokens, one after the other, begin a word; after a line's end one does without a mark."""
+        goes_on, ends_line = self._parts
+        found: NDArray[np.bool_] = ~goes_on[tokens]
+        found[1:] |= ends_line[tokens[:-1]]
+        return found
+
+    @cached_property
+    def _parts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which tokens go on with a word, and which end a line in a vocabulary that marks where words begin."""
+        names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
+        inside = self._state["model"].get("continuing_subword_prefix") or ""
+        if inside:
+            return np.array([name.startswith(inside) for name in names]), np.zeros(self.size, np.bool_)
+        for begins in ("\u2581", "\u0120"):
+            if any(name.startswith(begins) for name in names):
+                line = "\u010a" if begins == "\u0120" else "\n"  # as byte-level vocabularies write it, or as it is
+                goes_on = np.array([not name.startswith((begins, line)) for name in names])
+                return goes_on, np.array([name.endswith(line) for name in names])
+        raise HeedfulError(
+            "this vocabulary does not tell where words begin (## inside of words, or \u2581 or \u0120 before them): "
+            "choose tokens or spans instead of words"
+        )
+
+    def name(self, id: int) -> str:
+        """The token that has an id, as the vocabulary spells it."""
+        found = self._backend.id_to_token(id) if 0 <= id < self.size else None
+        if found is None:
+            raise HeedfulError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
+        return found
+
+    def encode(self, item: Item, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoded:
+        """The tokens of a text, a pair (a tuple of two texts) or Words.
+
+        Without max_length nothing is cut. With it, more tokens than that are an error, or are cut and counted in
+        `dropped`: "longest_first" cuts the longer text of a pair (see `encoded.longest_first`), "only_second" the
+        second one. Special tokens are always kept.
+        """
+        return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
+
+    def encode_batch(
+        self, items: Sequence[Item], *, max_length: int | None = None, truncate: Truncate = "error"
+    ) -> list[Encoded]:
+        """`encode` for each item, on all processor cores."""
+        check_limits(max_length=max_length, truncate=truncate)
+        results = []
+        for number, encoding in enumerate(self._run(items, fast=False)):
+            kept, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
+            results.append(encoded(encoding, kept, dropped=dropped))
+        return results
+
+    def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The token ids of each text, without special tokens around it, on all processor cores."""
+        texts = list(texts)
+        try:
+            with guarded("the texts cannot be tokenized", "try them one by one to find which"):
+                made = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except HeedfulError:
+            _check_surrogates(texts)
+            raise
+        return [np.array(each.ids, np.int32) for each in made]
+
+    def windows(self, item: Item, *, max_length: int, stride: int) -> list[Encoded]:
+        """All of a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.
+
+        Of a pair the second text is windowed, and the first is whole in each window. The stride is Google's
+        doc_stride: how far a window advances (at most its room for text), in tokens of the windowed text. The
+        stride of transformers is the overlap instead: room - stride.
+        """
+        check_limits(max_length=max_length, truncate="error")
+        if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
+            raise HeedfulError(f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last")
+        (encoding,) = self._run([item], fast=False)
+        segment = 1 if isinstance(item, tuple) else 0
+        return cut_windows(encoded(encoding), segment=segment, max_length=max_length, stride=stride)
+
+    def pack(self, items: Sequence[Item], *, max_length: int | None = None, truncate: Truncate = "error") -> Packed:
+        """Items as one batch for a model; limits as for `encode`, whose ids and types these are, without offsets."""
+        check_limits(max_length=max_length, truncate=truncate)
+        ids, types = [], []
+        for number, encoding in enumerate(self._run(items, fast=True)):
+            kept, _ = _within(encoding, number, max_length=max_length, truncate=truncate)
+            ids.append(chosen(encoding.ids, kept))
+            types.append(chosen(encoding.type_ids, kept))
+        return Packed.of(ids, types)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ids, which for a lossy tokenizer is not the original."""
+        numbers = [int(number) for number in ids]
+        if wrong := [number for number in numbers if not 0 <= number < self.size]:
+            raise HeedfulError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
+        with guarded("these ids cannot be decoded", "check the tokenizer's decoder"):
+            return self._backend.decode(numbers, skip_special_tokens=skip_special)
+
+    def save(self, folder: str | Path, *, types: bool | None = None) -> None:
+        """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
+
+        The vocab.txt of a WordPiece that stood there before goes, where this one is of another kind. What a loaded
+        tokenizer_config.json said beyond that is kept. Each file appears whole or not at all. `types`: whether a model
+        beside it tells them apart, so that transformers' tokenizer has to give them, or may not.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self._whole()
+        if state["model"].get("type") == "WordPiece":
+            names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
+            if [number for _, number in names] == list(range(len(names))):
+                _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
+        else:
+            (folder / "vocab.txt").unlink(missing_ok=True)
+        config = json.dumps(self._saved_config(types), indent=2, ensure_ascii=False, allow_nan=False, sort_keys=True)
+        _write(folder / "tokenizer_config.json", config + "\n")
+        _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _saved_config(self, types: bool | None) -> dict[str, Any]:
+        config = {"tokenizer_class": PLAIN} | self._config
+        names = config.get("model_input_names")
+        if types and names is None and config["tokenizer_class"] == PLAIN:  # which gives none in transformers 5
+            config["model_input_names"] = ["input_ids", TYPES, "attention_mask"]
+        elif types is False and TYPES in (names or ()):
+            config["model_input_names"] = [name for name in names or () if name != TYPES]
+        added = {token["id"]: token["content"] for token in self._state["added_tokens"]}
+        for role, keys in ROLES.items():
+            number = getattr(self.special, role)
+            if number in added and not any(config.get(key) for key in keys):
+                config[keys[0]] = added[number]
+        for step in _walk(self._state["normalizer"]):
+            if step.get("type") == "BertNormalizer":
+                config["do_lower_case"] = step["lowercase"]
+                config["strip_accents"] = step["strip_accents"]
+                config["tokenize_chinese_chars"] = step["handle_chinese_chars"]
+        return config
+
+    @cached_property
+    def _for_words(self) -> tokenizers.Tokenizer:
+        """Byte-level BPE sees a space before each of the given words, the first one too, as it was trained."""
+        state, changed = self._whole(), False
+        for step in [*_walk(state["pre_tokenizer"]), *_walk(state["post_processor"])]:
+            if step.get("add_prefix_space") is False:
+                step["add_prefix_space"] = changed = True
+        return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
+
+    def _whole(self) -> dict[str, Any]:
+        """What tokenizer.json holds."""
+        found: dict[str, Any] = json.loads(self._backend.to_str())
+        return found
+
+    def _run(self, items: Sequence[Item], *, fast: bool) -> list[tokenizers.Encoding]:
+        if isinstance(items, str | tuple | Words):
+            raise HeedfulError(f"items is one {type(items).__name__}, but a list of texts, pairs or Words is needed")
+        items = list(items)
+        for number, item in enumerate(items):
+            if not isinstance(item, str):
+                _check(number, item)
+        results: dict[int, tokenizers.Encoding] = {}
+        for words in (False, True):
+            numbers = [number for number, item in enumerate(items) if isinstance(item, Words) is words]
+            if not numbers:
+                continue
+            picked = [items[number] for number in numbers]
+            inputs = [list(item.words) if isinstance(item, Words) else item for item in picked]
+            try:
+                with guarded("the texts cannot be tokenized", "try them one by one to find which"):
+                    backend = self._for_words if words else self._backend
+                    run = backend.encode_batch_fast if fast else backend.encode_batch
+                    made = run(inputs, is_pretokenized=words)
+            except HeedfulError:
+                _check_surrogates(items)
+                raise
+            results.update(zip(numbers, made, strict=True))
+        return [results[number] for number in range(len(items))]
+
+
+def _check(number: int, item: object) -> None:
+    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item):
+        return
+    if isinstance(item, Words):
+        if isinstance(item.words, str) or not all(isinstance(word, str) for word in item.words):
+            raise HeedfulError(f"item {number} is {item!r:.80}: Words holds a list of words, each a str")
+        return
+    raise HeedfulError(
+        f"item {number} is {item!r:.80} ({type(item).__name__}): give a text (str), a pair (a tuple of two texts), "
+        "or Words([...]) for a text that is already split"
+    )
+
+
+def _check_surrogates(items: Sequence[Item]) -> None:
+    for number, item in enumerate(items):
+        for text in [item] if isinstance(item, str) else item.words if isinstance(item, Words) else item:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise HeedfulError(
+                    f"item {number} has half a character ({text[error.start]!a}, a lone surrogate) at character "
+                    f'{error.start}: read the text as UTF-8, or clean it with text.encode("utf-8", "replace").decode()'
+                ) from None
+
+
+def _within(
+    encoding: tokenizers.Encoding, number: int, *, max_length: int | None, truncate: Truncate
+) -> tuple[list[int] | None, int]:
+    """Which tokens stay (None: all) and how many do not."""
+    if max_length is None or len(encoding) <= max_length:
+        return None, 0
+    lengths = counts(encoding)
+    stops = fit(lengths, max_length=max_length, truncate=truncate, what=f"item {number}")
+    return part(encoding, stops), lengths[0] + lengths[1] - sum(stops)
+
+
+def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
+    """What tokenizer_config.json names; else what stands around a text; else the published names."""
+    config, state = tokenizer._config, tokenizer._state
+    added = {token["content"] for token in state["added_tokens"]}
+    segments = probe.sequence_ids
+    end = len(segments) - next((back for back, each in enumerate(reversed(segments)) if each is not None), 0)
+    around = {"first": probe.ids[:1], "separator": probe.ids[end : end + 1]}  # some end a text in <sep> <cls>
+    outside = {"first": segments[:1] == [None], "separator": segments[-1:] == [None]}
+    found: dict[str, int | None] = {}
+    for role, keys in ROLES.items():
+        named = [config[key] for key in keys if config.get(key)]
+        contents = [token["content"] if isinstance(token, dict) else token for token in named]
+        if role == "unknown":
+            contents.append(state["model"].get("unk_token"))
+            number = state["model"].get("unk_id")
+            contents.extend([tokenizer.name(number)] if number is not None else [])
+        ends = [END_OF_TEXT] if role in outside else []  # GPT-2's published folders name none
+        typical = (*TYPICAL[keys[0]], *ends)
+        contents.extend(token for token in typical if token in added and not outside.get(role))
+        ids = [tokenizer.id(token) for token in contents if token is not None]
+        ids += around[role] if outside.get(role) else []
+        found[role] = next((number for number in ids if number is not None), None)
+    return Special(**found)
+
+
+def _walk(state: Any) -> list[dict[str, Any]]:
+    """A normalizer, pre-tokenizer or post-processor and all that a Sequence of them holds."""
+    if isinstance(state, list):
+        return [step for each in state for step in _walk(each)]
+    if not isinstance(state, dict):
+        return []
+    return [state, *(step for value in state.values() for step in _walk(value))]
+
+
+def _bare(state: Any) -> Any:
+    """What a later version of the library would write too: no option that is off, no last digit of a score."""
+    if isinstance(state, float):
+        return f"{state:.9g}"
+    if isinstance(state, dict):
+        return {key: _bare(value) for key, value in state.items() if value is not None and value is not False}
+    return [_bare(value) for value in state] if isinstance(state, list) else state
+
+
+def _write(path: Path, text: str) -> None:
+    with whole(path) as part:
+        put(part, [text.encode()])
