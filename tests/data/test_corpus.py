@@ -22,9 +22,9 @@ import pytest
 
 from heedful import settings
 from heedful.data.bad_rows import LeaveOut, SetAside
+from heedful.data.corpus import build as module
 from heedful.data.corpus import documents, shards
 from heedful.data.corpus.build import Corpus, CorpusSettings, Progress, build, holds
-from heedful.data.corpus.build import build as module
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 
@@ -430,7 +430,7 @@ def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokeni
 CHILD = """
 import sys, time
 from pathlib import Path
-from heedful.data.corpus.build import build as corpus
+from heedful.data.corpus import build as corpus
 from heedful.tokenizer import Tokenizer
 
 corpus.SMALL = 0
