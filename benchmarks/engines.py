@@ -49,7 +49,7 @@ class Job:
 def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
     """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
     import heedful
-    from heedful.infer.prepare import dtype_of, prepare
+    from heedful.infer.tuning.autotune import dtype_of, prepare
 
     made = heedful.load(folder, dtype=dtype_of(precision))
     way = prepare(made, precision)

@@ -103,7 +103,7 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
     import transformers
 
     import heedful
-    from heedful.infer.graphs import Graphs
+    from heedful.infer.cuda_graphs import Graphs
 
     theirs = transformers.AutoModel.from_pretrained(folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
     ours = heedful.load(folder, dtype=dtype).to(device).eval()

@@ -253,15 +253,15 @@ def test_progress_is_one_line_now_and_then(
 
 SLOW = """
 import sys, time
-from heedful.infer import batch
+from heedful.infer.batch import file_prediction
 from heedful.cli import main
-batch.CHUNK = 1
-made = batch.answers_each
+file_prediction.CHUNK = 1
+made = file_prediction.answers_each
 def slowly(*given, **more):
     print("chunk", flush=True)
     time.sleep(0.2)
     return made(*given, **more)
-batch.answers_each = slowly
+file_prediction.answers_each = slowly
 main(sys.argv[1:])
 """
 

@@ -15,8 +15,8 @@ from heedful.errors import HeedfulError, did_you_mean
 
 if TYPE_CHECKING:
     from heedful.infer.batch import Progress, Summary
+    from heedful.infer.batch.writers import Format
     from heedful.infer.engine import Engine
-    from heedful.infer.formats import Format
 
 EVERY = 30.0  # seconds between plain lines
 FORMATS = ("parquet", "jsonl", "csv", "conll")
@@ -41,7 +41,7 @@ def predict_files(
     from heedful.data.labelled.data_file import bare_name
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
-    from heedful.infer.one_file import parts_folder
+    from heedful.infer.batch.single_file import parts_folder
     from heedful.runs.data_settings import settings_and_files
     from heedful.runs.overrides import override
     from heedful.runs.run_folder import layout_of

@@ -53,8 +53,8 @@ def serve(
             "--allow_unauthenticated=true if a gateway authenticates requests"
         )
     keys, hosts, named_runs = _keys(api_key_file), _hosts(host, chosen), named(runs)
-    from heedful.serve.keeper import keep, listen
     from heedful.serve.memory import spare
+    from heedful.serve.supervisor import keep, listen
 
     sockets = listen(host, port)
     line = keep(sockets, note) if chosen.restart_on_crash else None  # from here on this is the server's process
@@ -66,7 +66,7 @@ def serve(
 
 def _keys(file: Path | None) -> tuple[bytes, ...]:
     try:
-        from heedful.serve.guard import read_keys
+        from heedful.serve.middleware import read_keys
     except ModuleNotFoundError as error:
         raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[serve]'") from None
     if file is None:

@@ -17,10 +17,10 @@ from heedful.checkpoint import Loaded, load
 from heedful.device import device_of
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
+from heedful.infer.cuda_graphs import Graphs
 from heedful.infer.finite import NOT_FINITE, finite, is_finite
-from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
-from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
+from heedful.infer.tuning.autotune import Way, dtype_of, like_bias, prepare
 from heedful.model.config import Head, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import PretrainingHead, read_of
@@ -83,7 +83,7 @@ class Engine:
         """Load a folder, or a name on the hub at a revision, or take what is loaded as it is.
 
         It answers in float32, in the way that is fastest on this machine, unless another `precision` is given, which
-        has to be faster here and to change the scores little: "auto" is the fastest that does (see infer/quantize.py).
+        has to be faster here and to change the scores little: "auto" is the fastest that does (see precision_gate.py).
         With a `dtype` all is computed in that, in PyTorch's usual way. `device` is "cpu" unless given, or "cuda".
         A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
         writes does so: greedily, up to 128 tokens, unless given. With `cut`, an input of more tokens than that loses
@@ -125,7 +125,7 @@ class Engine:
         check(asked)
         if asked == "float32":
             return asked
-        from heedful.infer.quantize import decide  # it measures engines
+        from heedful.infer.tuning.precision_gate import decide  # it measures engines
 
         chosen, trials = decide(model, asked, revision=revision, head=head, device=device)
         self.why = tuple(each.line() for each in trials)

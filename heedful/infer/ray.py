@@ -15,9 +15,9 @@ from heedful.data.formats.text_files import LONGEST
 from heedful.data.inputs.input_files import find_ask
 from heedful.data.labelled.columns import Reader
 from heedful.errors import HeedfulError
-from heedful.infer.each import answer_each
+from heedful.infer.batch.per_input import answer_each
+from heedful.infer.batch.writers import answer_types
 from heedful.infer.engine import Engine
-from heedful.infer.formats import answer_types
 
 Columns = dict[str, np.ndarray]
 

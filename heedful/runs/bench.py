@@ -14,10 +14,10 @@ from heedful.atomic_io import writable
 from heedful.csrc import unused
 from heedful.device import device_of
 from heedful.errors import HeedfulError
-from heedful.infer import kept
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
-from heedful.infer.quantize import Trial, fastest, ready, tried
+from heedful.infer.tuning import tuning_cache
+from heedful.infer.tuning.precision_gate import Trial, fastest, ready, tried
 from heedful.runs.data_settings import reading_of
 from heedful.runs.evaluate import evaluate, writes_of
 from heedful.runs.run_folder import SETTINGS, write
@@ -26,7 +26,7 @@ from heedful.runs.timing import latency
 BENCH = "bench.json"
 RESIDENT = """
 import sys; sys.path[:] = {path!r}
-from heedful.infer.quantize import pieces_of, ready, sample
+from heedful.infer.tuning.precision_gate import pieces_of, ready, sample
 from heedful.device import device_of
 engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
 engine.score(pieces_of(engine, sample(engine), 512))
@@ -105,7 +105,7 @@ def bench(
         sheets.append(Sheet(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size))
     found = Bench(
         model=engine.loaded.source,
-        machine=kept.machine(place),
+        machine=tuning_cache.machine(place),
         metric=numbers.get("metric"),
         split=numbers.get("split"),
         sheets=tuple(sheets),

@@ -17,7 +17,7 @@ from heedful.data.tag_schemes import unsaid
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
-from heedful.infer.quantize import fastest, ready, tried
+from heedful.infer.tuning.precision_gate import fastest, ready, tried
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import checkpoint as checkpoint_of
 from heedful.runs.data_settings import reading_of

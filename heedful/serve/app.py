@@ -21,11 +21,11 @@ from starlette.types import Receive
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.infer.refused import Failed
-from heedful.serve import openapi, protocol
-from heedful.serve import schemas as s
-from heedful.serve.call import Call
-from heedful.serve.guard import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
+from heedful.infer.scheduling.errors import Failed
+from heedful.serve import open_inference, openapi
+from heedful.serve import requests as s
+from heedful.serve.context import Call
+from heedful.serve.middleware import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
 from heedful.serve.routes import Question, questions
 from heedful.serve.service import Service, kind_of, kinds_of
 from heedful.serve.settings import LOOPBACK
@@ -167,15 +167,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _protocol(service: Service) -> list[Route]:
     async def infer(call: Call, request: Request, body: Any) -> Any:
-        return await protocol.infer(call, request.path_params["name"], body)
+        return await open_inference.infer(call, request.path_params["name"], body)
 
     def facts(request: Request) -> Any:
         name, lane = service.lane(request.path_params["name"], None)
         return {
             "name": name,
             "platform": "heedful",
-            "inputs": protocol.reads(kind_of(lane)),
-            "outputs": protocol.gives(kind_of(lane), _labels(lane.engine)),
+            "inputs": open_inference.reads(kind_of(lane)),
+            "outputs": open_inference.gives(kind_of(lane), _labels(lane.engine)),
         }
 
     def ready(request: Request) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.refused import TooLong
+from heedful.infer.scheduling.errors import TooLong
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import open_ended

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from heedful.infer.queue import Queue
-from heedful.serve.guard import Record
+from heedful.infer.scheduling.scheduler import Queue
+from heedful.serve.middleware import Record
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 POWERS = tuple(float(2**power) for power in range(15))

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from heedful.serve import answers as a
-from heedful.serve import schemas as s
+from heedful.serve import requests as s
+from heedful.serve import responses as a
 from heedful.serve.routes import questions
 
 TOLD = {

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.infer.queue import Lane
-from heedful.infer.refused import TooLong
+from heedful.infer.scheduling.errors import TooLong
+from heedful.infer.scheduling.scheduler import Lane
 from heedful.model.decode import Beam, Greedy, How, Sample
-from heedful.serve import answers as a
-from heedful.serve import schemas as s
-from heedful.serve.call import LETTERS, Call, Turns
-from heedful.serve.count import in_turns
-from heedful.serve.pairs import sequences
+from heedful.serve import requests as s
+from heedful.serve import responses as a
+from heedful.serve.context import LETTERS, Call, Turns
+from heedful.serve.text_pairs import sequences
+from heedful.serve.token_estimate import in_turns
 from heedful.tasks.seq2seq import Writing
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS

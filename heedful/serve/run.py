@@ -17,11 +17,11 @@ from typing import Any
 
 from heedful.csrc import unused
 from heedful.errors import HeedfulError
-from heedful.serve import keeper, memory
+from heedful.serve import memory, supervisor
 from heedful.serve.app import application
+from heedful.serve.http_protocol import Server, on_hangup, server
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
-from heedful.serve.wire import Server, on_hangup, server
 
 FILES = 128  # that are open beside connections
 
@@ -74,7 +74,7 @@ async def _serve(
         while not serving.started:
             await asyncio.sleep(0.01)
         if line is not None:
-            line.send(keeper.LISTENING)
+            line.send(supervisor.LISTENING)
             asyncio.get_running_loop().add_reader(line, hear)
         log(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
@@ -84,7 +84,7 @@ async def _serve(
             memory.settle()
             log("ready")
             if line is not None:
-                line.send(keeper.READY)
+                line.send(supervisor.READY)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # else it would be loading for ever
@@ -134,7 +134,7 @@ def background(
     service = Service(runs, chosen, loader=loader)
     app = application(service, keys=keys)
     serving = server(app, chosen, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
-    sockets = keeper.listen("127.0.0.1", 0)
+    sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     failed: list[BaseException] = []
 

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, cast
 
 from heedful.errors import HeedfulError
-from heedful.infer.caps import Caps
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.infer.queue import Lane, Queue
-from heedful.infer.refused import Unavailable
-from heedful.serve.guard import Bodies, Trouble
+from heedful.infer.scheduling.errors import Unavailable
+from heedful.infer.scheduling.limits import Caps
+from heedful.infer.scheduling.scheduler import Lane, Queue
 from heedful.serve.metrics import Metrics
+from heedful.serve.middleware import Bodies, Trouble
 from heedful.serve.settings import ServeSettings
 
 SCORED = {"regression": 1, "single_label_classification": 2}  # labels with which a head gives a pair one score

@@ -184,7 +184,7 @@ def precisions(folder: Path, family: str = "") -> Probes:
     import torch
 
     from heedful.checkpoint import load
-    from heedful.infer.prepare import dtype_of, prepare
+    from heedful.infer.tuning.autotune import dtype_of, prepare
     from heedful.packed import Packed
 
     batch = Packed.of(*shared.sequences(family))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import heedful
-from heedful.infer.graphs import Graphs
+from heedful.infer.cuda_graphs import Graphs
 from heedful.nn.attend import REFERENCE
 from heedful.nn.cuda_attention import CUDA
 from heedful.nn.kernels import KERNELS, Kernel

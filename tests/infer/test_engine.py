@@ -19,7 +19,7 @@ import heedful.infer.engine as module
 from heedful.checkpoint import Config, create, load
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
-from heedful.infer.quantize import ready
+from heedful.infer.tuning.precision_gate import ready
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import Words
 from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs

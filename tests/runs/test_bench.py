@@ -13,7 +13,7 @@ import pytest
 
 import heedful.runs.bench as module
 from heedful.cli import main
-from heedful.infer import quantize
+from heedful.infer.tuning import precision_gate
 from heedful.runs import evaluate as evaluation
 from heedful.runs import timing
 from heedful.runs.bench import bench
@@ -29,8 +29,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text("")
     (tmp_path / "rows.csv").write_text(ROWS)
-    monkeypatch.setattr(quantize, "HOPELESS", 1e9)  # nothing is so slow that it is left out
-    monkeypatch.setattr(quantize, "ROUNDS", 1)
+    monkeypatch.setattr(precision_gate, "HOPELESS", 1e9)  # nothing is so slow that it is left out
+    monkeypatch.setattr(precision_gate, "ROUNDS", 1)
     monkeypatch.setattr(timing, "BATCH", 512)
     usual = module.latency
     monkeypatch.setattr(module, "latency", lambda loaded: usual(loaded, 5))
@@ -67,8 +67,8 @@ def test_what_is_far_slower_is_not_timed(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = {"float32": 1.0, "bfloat16": 0.5, "int8": 9.0}
-    monkeypatch.setattr(quantize, "timed", lambda runs, rounds: {name: times[name] for name in runs})
-    monkeypatch.setattr(quantize, "HOPELESS", 3)
+    monkeypatch.setattr(precision_gate, "timed", lambda runs, rounds: {name: times[name] for name in runs})
+    monkeypatch.setattr(precision_gate, "HOPELESS", 3)
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
     line = capsys.readouterr().out.splitlines()[3].split()

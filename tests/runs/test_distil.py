@@ -21,7 +21,7 @@ from heedful.data import DataSettings, Labelled, Pair, Tagged, read
 from heedful.data.inputs.inherited_settings import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import ready
+from heedful.infer.tuning.precision_gate import ready
 from heedful.objectives.distillation.objective import maps
 from heedful.runs.distil import augment as distil_more
 from heedful.runs.distil import mlm as distil_masked

@@ -17,7 +17,7 @@ from heedful.checkpoint import load, read_config
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.infer.quantize import Trial
+from heedful.infer.tuning.precision_gate import Trial
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil.run import distil
 from heedful.runs.distil.search import quickest, search, usual

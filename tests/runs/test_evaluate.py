@@ -21,7 +21,7 @@ from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import decide, ready, tried
+from heedful.infer.tuning.precision_gate import decide, ready, tried
 from heedful.runs import evaluate as evaluation
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of

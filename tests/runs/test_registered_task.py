@@ -26,9 +26,9 @@ from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.settings import known_task
 from heedful.runs.recipe_template import template
+from heedful.serve.requests import FollowsBody
 from heedful.serve.routes import Question
 from heedful.serve.run import background
-from heedful.serve.schemas import FollowsBody
 from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import Prediction

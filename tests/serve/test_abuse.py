@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from test_guard import BODIES, HEADS, chunked, post
+from test_middleware import BODIES, HEADS, chunked, post
 
 from tests.support.http_client import Started, ask, closed_after, open_socket, raw, record, status_of
 

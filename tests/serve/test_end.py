@@ -16,9 +16,9 @@ import pytest
 
 from heedful.cli import main
 from heedful.cli.serve import _keys
-from heedful.serve.keeper import listen
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
+from heedful.serve.supervisor import listen
 from tests.support.http_client import ROOT, Reply, Started, ask, record
 
 
@@ -102,10 +102,10 @@ def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
     code = (
         "import os, signal, time\n"
-        "from heedful.serve import keeper, run, service, settings\n"
+        "from heedful.serve import run, service, settings, supervisor\n"
         "service.load = lambda *folder, **more: time.sleep(60)\n"
         "stop = lambda said: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "run.run({'x': 'y'}, settings.ServeSettings(), sockets=keeper.listen('127.0.0.1', 0), log=stop)\n"
+        "run.run({'x': 'y'}, settings.ServeSettings(), sockets=supervisor.listen('127.0.0.1', 0), log=stop)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

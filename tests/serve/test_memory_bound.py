@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 from test_abuse import CROWDS, HUGE, TEXTS, dribble, first_word
-from test_guard import BODIES, HEADS
+from test_middleware import BODIES, HEADS
 
 from tests.support.http_client import ROOT, Started, ask, open_socket, record, status_of
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from test_guard import JSON, OK, post, teaches
+from test_middleware import JSON, OK, post, teaches
 
 from tests.support.http_client import Started, on, raw, record, status_of
 

@@ -16,7 +16,7 @@ from heedful.checkpoint.new_head import attach
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
-from heedful.infer.quantize import Trial
+from heedful.infer.tuning.precision_gate import Trial
 from heedful.model.config import Classes
 from heedful.runs.distil.plan import Planned, prepare, refuse_classic
 from heedful.runs.distil.run import distil_task

@@ -15,7 +15,7 @@ from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.data import Source, Tagged
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
-from heedful.infer.quantize import Trial, fastest, ready, sample, tried
+from heedful.infer.tuning.precision_gate import Trial, fastest, ready, sample, tried
 from heedful.runs import timing
 from heedful.runs.card.finetuned import number as shown
 from heedful.runs.card.finetuned import plain, table

@@ -17,7 +17,7 @@ from torch import nn
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.infer.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
+from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
 from heedful.model import config as c
 from heedful.model import heads as h
 from heedful.model.embedding import Embedding

@@ -15,9 +15,9 @@ import torch
 import heedful
 from heedful.checkpoint import Config, create
 from heedful.cli import main
-from heedful.infer import export as module
 from heedful.infer.export import export
-from heedful.infer.onnx_graph import Graph
+from heedful.infer.export import onnx_export as module
+from heedful.infer.export.onnx_graph import Graph
 from heedful.model.config import (
     Buckets,
     Classes,

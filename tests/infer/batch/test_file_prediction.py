@@ -25,11 +25,10 @@ from heedful import atomic_io
 from heedful.checkpoint import Loaded, load
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError
-from heedful.infer import batch, filled
-from heedful.infer.batch import BatchSettings, Progress, predict_files
+from heedful.infer.batch import BatchSettings, Progress, file_prediction, predict_files, shared_output
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import ready
 from heedful.infer.ray import Predict
+from heedful.infer.tuning.precision_gate import ready
 from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make
 
 TEXTS = [
@@ -197,10 +196,10 @@ def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> 
 def test_small_chunks_give_the_same(single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = texts(tmp_path / "in.jsonl", 23)
     predict_files(single, file, tmp_path / "one", JSONL)
-    monkeypatch.setattr(batch, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK", 2)
     predict_files(single, file, tmp_path / "two", JSONL)
-    monkeypatch.setattr(batch, "CHUNK", 1000)
-    monkeypatch.setattr(batch, "CHARACTERS", 10)
+    monkeypatch.setattr(file_prediction, "CHUNK", 1000)
+    monkeypatch.setattr(file_prediction, "CHARACTERS", 10)
     predict_files(single, file, tmp_path / "three", JSONL)
     assert near(written(tmp_path / "two"), written(tmp_path / "one"))
     assert near(written(tmp_path / "three"), written(tmp_path / "one"))
@@ -500,7 +499,7 @@ def test_a_part_that_another_machine_writes_is_left_to_it(
     single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where locks do not reach, both make it, and it is right."""
-    monkeypatch.setattr(filled, "_lock", lambda *given, **more: True)
+    monkeypatch.setattr(shared_output, "_lock", lambda *given, **more: True)
     path, out = texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
 
     def other(progress: Progress) -> None:
@@ -513,10 +512,10 @@ def test_a_part_that_another_machine_writes_is_left_to_it(
 
 def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
     one, other = (Engine(folders["single"]) for _ in range(2))
-    assert batch.fingerprint(one) == batch.fingerprint(other)
+    assert file_prediction.fingerprint(one) == file_prediction.fingerprint(other)
     with torch.no_grad():
         next(other.loaded.parameters()).view(-1)[0] += 1e-3
-    assert batch.fingerprint(one) != batch.fingerprint(other)
+    assert file_prediction.fingerprint(one) != file_prediction.fingerprint(other)
 
 
 @pytest.mark.parametrize("name", ["_open", "_write", "_fsync", "_rename"])
@@ -559,16 +558,16 @@ import sys, time
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from heedful.infer import batch, formats
+from heedful.infer.batch import file_prediction, writers
 from heedful.infer.batch import BatchSettings, predict_files
 folder, file, out, pause = sys.argv[1:5]
-batch.CHUNK = 2
-made = batch.answers_each
+file_prediction.CHUNK = 2
+made = file_prediction.answers_each
 def slowly(*given, **more):
     print("chunk", flush=True)
     time.sleep(float(pause))
     return made(*given, **more)
-batch.answers_each = slowly
+file_prediction.answers_each = slowly
 done = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
 print("done", done.made, done.rows, flush=True)
 """
@@ -582,7 +581,7 @@ def child(*given: object) -> subprocess.Popen[str]:
 def test_killed_in_the_middle_of_a_part(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK", 2)
     file, out = texts(tmp_path / "in.jsonl", 23), tmp_path / "out"
     with child(folders["single"], file, out, 0.1) as process:
         assert process.stdout is not None
@@ -600,8 +599,8 @@ def test_killed_in_the_middle_of_a_part(
 def test_two_at_once_share_the_parts(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "CHUNK", 2)
-    monkeypatch.setattr(filled, "POLL", 0.05)
+    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(shared_output, "POLL", 0.05)
     file = texts(tmp_path / "in.jsonl", 60)
     predict_files(single, file, tmp_path / "whole", JSONL)
     expected = contents(tmp_path / "whole")
@@ -619,8 +618,8 @@ def test_two_at_once_share_the_parts(
 def test_the_part_of_one_that_was_killed_is_taken_over(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "CHUNK", 2)
-    monkeypatch.setattr(filled, "POLL", 0.05)
+    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(shared_output, "POLL", 0.05)
     file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
     waited = []
     with child(folders["single"], file, out, 100) as other:  # holds the first parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.serve.schemas import TextPair
+from heedful.serve.requests import TextPair
 
 FORMS = (
     'write [["first", "second"]] or {"text": "first", "text_pair": "second"} for a pair, and [["one"], ["other"]] for '

@@ -1,7 +1,7 @@
 """Which precision a model answers in: another than float32 is taken only where it is faster here and changes little.
 
 Measured on a calibration sample: what the model was measured on, or what ships with Heedful. What was found holds for
-this machine and these weights, and is kept.
+this machine and these weights, and is tuning_cache.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from heedful.checkpoint import RUN_MODEL, folder_of, load
 from heedful.checkpoint.folder_json import read_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
-from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
 from heedful.infer.precision import Precision, PrecisionOrAuto
-from heedful.infer.prepare import cannot_be, dtype_of, measures, prepare, timed
+from heedful.infer.tuning import tuning_cache
+from heedful.infer.tuning.autotune import cannot_be, dtype_of, measures, prepare, timed
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.seq2seq import Writing
@@ -118,15 +118,19 @@ def tried(
     folder = folder_of(name, revision)
     read_json(folder / "config.json")  # says why there is none
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
-    facts: dict[str, Any] = {"machine": kept.machine(device), "weights": weights, "sample": _stamps(_predictions(name))}
+    facts: dict[str, Any] = {
+        "machine": tuning_cache.machine(device),
+        "weights": weights,
+        "sample": _stamps(_predictions(name)),
+    }
     facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
 
     def before() -> tuple[Trial, ...] | None:
-        return None if measure_metric is not None else kept.get(facts, _read)
+        return None if measure_metric is not None else tuning_cache.get(facts, _read)
 
     found = None if anew else before()
     if found is None:
-        with kept.alone(facts) as lasting:  # processes that begin at once would be measured beside each other
+        with tuning_cache.alone(facts) as lasting:  # processes that begin at once would be measured beside each other
             found = before()
             if anew or found is None:
                 plain = Engine(load(name, revision=revision, head=head))
@@ -140,7 +144,7 @@ def tried(
                 }
                 found = tuple(_trials(engines, inputs, limits, metrics))
                 if lasting:
-                    kept.keep(facts, {"trials": [asdict(each) for each in found]})
+                    tuning_cache.keep(facts, {"trials": [asdict(each) for each in found]})
     return found
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from heedful.checkpoint import Loaded
 from heedful.device import CPU, fast_bfloat16
 from heedful.errors import HeedfulError
-from heedful.infer import kept
-from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
+from heedful.infer.tuning import tuning_cache
+from heedful.infer.tuning.fused_block import AtOnce, fits
 from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
@@ -138,11 +138,11 @@ def fastest(loaded: Loaded, precision: Precision) -> Way:
     if not measures():
         linears: Linears = "rounded" if precision == "int8" else "plain"
         return Way(precision=precision, linears=linears, why=(f"nothing was measured: {MEASURE} is off",))
-    facts = {"machine": kept.machine(), "precision": precision, "stack": repr(stack)}
-    way = kept.get(facts, _read)
+    facts = {"machine": tuning_cache.machine(), "precision": precision, "stack": repr(stack)}
+    way = tuning_cache.get(facts, _read)
     if way is None:
         way = _measured(loaded, stack, precision)
-        kept.keep(facts, asdict(way))
+        tuning_cache.keep(facts, asdict(way))
     return way
 
 

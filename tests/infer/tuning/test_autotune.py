@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-import heedful.infer.prepare as module
+import heedful.infer.tuning.autotune as module
 from heedful.checkpoint import load, save
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.infer import kept
-from heedful.infer.batch import fingerprint
+from heedful.infer.batch.file_prediction import fingerprint
 from heedful.infer.engine import Engine
-from heedful.infer.prepare import Way, prepare, timed
-from heedful.infer.quantize import ready
+from heedful.infer.tuning import tuning_cache
+from heedful.infer.tuning.autotune import Way, prepare, timed
+from heedful.infer.tuning.precision_gate import ready
 from heedful.model.decode import Beam, Greedy, write
 from heedful.nn.inference_linear import Laid, cannot_lay
 from heedful.nn.layout import Call, Distance
@@ -160,7 +160,7 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
         assert Engine(folder).way == first
-        patch.setattr(kept, "machine", lambda: {"threads": 9})
+        patch.setattr(tuning_cache, "machine", lambda: {"threads": 9})
         with pytest.raises(pytest.fail.Exception):
             Engine(folder)
     (file,) = measuring.iterdir()

@@ -19,7 +19,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful.errors import HeedfulError
-from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
+from heedful.infer.scheduling.errors import Expired, Failed, Full, TooLong, Unavailable
 from heedful.serve.settings import LOOPBACK, ServeSettings
 
 LOG = logging.getLogger("heedful.serve")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import heedful.infer.quantize as module
+import heedful.infer.tuning.precision_gate as module
 from heedful import cache
 from heedful.cli import main
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
+from heedful.infer.tuning.precision_gate import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
 from heedful.runs.bench import RESIDENT
 from tests.support.model_folders import HEADS, long_text, make, make_writer
 

@@ -20,13 +20,13 @@ from heedful.data.inputs.tables import CONLL
 from heedful.data.labelled.class_folders import texts_below
 from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
-from heedful.infer.each import answers_each, encode_each
+from heedful.infer.batch.per_input import answers_each, encode_each
+from heedful.infer.batch.shared_output import Filled, opened
+from heedful.infer.batch.single_file import join, parts_folder
+from heedful.infer.batch.text_writers import conll_lines, csv_header, csv_rows
+from heedful.infer.batch.writers import Format, Said, json_lines, parquet, schema_of
 from heedful.infer.engine import Asked, Engine
-from heedful.infer.filled import Filled, opened
-from heedful.infer.formats import Format, Said, json_lines, parquet, schema_of
-from heedful.infer.one_file import join, parts_folder
-from heedful.infer.prepare import dtype_of
-from heedful.infer.text_formats import conll_lines, csv_header, csv_rows
+from heedful.infer.tuning.autotune import dtype_of
 from heedful.settings import to_mapping
 
 VERSION = 1

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from heedful.infer.caps import Counts
 from heedful.infer.finite import finite
-from heedful.infer.refused import Expired, Failed, told
+from heedful.infer.scheduling.errors import Expired, Failed, told
+from heedful.infer.scheduling.limits import Counts
 from heedful.model.decode import Decoding
 
 Run = Callable[[list[Any]], list[Any] | Decoding]  # pieces -> their scores, or a decoding that is to be stepped

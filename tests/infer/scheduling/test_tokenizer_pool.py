@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.infer.readers import TURN, Readers
-from heedful.infer.refused import Expired, Failed, Full
+from heedful.infer.scheduling.errors import Expired, Failed, Full
+from heedful.infer.scheduling.tokenizer_pool import TURN, Readers
 
 
 @pytest.fixture

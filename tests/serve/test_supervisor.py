@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from heedful.infer.engine import Engine
-from heedful.serve.keeper import listen
+from heedful.serve.supervisor import listen
 from tests.support.http_client import ROOT, Started, ask, record
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be split here")
@@ -85,7 +85,7 @@ def ask_status(port: int) -> int:
 def test_without_its_keeper_a_server_ends() -> None:
     code = (
         "import os, signal, sys\n"
-        "from heedful.serve.keeper import keep, listen\n"
+        "from heedful.serve.supervisor import keep, listen\n"
         "sockets = listen('127.0.0.1', 0)\n"
         "line = keep(sockets, print)\n"
         "os.kill(os.getppid(), signal.SIGKILL)\n"
@@ -100,7 +100,7 @@ def test_who_still_sends_hears_that_it_starts() -> None:
     """Also when more of a request comes after the answer; and SIGHUP ends no server that does not listen yet."""
     code = (
         "import os, signal, time\n"
-        "from heedful.serve.keeper import keep, listen\n"
+        "from heedful.serve.supervisor import keep, listen\n"
         "sockets = listen('127.0.0.1', 0)\n"
         "print(sockets[0].getsockname()[1], flush=True)\n"
         "line = keep(sockets, print)\n"
@@ -127,7 +127,7 @@ def test_who_still_sends_hears_that_it_starts() -> None:
 def test_a_server_that_never_gets_ready_is_not_tried_for_ever() -> None:
     code = (
         "import os, signal\n"
-        "from heedful.serve.keeper import keep, listen\n"
+        "from heedful.serve.supervisor import keep, listen\n"
         "keep(listen('127.0.0.1', 0), print)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

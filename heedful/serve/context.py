@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.infer.engine import Asked
-from heedful.infer.queue import Lane
-from heedful.infer.refused import TooLong
-from heedful.serve.count import characters, few_enough, in_turns
-from heedful.serve.guard import Record
+from heedful.infer.scheduling.errors import TooLong
+from heedful.infer.scheduling.scheduler import Lane
+from heedful.serve.middleware import Record
 from heedful.serve.service import Service
+from heedful.serve.token_estimate import characters, few_enough, in_turns
 
 LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
 Turns = Generator[None, None, list[Asked]]  # yields where a thread may do something else in between

@@ -12,11 +12,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from heedful.infer.batch_run import BatchRun, Item, Job, Run, tell
-from heedful.infer.caps import Caps, Counts, Steps, size_of
 from heedful.infer.engine import Piece
-from heedful.infer.readers import TURN, Readers
-from heedful.infer.refused import Expired, Full, TooLong, Unavailable, told
+from heedful.infer.scheduling.batch_run import BatchRun, Item, Job, Run, tell
+from heedful.infer.scheduling.errors import Expired, Full, TooLong, Unavailable, told
+from heedful.infer.scheduling.limits import Caps, Counts, Steps, size_of
+from heedful.infer.scheduling.tokenizer_pool import TURN, Readers
 from heedful.model.decode import Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.seq2seq import Writing

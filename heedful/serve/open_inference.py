@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from heedful.errors import HeedfulError
-from heedful.serve import schemas as s
-from heedful.serve.call import Call
+from heedful.serve import requests as s
+from heedful.serve.context import Call
 from heedful.serve.routes import labels_of, vectors
 
 _READS = {

@@ -1,6 +1,6 @@
 """Export: an encoder with its head as an ONNX file for other runtimes, written only where it computes the same.
 
-The graph is put together from ONNX's operators by hand (infer/onnx_model.py) and not traced by torch.onnx: a tracer
+The graph is put together from ONNX operators by hand (see onnx_model.py) and not traced by torch.onnx: a tracer
 would need a padded twin of the packed modules, with its own plans for attention, to run through, while the operators
 are some thirty calls whose names are those of the formulas. So nothing private is used, names and shapes are ours to
 say, and `onnx` alone is needed. What this could get wrong is found by measuring: the file's bytes are run by
@@ -25,8 +25,8 @@ from heedful.atomic_io import put, put_folder, whole
 from heedful.checkpoint import Loaded, sentence_transformers, write_config
 from heedful.checkpoint.atomic_folder import whole_folder
 from heedful.errors import HeedfulError
-from heedful.infer.onnx_graph import Output
-from heedful.infer.onnx_model import SEQUENCE, graph_of
+from heedful.infer.export.onnx_graph import Output
+from heedful.infer.export.onnx_model import SEQUENCE, graph_of
 from heedful.model import config as c
 from heedful.packed import Packed
 

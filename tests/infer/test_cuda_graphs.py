@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import heedful
-from heedful.infer.graphs import Graphs, again
+from heedful.infer.cuda_graphs import Graphs, again
 from heedful.model.classic import Classic
 from heedful.model.classic_config import Bag, ClassicConfig, SelfAttention
 from heedful.model.config import EmbeddingConfig

@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.infer.refused import Expired, Full, Unavailable, told
+from heedful.infer.scheduling.errors import Expired, Full, Unavailable, told
 
 TURN = 16_384  # characters that are tokenised in one turn; a request of more counts as long
 DECAY = 0.9  # of characters and seconds in the threads' speed, after each task

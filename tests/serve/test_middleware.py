@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.refused import Full, TooLong
+from heedful.infer.scheduling.errors import Full, TooLong
 from heedful.runs.overrides import override
 from heedful.serve.connections import Connections
-from heedful.serve.count import PART, characters, few_enough, in_turns
-from heedful.serve.guard import read_keys, trouble_of
+from heedful.serve.middleware import read_keys, trouble_of
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
+from heedful.serve.token_estimate import PART, characters, few_enough, in_turns
 from tests.support.http_client import ask, closed_after, open_socket, raw, status_of
 
 JSON = "content-type: application/json\r\n"
@@ -298,7 +298,7 @@ def test_answers_are_the_same_however_many_turns_reading_took(
     served: Running, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
-    monkeypatch.setattr("heedful.serve.count.PART", 20)
+    monkeypatch.setattr("heedful.serve.token_estimate.PART", 20)
     found = ask(served.port, "/token-classification", {"inputs": texts}).json
     for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
         here = found.pop(0)
@@ -318,7 +318,9 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
 ) -> None:
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
-        monkeypatch.setattr("heedful.serve.call.few_enough", lambda engine, texts, most, whole: iter([queue.drain()]))
+        monkeypatch.setattr(
+            "heedful.serve.context.few_enough", lambda engine, texts, most, whole: iter([queue.drain()])
+        )
         assert ask(running.port, "/token-classification", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/token-classification", {"inputs": "ada"}).status == 503
         ready = ask(running.port, "/v2/models/tag/ready")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.data import escape_cell
 from heedful.data.formats import conll
+from heedful.infer.batch.writers import PLACES, Said, jsonable
 from heedful.infer.finite import nulled
-from heedful.infer.formats import PLACES, Said, jsonable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import heedful.infer.prepare as module
+import heedful.infer.tuning.autotune as module
 from heedful.checkpoint import Config, Loaded, create
 from heedful.csrc import Kernels, kernels, library
-from heedful.infer.at_once import _Block
-from heedful.infer.prepare import Way, prepare
+from heedful.infer.tuning.autotune import Way, prepare
+from heedful.infer.tuning.fused_block import _Block
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace
 from heedful.nn.cpu_ops import at

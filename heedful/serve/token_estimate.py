@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from heedful.infer.refused import TooLong
+from heedful.infer.scheduling.errors import TooLong
 
 PART = 16_384  # characters that are tokenised at a time
 SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue

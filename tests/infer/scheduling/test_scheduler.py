@@ -16,12 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import heedful.infer.queue as queue_module
+import heedful.infer.scheduling.scheduler as queue_module
 from heedful.errors import HeedfulError
-from heedful.infer.caps import Caps
 from heedful.infer.engine import Asked, Engine, Piece
-from heedful.infer.queue import Queue
-from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
+from heedful.infer.scheduling.errors import Expired, Failed, Full, TooLong, Unavailable
+from heedful.infer.scheduling.limits import Caps
+from heedful.infer.scheduling.scheduler import Queue
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
 from heedful.tasks.embed import EMBED
 from heedful.tasks.seq2seq import REWRITE, Writing

@@ -1,0 +1,1 @@
+"""The queue of a server: requests of many clients become batches of one engine thread, within limits."""
