@@ -1,4 +1,4 @@
-# make quickstart | test | test-slow | check | sbom | clean
+# make quickstart | test | test-slow | coverage | check | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
@@ -9,7 +9,7 @@ CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow check sbom clean
+.PHONY: quickstart test test-slow coverage check sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -20,6 +20,9 @@ test: .venv/.installed-dev
 
 test-slow: .venv/.installed-dev
 	scripts/test --slow
+
+coverage: .venv/.installed-dev
+	scripts/test --coverage
 
 check: .venv/.installed-dev
 	scripts/check
