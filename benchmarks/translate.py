@@ -50,7 +50,7 @@ ARMS = dict(zip(SAID, multi30k.RECIPES.values(), strict=True))
 
 def data(folder: Path) -> Path:
     """The pairs of each split, lower-cased, as files that Heedful reads."""
-    return multi30k.pairs(Path(os.environ.get("HEEDFUL_DATA", "absent")), folder / "data")
+    return multi30k.write_pairs(Path(os.environ.get("HEEDFUL_DATA", "absent")), folder / "data")
 
 
 def words(text: str) -> list[str]:

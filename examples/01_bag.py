@@ -8,7 +8,14 @@ because each such text has a twin of the same words and the other class. A GRU b
 
 from heedful.data import Labelled
 from heedful.model.classic_config import Bag, Recurrent
-from heedful.study.making import accuracy, classic, classify, learn, read_rows, words
+from heedful.study.build import (
+    accuracy_by_part,
+    classic_classifier,
+    classification_task,
+    head_outputs,
+    train_classifier,
+    word_level_tokenizer,
+)
 from heedful.study.toy.order import LABELS, PARTS, texts
 from heedful.study.toy.split import Sizes
 
@@ -20,17 +27,17 @@ def main(steps: int = 150) -> dict[str, dict[str, float]]:
     data = texts(Sizes(train=2400, dev=0, test=400), seed=1)
     train, test = ([Labelled(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
     parts = {each.text: each.part for each in data["test"]}
-    tokenizer = words([*(each.text for each in train), *SAID])
+    tokenizer = word_level_tokenizer([*(each.text for each in train), *SAID])
     found = {}
     for name, reader in {
         "bag of words": Bag(),
         "GRU, then the same": Bag(over=Recurrent(cell="gru", width=32)),
     }.items():
-        model = classic(tokenizer, LABELS, 1, reader)
-        task = classify(tokenizer, LABELS, model)
-        learn(model, task, task.read(train).samples, steps=steps, seed=1, rate=4e-3)
-        one, other = read_rows(model, SAID)
-        found[name] = accuracy(model, task, test, lambda example: parts[example.text])
+        model = classic_classifier(tokenizer, LABELS, 1, reader)
+        task = classification_task(tokenizer, LABELS, model)
+        train_classifier(model, task, task.read(train).samples, steps=steps, seed=1, lr=4e-3)
+        one, other = head_outputs(model, SAID)
+        found[name] = accuracy_by_part(model, task, test, lambda example: parts[example.text])
         found[name]["apart"] = float((one - other).abs().max())
     return found
 

@@ -11,21 +11,31 @@ written and what it looked at most: Melu has its verb last and adjectives behind
 from dataclasses import replace
 
 from heedful.runs.plots.alignments import alignment
-from heedful.study.translation import LOOKS, NONE, Budget, learn, measured, model, pieces, sentences, task_of
+from heedful.study.translation import (
+    ATTENTION,
+    NO_ATTENTION,
+    Budget,
+    build_model,
+    sample_sentences,
+    train_tokenizer,
+    train_translator,
+    translation_quality,
+    translation_task,
+)
 
 
 def main(steps: int = 130) -> dict[str, object]:
     """Train both for so many steps; losses, right answers, one alignment."""
     budget = replace(Budget(), train=3200, tests=50, looks=0, steps=steps, every=steps + 1)
-    data = sentences(budget, seed=1)
-    tokenizer = pieces(data["train"])
+    data = sample_sentences(budget, seed=1)
+    tokenizer = train_tokenizer(data["train"])
     found: dict[str, object] = {}
-    for arm in (NONE, LOOKS):
-        loaded = model(arm, tokenizer, seed=1)
-        task = task_of(loaded, tokenizer)
-        losses, _ = learn(loaded, task, budget, data, seed=1)
+    for arm in (NO_ATTENTION, ATTENTION):
+        loaded = build_model(arm, tokenizer, seed=1)
+        task = translation_task(loaded, tokenizer)
+        losses, _ = train_translator(loaded, task, budget, data, seed=1)
         last = losses[-10:]
-        found[arm] = sum(last) / len(last), measured(loaded, task, data["test"])["right"]
+        found[arm] = sum(last) / len(last), translation_quality(loaded, task, data["test"])["right"]
         example = min(data["test"], key=lambda each: len(each.text))
         found["alignment of " + arm] = alignment(loaded.eval(), example.text, example.rewritten)
     return found
@@ -33,10 +43,10 @@ def main(steps: int = 130) -> dict[str, object]:
 
 if __name__ == "__main__":
     found = main()
-    for arm in (NONE, LOOKS):
+    for arm in (NO_ATTENTION, ATTENTION):
         loss, right = found[arm]
         print(f"{arm:26} loss of a token {loss:.2f}, sentences that are right {100 * right:.0f} %")
-    looked = found["alignment of " + LOOKS]
+    looked = found["alignment of " + ATTENTION]
     print(f"\n{' '.join(looked.read)}")
     for token, weights in zip(looked.written, looked.weights, strict=True):
         print(f"{token:>12}  looked at {looked.read[weights.argmax()]:8} {weights.max():.2f}   sum {weights.sum():.2f}")

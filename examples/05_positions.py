@@ -10,8 +10,8 @@ training. Products of the clock's vectors depend on the distance alone, and no t
 import torch
 
 from heedful.nn.positions import sinusoid
-from heedful.study.making import words
-from heedful.study.positions import ARMS, SPOKEN, change, model
+from heedful.study.build import word_level_tokenizer
+from heedful.study.positions import ARMS, SPOKEN, build_model, permutation_change
 
 PLACES, WIDTH = 64, 32
 
@@ -23,8 +23,8 @@ def clock() -> torch.Tensor:
 
 def main() -> dict[str, float]:
     """By how much a score changes when the two names change places, for each kind of positions."""
-    tokenizer = words(SPOKEN)
-    return {arm: change(model(arm, tokenizer, seed=1)) for arm in ARMS}
+    tokenizer = word_level_tokenizer(SPOKEN)
+    return {arm: permutation_change(build_model(arm, tokenizer, seed=1)) for arm in ARMS}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,15 @@ import torch
 
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from heedful.study.translation import WHOLE, Budget, learn, model, pieces, sentences, task_of
+from heedful.study.translation import (
+    TRANSFORMER,
+    Budget,
+    build_model,
+    sample_sentences,
+    train_tokenizer,
+    train_translator,
+    translation_task,
+)
 
 
 def formula(width: int, inner: int, layers: int, vocabulary: int) -> int:
@@ -28,11 +36,11 @@ def formula(width: int, inner: int, layers: int, vocabulary: int) -> int:
 def main(steps: int = 60) -> dict[str, object]:
     """Train for so many steps; what was found."""
     budget = replace(Budget(), train=1920, tests=8, looks=0, steps=steps, every=steps + 1)
-    data = sentences(budget, seed=1)
-    tokenizer = pieces(data["train"])
-    loaded = model(WHOLE, tokenizer, seed=1)
+    data = sample_sentences(budget, seed=1)
+    tokenizer = train_tokenizer(data["train"])
+    loaded = build_model(TRANSFORMER, tokenizer, seed=1)
     stack = loaded.config.model.encoder
-    losses, _ = learn(loaded, task_of(loaded, tokenizer), budget, data, seed=1)
+    losses, _ = train_translator(loaded, translation_task(loaded, tokenizer), budget, data, seed=1)
     example, trace = data["test"][0], Trace(what=["weights"])
     read, written = (Packed.of([tokenizer.encode(text).ids]) for text in example.texts)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from heedful.cli.commands import Distil, Finetune, Pretrain, SettingsCommand
+from heedful.cli.commands import DistilCommand, FinetuneCommand, PretrainCommand, SettingsCommand
 from heedful.runs.aliases import ALIASES
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings
@@ -34,9 +34,9 @@ Defaults of `train` and `fit` follow from the data where nothing is set; the com
 of a table that has a setting. The last column has flags, and names of other libraries that are accepted.
 """
 SECTIONS: tuple[tuple[str, type, type[SettingsCommand] | None, tuple[type, ...]], ...] = (
-    ("heedful finetune", FinetuneSettings, Finetune, ()),
-    ("heedful pretrain", PretrainSettings, Pretrain, (FinetuneSettings,)),
-    ("heedful distil", DistilSettings, Distil, (FinetuneSettings,)),
+    ("heedful finetune", FinetuneSettings, FinetuneCommand, ()),
+    ("heedful pretrain", PretrainSettings, PretrainCommand, (FinetuneSettings,)),
+    ("heedful distil", DistilSettings, DistilCommand, (FinetuneSettings,)),
     ("heedful distil, of a masked language model", MaskedDistilSettings, None, (DistilSettings,)),
     ("heedful serve", ServeSettings, None, ()),
     ("heedful tokenizer", TokenizerSettings, None, ()),
@@ -66,7 +66,7 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
     meaning = f"{setting.doc}{f'; with {kinds}' if kinds else ''}"
     flags = [
         f"`{flag.name}`"
-        for flag in (command.short if command else ())
+        for flag in (command.flags if command else ())
         if find_setting(cls, name := flag.assignment.partition("=")[0]) in (setting.path, name)
         and find_setting(cls, name) == setting.path
     ]

@@ -24,7 +24,7 @@ import heedful
 from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import CHUNK, main
 from heedful.cli.generation import writing_of
-from heedful.cli.show import write_json
+from heedful.cli.output import write_json
 from heedful.data.examples import hashed
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from heedful.cli import app
-from heedful.cli.commands import SettingsCommand, assignments_of
+from heedful.cli.commands import SettingsCommand, context_assignments
 from heedful.cli.completion import SHELLS, _known_values, script, tables
 from heedful.runs.settings_schema import describe
 
@@ -151,11 +151,11 @@ def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
         for word in words:
             if word.startswith("?"):
                 context: Any = command.make_context(verb, [word[1:], "true"], resilient_parsing=True)
-                assert assignments_of(context)
+                assert context_assignments(context)
             if word.startswith("="):
                 assert command.words and not word.startswith("=-")
                 context = command.make_context(verb, [f"{word[1:]}=true"], resilient_parsing=True)
-                assert assignments_of(context)
+                assert context_assignments(context)
 
 
 def test_values_are_of_options_that_exist() -> None:

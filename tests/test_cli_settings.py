@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from heedful.cli import app, main
-from heedful.cli.commands import ADVICE, SECTIONS, VERBS, SettingsCommand, assignments_of
+from heedful.cli.commands import SECTIONS, VERB_ADVICE, VERB_ALIASES, SettingsCommand, context_assignments
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.finetune.settings import defaults
 from heedful.runs.overrides import Overrides, find_setting
@@ -26,7 +26,7 @@ REQUIRED = {"finetune": ("classify", "a.csv"), "pretrain": ("a.txt",), "distil":
 def parse(verb: str, *words: str) -> tuple[list[str], dict[str, Any]]:
     """Assignments and parameters of a command."""
     context = GROUP.commands[verb].make_context(verb, [*REQUIRED.get(verb, ()), *words])
-    return assignments_of(context), context.params
+    return context_assignments(context), context.params
 
 
 @pytest.mark.parametrize("verb", TRAINING)
@@ -43,7 +43,7 @@ def test_flags_for_what_everybody_sets(verb: str) -> None:
 @pytest.mark.parametrize("verb", TRAINING)
 def test_each_flag_takes_a_value(verb: str) -> None:
     command: SettingsCommand = GROUP.commands[verb]
-    for flag in command.short:
+    for flag in command.flags:
         (assignment,), _ = parse(verb, flag.name, "3")
         assert "3" in assignment and "{}" not in assignment
 
@@ -51,8 +51,8 @@ def test_each_flag_takes_a_value(verb: str) -> None:
 @pytest.mark.parametrize("verb", TRAINING)
 def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
     command: SettingsCommand = GROUP.commands[verb]
-    assert len(command.short) >= 8
-    for flag in command.short:
+    assert len(command.flags) >= 8
+    for flag in command.flags:
         name = flag.assignment.partition("=")[0]
         found = [find_setting(cls, name) for cls in command.classes()[:1]]
         assert f"({found[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
@@ -203,8 +203,10 @@ def test_verbs_are_listed_by_purpose(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_names_of_verbs_in_other_libraries() -> None:
-    assert set(VERBS.values()) <= set(GROUP.commands) and not (VERBS.keys() | ADVICE.keys()) & set(GROUP.commands)
-    for advice in ADVICE.values():
+    assert set(VERB_ALIASES.values()) <= set(GROUP.commands) and not (VERB_ALIASES.keys() | VERB_ADVICE.keys()) & set(
+        GROUP.commands
+    )
+    for advice in VERB_ADVICE.values():
         assert not advice.startswith("heedful ") or advice.split()[1] in GROUP.commands
 
 

@@ -29,9 +29,9 @@ from heedful.cli import (
     study,
     train,
 )
-from heedful.cli.commands import assignments_of
+from heedful.cli.commands import context_assignments
 from heedful.cli.generation import writing_of
-from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
+from heedful.cli.output import escape, model_facts, note, print_table, show_answer, show_warning, write_json
 from heedful.cli.streams import drop_stdout, open_streams
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
@@ -43,7 +43,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
 app = typer.Typer(
-    cls=commands.Verbs,
+    cls=commands.VerbGroup,
     help="Tokenise, pre-train, fine-tune, distil, inspect and serve attention models.",
     no_args_is_help=True,
     add_completion=False,
@@ -52,7 +52,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AsJson = train.AsJson
-OnDevice = train.OnDevice
+OnDevice = train.Device
 Overwrite = train.Overwrite
 
 
@@ -107,7 +107,7 @@ app.command()(train.recipe)
 app.command()(models.models)
 
 
-@app.command(cls=commands.Tokenizer)
+@app.command(cls=commands.TokenizerCommand)
 def tokenizer(
     context: typer.Context,
     corpus: Annotated[
@@ -127,7 +127,7 @@ def tokenizer(
     from heedful.tokenizer import TokenizerSettings
 
     chosen = override(
-        from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments_of(context)
+        from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), context_assignments(context)
     )
     _check_free(out, overwrite)
 
@@ -144,11 +144,11 @@ def tokenizer(
     facts: dict[str, Any] = {"vocab_size": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
     if as_json:
         return write_json(facts | {"example": {"text": text, "tokens": tokens}})
-    table([[name, str(value)] for name, value in facts.items()])
-    print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
+    print_table([[name, str(value)] for name, value in facts.items()])
+    print(f"\n{escape(text)}\n{' '.join(map(escape, tokens))}")
 
 
-@app.command(cls=commands.Data)
+@app.command(cls=commands.DataCommand)
 def check(
     context: typer.Context,
     data: Annotated[
@@ -174,19 +174,19 @@ def check(
     kinds = {name: spec.example for name, spec in SPECS.items()} | {"plain": Plain}
     if task is not None and task not in kinds:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(kinds))}: use one of {', '.join(kinds)}")
-    chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments_of(context)).data
+    chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), context_assignments(context)).data
     given, bad = as_said(data), LeaveOut()
     source = source_of(kinds[task], given, chosen, bad) if task else read(given, None, chosen, on_bad_row=bad)
     report = run(source, limit=limit)
     if as_json:
         return write_json(asdict(report))
-    print("\n".join(map(clean, report.lines())))
+    print("\n".join(map(escape, report.lines())))
 
 
-app.command(cls=commands.Pretrain)(pretrain.pretrain)
-app.command(cls=commands.Finetune)(train.finetune)
-app.command(cls=commands.Distil)(distil.distil)
-app.command(cls=commands.Data)(train.evaluate)
+app.command(cls=commands.PretrainCommand)(pretrain.pretrain)
+app.command(cls=commands.FinetuneCommand)(train.finetune)
+app.command(cls=commands.DistilCommand)(distil.distil)
+app.command(cls=commands.DataCommand)(train.evaluate)
 
 
 @app.command()
@@ -225,14 +225,14 @@ def convert(
             name = str(Path(temporary) / "safe")
         loaded = load(name, head=head_kind, dtype=getattr(torch, dtype))
         save(loaded, out, overwrite=overwrite)
-    facts = {**facts_of(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
+    facts = {**model_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
         return write_json(facts | {"left_out": list(loaded.unused)})
     facts["left out"] = ", ".join(loaded.unused) or "nothing"
-    table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
+    print_table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
 
 
-@app.command(cls=commands.Data)
+@app.command(cls=commands.DataCommand)
 def predict(
     context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
@@ -279,14 +279,14 @@ def predict(
     JSON lines or Parquet are answered into a folder of parts; the same command resumes an interrupted one, and
     several at once share the work.
     """
-    how = train.precision_of(precision)
-    if file is None and (named := _of_files(out, form, rows, without_inputs, assignments_of(context))):
+    how = train.check_precision(precision)
+    if file is None and (named := _of_files(out, form, rows, without_inputs, context_assignments(context))):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
     from heedful.csrc import unused
     from heedful.infer.engine import Engine
 
-    engine = Engine(train.of_checkpoint(run, checkpoint), head=head_kind, precision=how, device=device)
+    engine = Engine(train.checkpoint_path(run, checkpoint), head=head_kind, precision=how, device=device)
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}
@@ -312,7 +312,7 @@ def predict(
             rows=rows,
             form=form,
             without_inputs=without_inputs,
-            assignments=assignments_of(context),
+            assignments=context_assignments(context),
             top_k=top_k,
             as_json=as_json,
         )
@@ -320,7 +320,7 @@ def predict(
         if os.path.isfile(text):
             note(f"{text} is answered as a text; to predict on the file of that name, use --file {quote(text)}")
     if not as_json:
-        facts = facts_of(engine.loaded) | {"parameters": engine.parameters}
+        facts = model_facts(engine.loaded) | {"parameters": engine.parameters}
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
     for first, chunk in chunks:
         inputs = [_input(text, **options) for text in chunk]
@@ -328,7 +328,7 @@ def predict(
             if as_json:
                 write_json({"input": given} | answer)
             else:
-                show(given, answer, top_k)
+                show_answer(given, answer, top_k)
         sys.stdout.flush()
 
 
@@ -337,7 +337,7 @@ app.command()(bench.bench)
 app.command()(kernels.kernels)
 app.command()(export.export)
 app.command()(push.push)
-app.command(cls=commands.Serve)(serve.serve)
+app.command(cls=commands.ServeCommand)(serve.serve)
 app.command()(study.study)
 app.command()(completion.completion)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.show import note, table, write_json
-from heedful.cli.train import AsJson, OnDevice
+from heedful.cli.output import note, print_table, write_json
+from heedful.cli.train import AsJson, Device
 from heedful.errors import HeedfulError
 
 
@@ -19,7 +19,7 @@ def bench(
     head_kind: Annotated[
         str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
     ] = None,
-    device: OnDevice = "cpu",
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory and quality of precisions.
@@ -49,7 +49,7 @@ def bench(
         rows.append([trial.precision, speed, *times, memory, change, *quality, verdict])
     quality = [] if found.metric is None else [f"{found.metric} ({found.split})"]
     names = ["", "tokens/s", *(f"ms at {each}" for each in lengths), "MB", "change", *quality, ""]
-    table(rows, head=names, right=set(range(1, len(names) - 1)))
+    print_table(rows, head=names, right=set(range(1, len(names) - 1)))
     note(
         "Tokens a second of texts of 64 tokens; milliseconds of one text, p50 / p99; neither with tokenizing. MB: all "
         "that a process that answers holds. Change: of the scores, as a share of their spread. –: so slow that only a "

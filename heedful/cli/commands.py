@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from heedful.cli.show import note
+from heedful.cli.output import note
 from heedful.errors import HeedfulError, SettingError
 
 ASSIGNMENTS = "heedful.assignments"  # key of a context's meta: settings given as flags and words, as "lr=0.1"
@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {  # verbs by purpose, in the order of a 
     "Serve": ("serve", "bench", "kernels"),
     "Study": ("study",),
 }
-VERBS: dict[str, str] = {  # other names of verbs that mean the same
+VERB_ALIASES: dict[str, str] = {  # other names of verbs that mean the same
     **dict.fromkeys(("train", "fit", "fine-tune", "fine_tune"), "finetune"),
     **dict.fromkeys(("distill", "distillation"), "distil"),
     **dict.fromkeys(("pre-train", "pretraining"), "pretrain"),
@@ -43,7 +43,7 @@ VERBS: dict[str, str] = {  # other names of verbs that mean the same
     "tokenize": "tokenizer",
     "benchmark": "bench",
 }
-ADVICE: dict[str, str] = {  # other names of verbs, and what to use
+VERB_ADVICE: dict[str, str] = {  # other names of verbs, and what to use
     **dict.fromkeys(("val", "validate"), "heedful evaluate RUN --data DATA --split dev"),
     **dict.fromkeys(("test", "score"), "heedful evaluate RUN --data DATA --split test"),
     **dict.fromkeys(
@@ -99,7 +99,7 @@ class SettingsCommand(TyperCommand):
 
     settings: tuple[str, ...] = ()  # dataclasses of which one has the settings, as "module:Class"
     words = False  # name=value is a setting, not data
-    short: tuple[Flag, ...] = ()
+    flags: tuple[Flag, ...] = ()
     listed = "docs/settings.md"  # where all settings are, for --help
     other = "Any other setting"
 
@@ -107,7 +107,7 @@ class SettingsCommand(TyperCommand):
         """Write the options, and then the flags of settings."""
         super().format_options(ctx, formatter)
         if self.settings:
-            rows = [(f"{flag.name} {flag.metavar}", flag.help) for flag in self.short]
+            rows = [(f"{flag.name} {flag.metavar}", flag.help) for flag in self.flags]
             more = ", or PATH=VALUE as an argument" if self.words else ""
             rows.append(
                 (
@@ -133,7 +133,7 @@ class SettingsCommand(TyperCommand):
         """Arguments of the command, and assignments."""
         takes = {name: not param.is_flag for param in self.params for name in param.opts if hasattr(param, "is_flag")}
         takes |= dict.fromkeys(HELP, False)
-        short = {flag.name: flag for flag in self.short}
+        short = {flag.name: flag for flag in self.flags}
         rest, assignments, left = list[str](), list[str](), deque(args)
         while left:
             name, equals, value = (word := left.popleft()).partition("=")
@@ -211,7 +211,7 @@ class SettingsCommand(TyperCommand):
             foreign = {f"--{each.name.replace('_', '-')}": each for each in ALIASES.values()}
             meant |= {flag: f"--{path}" for flag, each in foreign.items() if (path := each.path(paths(cls)))}
         options = [option for param in self.params for option in param.opts if option.startswith("--")]
-        meant |= {option: option for option in (*options, *(flag.name for flag in self.short))}
+        meant |= {option: option for option in (*options, *(flag.name for flag in self.flags))}
         close = get_close_matches(given.replace("_", "-")[:100], meant, n=1)
         hint = f" (did you mean {meant[close[0]]}?)" if close else ""
         raise SettingError(
@@ -234,52 +234,52 @@ def with_settings(
     return type("Command", (SettingsCommand,), attributes)
 
 
-Finetune = with_settings(
+FinetuneCommand = with_settings(
     "heedful.runs.finetune.settings:FinetuneSettings",
     words=True,
     flags=(*_flags("max_length"), PATIENCE, SEEDS),
     listed="heedful init TASK",
 )
-Pretrain = with_settings(
+PretrainCommand = with_settings(
     "heedful.runs.pretrain.settings:PretrainSettings",
     words=True,
     flags=_flags("max_seq_length"),
     listed="heedful init pretrain",
 )
-Distil = with_settings(
+DistilCommand = with_settings(
     "heedful.runs.distil.settings:DistilSettings",
     "heedful.runs.distil.settings:MaskedDistilSettings",
     words=True,
     flags=(*_flags("max_length"), PATIENCE, SEEDS),
     listed="heedful init distil",
 )
-Data = with_settings(
+DataCommand = with_settings(
     "heedful.data.labelled.data_file:DataOptions",
     listed="heedful init classify",
     other="How data is read, such as --data.columns.text review",
 )
-Serve = with_settings("heedful.serve.settings:ServeSettings", listed="heedful init serve")
-Tokenizer = with_settings("heedful.tokenizer.settings:TokenizerSettings")
+ServeCommand = with_settings("heedful.serve.settings:ServeSettings", listed="heedful init serve")
+TokenizerCommand = with_settings("heedful.tokenizer.settings:TokenizerSettings")
 
 
-def assignments_of(context: typer.Context) -> list[str]:
+def context_assignments(context: typer.Context) -> list[str]:
     """The settings that were given to a command, as "lr=0.1"."""
     found: list[str] = context.meta.get(ASSIGNMENTS, [])
     return found
 
 
-class Verbs(TyperGroup):
+class VerbGroup(TyperGroup):
     """All verbs: listed by purpose, and known by names of other libraries."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of the first argument."""
         name = args[0]
-        if name not in self.commands and name in VERBS:
+        if name not in self.commands and name in VERB_ALIASES:
             if os.environ.get("RANK", "0") == "0":
-                note(f"{name} is {VERBS[name]} here")
-            args = [VERBS[name], *args[1:]]
-        elif name not in self.commands and name in ADVICE:
-            raise HeedfulError(f"{name} is not a command: use {ADVICE[name]}")
+                note(f"{name} is {VERB_ALIASES[name]} here")
+            args = [VERB_ALIASES[name], *args[1:]]
+        elif name not in self.commands and name in VERB_ADVICE:
+            raise HeedfulError(f"{name} is not a command: use {VERB_ADVICE[name]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

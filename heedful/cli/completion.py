@@ -18,7 +18,7 @@ SWITCH = "-"  # no value, or one after "=" only
 HOLDER = "@TABLES@\n"  # what tables replace in a template
 
 
-class Row(NamedTuple):
+class Candidate(NamedTuple):
     """Candidates for completion.
 
     Args:
@@ -60,12 +60,12 @@ def script(shell: str) -> str:
     from importlib.resources import files
 
     from heedful import __version__
-    from heedful.cli.commands import VERBS
+    from heedful.cli.commands import VERB_ALIASES
 
     found = tables()
     branches = []
     for verb, rows in found.items():
-        names = [verb, *(other for other, meant in VERBS.items() if meant == verb)]
+        names = [verb, *(other for other, meant in VERB_ALIASES.items() if meant == verb)]
         text = "\n".join(map(str, rows))
         if shell == "fish":
             quoted = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -80,7 +80,7 @@ def script(shell: str) -> str:
 
 
 @cache
-def tables() -> dict[str, list[Row]]:
+def tables() -> dict[str, list[Candidate]]:
     """Return the candidates that follow each verb; the key "" holds the verbs."""
     from heedful.cli import app
     from heedful.cli.commands import SECTIONS, SettingsCommand
@@ -88,8 +88,8 @@ def tables() -> dict[str, list[Row]]:
     group: Any = typer.main.get_command(app)
     verbs = [verb for names in SECTIONS.values() for verb in names]
     commands = {verb: group.commands[verb] for verb in verbs}
-    found = {"": [Row(verb, SWITCH, commands[verb].get_short_help_str(70)) for verb in verbs]}
-    found[""] += [Row("--help", SWITCH, "Show the verbs."), Row("--version", SWITCH, "Print the version.")]
+    found = {"": [Candidate(verb, SWITCH, commands[verb].get_short_help_str(70)) for verb in verbs]}
+    found[""] += [Candidate("--help", SWITCH, "Show the verbs."), Candidate("--version", SWITCH, "Print the version.")]
     for verb, command in commands.items():
         rows = list(_options(command))
         rows += _settings(command, {row.word for row in rows}) if isinstance(command, SettingsCommand) else ()
@@ -97,7 +97,7 @@ def tables() -> dict[str, list[Row]]:
     return found
 
 
-def _options(command: Any) -> Iterator[Row]:
+def _options(command: Any) -> Iterator[Candidate]:
     """Options of a command, and its flags of settings."""
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe
@@ -109,32 +109,32 @@ def _options(command: Any) -> Iterator[Row]:
         values = SWITCH if param.is_flag else " ".join(known.get(param.opts[0], ()))
         if not values and not {int, float} & {hints[param.name], *get_args(hints[param.name])}:
             values = ANY
-        yield from (Row(option, values, param.help or "") for option in param.opts)
+        yield from (Candidate(option, values, param.help or "") for option in param.opts)
     flags = getattr(command, "short", ())
     cls: Any = command.classes()[0] if flags else None
     settings = {setting.path: setting for setting in describe(cls)} if flags else {}
     for flag in flags:
         path = find_setting(cls, flag.assignment.partition("=")[0])
         choices = settings[path].choices if path in settings else ()
-        yield Row(flag.name, " ".join(map(str, choices)), flag.help)
-    yield Row("--help", SWITCH, "Show the options.")
+        yield Candidate(flag.name, " ".join(map(str, choices)), flag.help)
+    yield Candidate("--help", SWITCH, "Show the options.")
 
 
-def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
+def _settings(command: Any, taken: set[str]) -> Iterator[Candidate]:
     """Yield settings of a command by path, by the end of the path where it is unique, and as NAME=VALUE."""
     from heedful.data.labelled.columns import NAMES
     from heedful.errors import SettingError
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe
 
-    rows: dict[str, Row] = {}
-    ends: dict[str, Row] = {}
-    words: dict[str, Row] = {}
+    rows: dict[str, Candidate] = {}
+    ends: dict[str, Candidate] = {}
+    words: dict[str, Candidate] = {}
     for cls in command.classes():
         for setting in describe(cls):
             path, members = setting.path, get_args(setting.type)
             if path == "data.columns":
-                rows |= {f"{path}.{role}": Row(f"--{path}.{role}", "", setting.doc) for role in NAMES}
+                rows |= {f"{path}.{role}": Candidate(f"--{path}.{role}", "", setting.doc) for role in NAMES}
             if path == "data.columns" or (setting.table and not setting.choices):
                 continue
             values = " ".join(map(str, setting.choices))
@@ -144,7 +144,7 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
                 values = "true false"
             elif not values and str in (setting.type, *members):
                 values = ANY
-            before = rows.setdefault(path, Row(f"--{path}", values, setting.doc))
+            before = rows.setdefault(path, Candidate(f"--{path}", values, setting.doc))
             if before.values != values:  # settings of this path in other kinds
                 both = dict.fromkeys([*before.values.split(), *values.split()])
                 rows[path] = before._replace(values=" ".join(both))
@@ -154,13 +154,13 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
                 continue
             name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in taken
             if unique and "." in path and not is_flag:
-                ends.setdefault(name, Row(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
+                ends.setdefault(name, Candidate(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
             if unique and command.words and ("." not in path or is_flag):
-                words.setdefault(name, Row(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
+                words.setdefault(name, Candidate(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
     yield from (*rows.values(), *ends.values(), *words.values())
 
 
-def _arguments(command: Any) -> list[Row]:
+def _arguments(command: Any) -> list[Candidate]:
     """Arguments whose values are known."""
     from heedful.runs import recipe_template as template
     from heedful.runs import recipes
@@ -175,7 +175,7 @@ def _arguments(command: Any) -> list[Row]:
         "completion": (SHELLS,),
         "kernels": (("show", "build"),),
     }
-    return [Row(str(at), " ".join(values), "") for at, values in enumerate(known.get(command.name, ()), start=1)]
+    return [Candidate(str(at), " ".join(values), "") for at, values in enumerate(known.get(command.name, ()), start=1)]
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:

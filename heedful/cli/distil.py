@@ -8,20 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from heedful.cli.commands import assignments_of
-from heedful.cli.several import Nproc, several
-from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.commands import context_assignments
+from heedful.cli.launch import Nproc, launch
+from heedful.cli.output import escape, note, print_table, write_json
 from heedful.cli.train import (
     AsJson,
     OnBadRow,
-    Out,
+    OutputDir,
     OverwriteRun,
     Recipe,
     Track,
+    check_on_bad_row,
     note_renamed,
-    on_bad_row_of,
-    replacing,
-    tracked,
+    replacing_run,
+    with_trackers,
 )
 from heedful.errors import HeedfulError
 
@@ -50,7 +50,7 @@ def distil(
     min_quality: Annotated[
         str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, as 97%.")
     ] = "",
-    out: Out = None,
+    out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
     track: Track = None,
@@ -77,15 +77,15 @@ def distil(
         loss=loss,
         unlabelled=unlabelled or (),
         recipe=recipe,
-        assignments=assignments_of(context),
+        assignments=context_assignments(context),
     )
     foresee_any(overrides)  # refuses what is wrong before torch is imported
     if nproc:
-        return several(nproc, context.obj)
+        return launch(nproc, context.obj)
     note_renamed(overrides)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
     given: Any = as_said(data)
-    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}
+    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": check_on_bad_row(on_bad_row)}
 
     from heedful.cli.progress import Progress
     from heedful.train.memory import keep_freed
@@ -95,9 +95,9 @@ def distil(
     with (
         ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
-        replacing(folder, group, overwrite),
+        replacing_run(folder, group, overwrite),
     ):
-        reporter = tracked(progress, track)
+        reporter = with_trackers(progress, track)
         if min_quality or max_latency:
             from heedful.runs.distil.search import search
 
@@ -128,16 +128,16 @@ def show(results: dict[str, Any]) -> None:
     from heedful.runs.distil.verdict import rows
 
     if found := results.get("search"):
-        print(f"Students that were tried, the fastest first; kept of {clean(found['metric'])} on {found['split']}")
+        print(f"Students that were tried, the fastest first; kept of {escape(found['metric'])} on {found['split']}")
         lines = []
         for each in sorted(found["tried"], key=lambda each: each["p50"]):
             kept = f"{100 * each['quality_ratio']:.1f} %" if each.get("quality_ratio") is not None else ""
             taken = "taken" if each["name"] == found["taken"] else "" if "quality" in each else "not trained"
-            lines.append([clean(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
-        table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)
+            lines.append([escape(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
+        print_table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)
         if found["split"] != "dev":
-            print(f"\n{clean(found['taken'])} was {FLATTERED}.")
+            print(f"\n{escape(found['taken'])} was {FLATTERED}.")
         print()
     head, lines = rows(results["verdict"])
-    table([list(map(clean, line)) for line in lines], head=head, right=set(range(2, len(head))))
-    print(f"\n{clean(results['verdict']['sentence'])}")
+    print_table([list(map(escape, line)) for line in lines], head=head, right=set(range(2, len(head))))
+    print(f"\n{escape(results['verdict']['sentence'])}")

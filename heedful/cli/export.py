@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from heedful.cli.show import facts_of, table, write_json
+from heedful.cli.output import model_facts, print_table, write_json
 from heedful.cli.train import AsJson
 
 
@@ -31,7 +31,7 @@ def export(
 
     loaded = load(run, head=head_kind)
     made = write(loaded, out, overwrite=overwrite)
-    facts: dict[str, Any] = facts_of(loaded) | {
+    facts: dict[str, Any] = model_facts(loaded) | {
         "inputs": list(made.inputs),
         "outputs": list(made.outputs),
         "max_length": made.max_length,
@@ -49,4 +49,4 @@ def export(
         "difference": f"{made.difference:.1e} of the largest number, from the model's outputs",
         "tolerance": f"{TOLERANCE:.0e}",
     }
-    table([[name.replace("_", " "), value] for name, value in rows.items()])
+    print_table([[name.replace("_", " "), value] for name, value in rows.items()])

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from heedful.cli.show import table, write_json
+from heedful.cli.output import print_table, write_json
 from heedful.cli.train import AsJson
 
 
@@ -39,7 +39,13 @@ def kernels(
     if as_json:
         return write_json(facts)
     if found is None:
-        return table([["kernels", "not used"], ["why", reason]])
+        return print_table([["kernels", "not used"], ["why", reason]])
     bfloat16 = "multiplied" if found.half else "not multiplied by this processor"
-    table([["kernels", str(found.path)], ["compiler", str(facts["compiler"])], ["vectors", f"{found.lanes} numbers"],
-           ["bfloat16", bfloat16]])  # fmt: skip
+    print_table(
+        [
+            ["kernels", str(found.path)],
+            ["compiler", str(found.compiler)],
+            ["vectors", f"{found.lanes} numbers"],
+            ["bfloat16", bfloat16],
+        ]
+    )

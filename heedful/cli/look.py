@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import Checkpoint, of_checkpoint
+from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.train import Checkpoint, checkpoint_path
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
     from heedful.checkpoint import Loaded
-    from heedful.look.asks import Asks
+    from heedful.look.page_api import PageAPI
 
 
 BUDGET = 2_000_000  # bytes of data in the page of a report
@@ -53,7 +53,7 @@ def look(
     A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
     of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.
     """
-    place = of_checkpoint(run, checkpoint)
+    place = checkpoint_path(run, checkpoint)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise HeedfulError(f"{html} is no place for a file: give the name of one, in a folder that is there")
     if html is None:
@@ -84,7 +84,7 @@ def look(
         asks = _asks(place, texts, pair, question, target, against, word)
     if html is not None:
         from heedful.atomic_io import whole
-        from heedful.look.page import html as page
+        from heedful.look.page import render_html as page
 
         made = page(asks, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
         try:
@@ -103,12 +103,12 @@ def _without(why: str, **options: Any) -> None:
         raise HeedfulError(f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given: {why}")
 
 
-def _serve(asks: Asks, port: int) -> None:
+def _serve(asks: PageAPI, port: int) -> None:
     import threading
 
-    from heedful.look.local import background
+    from heedful.look.local_server import serve_in_background
 
-    with background(asks, port) as server:
+    with serve_in_background(asks, port) as server:
         print(server.url, flush=True)
         note("open it in a browser on this machine; Ctrl-C ends it")
         try:
@@ -123,11 +123,11 @@ def _load(name: str) -> Loaded:
     return load(name)
 
 
-def _among(run: str, prompt: str, choices: list[str], target: str | None) -> Asks:
-    from heedful.look.asks import Asks
-    from heedful.look.inside import among
+def _among(run: str, prompt: str, choices: list[str], target: str | None) -> PageAPI:
+    from heedful.look.inspection import inspect_choices
+    from heedful.look.page_api import PageAPI
 
-    return Asks(among(_load(run), prompt, choices, target=target, name=run))
+    return PageAPI(inspect_choices(_load(run), prompt, choices, target=target, name=run))
 
 
 def _asks(
@@ -138,9 +138,9 @@ def _asks(
     target: str | None,
     against: str | None,
     word: str,
-) -> Asks:
-    from heedful.look.asks import Asks
-    from heedful.look.inside import Inside
+) -> PageAPI:
+    from heedful.look.inspection import Inspection
+    from heedful.look.page_api import PageAPI
 
     def item(text: str) -> Any:
         if question is not None:
@@ -148,32 +148,32 @@ def _asks(
         return text if pair is None else (text, pair)
 
     loaded = _load(run)
-    first, *rest = [Inside(loaded, item(text), target=target, name=run) for text in texts]
+    first, *rest = [Inspection(loaded, item(text), target=target, name=run) for text in texts]
     looks = [first]
     if against is not None:
         if rest and not word:
             raise HeedfulError("--against was given: two models stand side by side with one TEXT, give one")
         other = _load(against)
-        looks.append(Inside(other, item(texts[0]), target=target, name=against))
+        looks.append(Inspection(other, item(texts[0]), target=target, name=against))
     elif rest and not word:
         looks.append(rest[0])
-    return Asks(looks, more=rest, word=word)
+    return PageAPI(looks, extra=rest, word=word)
 
 
 def _report(
     run: str, place: str, data: Path, out: Path, texts: list[str] | None, max_texts: int, as_json: bool
 ) -> None:
     from heedful.atomic_io import whole
-    from heedful.look.asks import Asks
-    from heedful.look.inside import Inside
-    from heedful.look.page import html as page
-    from heedful.look.report import report
+    from heedful.look.head_report import head_report
+    from heedful.look.inspection import Inspection
+    from heedful.look.page import render_html as page
+    from heedful.look.page_api import PageAPI
     from heedful.runs.data_settings import reading_of
 
     loaded = _load(place)
-    given = [Inside(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins
-    found = report(loaded, data, max_texts=max_texts, settings=reading_of(run, data)[0])
-    asks = Asks(given or [Inside(loaded, found["example"], name=place)], report=found)
+    given = [Inspection(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins
+    found = head_report(loaded, data, max_texts=max_texts, settings=reading_of(run, data)[0])
+    asks = PageAPI(given or [Inspection(loaded, found["example"], name=place)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in (
@@ -189,19 +189,21 @@ def _report(
     rows = []
     for each in found["heads"]:
         strong = each["patterns"].get(each["name"])
-        row = [each["part"], str(each["layer"]), str(each["head"]), clean(each["name"])]
+        row = [each["part"], str(each["layer"]), str(each["head"]), escape(each["name"])]
         row += ["", "", ""] if strong is None else [f"{strong[key]:.2f}" for key in ("score", "chance", "lift")]
         row += [f"{each['effect']:+.4f}"] if "effect" in each else []
         rows.append(row)
     titles = ["part", "layer", "head", "name", "share", "by chance", "lift"]
-    table(rows, head=[*titles, "masked"] if found["measure"] else titles, right={1, 2, 4, 5, 6, 7})
+    print_table(rows, head=[*titles, "masked"] if found["measure"] else titles, right={1, 2, 4, 5, 6, 7})
     print("\nthe strongest of each pattern")
     best = []
     for each in found["strongest"]:
         name, one = each["name"], each["patterns"][each["name"]]
         figures = [f"{one[key]:.2f}" for key in ("score", "chance", "lift")] + [f"{one['z']:.0f}" if one["z"] else ""]
         best.append([name, each["part"], str(each["layer"]), str(each["head"]), *figures])
-    table(best, head=["pattern", "part", "layer", "head", "share", "by chance", "lift", "z"], right={2, 3, 4, 5, 6, 7})
+    print_table(
+        best, head=["pattern", "part", "layer", "head", "share", "by chance", "lift", "z"], right={2, 3, 4, 5, 6, 7}
+    )
     told = ", ".join(f"{count} {name}" for name, count in found["counts"].items())
     print(f"\n{told}")
     if found["price"]:

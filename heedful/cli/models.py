@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from heedful.cli.show import note, table, write_json
+from heedful.cli.output import note, print_table, write_json
 from heedful.cli.train import AsJson
 
 
@@ -21,7 +21,7 @@ def models(
     objectives, sharing, positions, and published and recorded results.
     """
     if family:
-        from heedful.cli.family import family as compare
+        from heedful.cli.family_table import print_family_table as compare
 
         return compare(as_json)
     from heedful.checkpoint.published_sizes import published
@@ -49,5 +49,5 @@ def models(
         for each in sizes:
             numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocab_size", "parameters"))
             rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
-    table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
+    print_table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
     note("Parameters of the bare model, counted on it; what is shared counts once.")

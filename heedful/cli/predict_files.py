@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from heedful.cli.show import clean, duration, note, note_reading, table, write_json
+from heedful.cli.output import escape, format_duration, note, note_data_settings, print_table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 if TYPE_CHECKING:
@@ -54,30 +54,30 @@ def predict_files(
     trained = replace(trained, format=trained.format or layout_of(run))
     usual = as_asked(trained, engine.kind, files, chosen, exclude=folder, names=names)
     if first and not as_json:
-        note_reading(usual)
+        note_data_settings(usual)
     data = override(DataOptions(data=usual), assignments).data
-    with Told(quiet=as_json or not first) as told:
+    with PredictProgress(quiet=as_json or not first) as told:
         try:
             done = answer(engine, files, folder, settings, data=data, top_k=top_k, on_progress=told)
         except KeyboardInterrupt:
             parts = parts_folder(folder, settings.format)
-            note(f"stopped: what is finished is in {clean(str(parts))}. The same command resumes it.")
+            note(f"stopped: what is finished is in {escape(str(parts))}. The same command resumes it.")
             raise SystemExit(130) from None
     if not first:
         return
     if as_json:
         return write_json(asdict(done) | {"folder": str(done.folder)})
     for sentence in done.stated:
-        note(clean(sentence))
+        note(escape(sentence))
     if done.errors:
-        note(clean(f'{done.errors:,} rows have no answer; the column "error" says why: {done.first_error}'))
+        note(escape(f'{done.errors:,} rows have no answer; the column "error" says why: {done.first_error}'))
     speed = f", {done.made / done.seconds:,.0f} a second" if done.made else " (all were there)"
-    table(
+    print_table(
         [
             ["rows", f"{done.rows:,}"],
             ["answered", f"{done.answered:,}"],
             ["errors", f"{done.errors:,}"],
-            ["made here", f"{done.made:,} in {duration(done.seconds)}{speed}"],
+            ["made here", f"{done.made:,} in {format_duration(done.seconds)}{speed}"],
             ["written", f"{quote(str(done.folder))}: {_parts(done)}{done.size / 2**20:,.1f} MiB"],
         ]
     )
@@ -98,7 +98,7 @@ def _format(given: str, out: Path | None) -> Format:
     raise HeedfulError(f'--format is "{given}"{did_you_mean(given, FORMATS)}: use one of {", ".join(FORMATS)}')
 
 
-class Told:
+class PredictProgress:
     """Rows, rows a second and time left on stderr: a live line on a terminal, a plain one now and then elsewhere."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -106,7 +106,7 @@ class Told:
         self._said = time.monotonic()
         self._wide = 0
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> PredictProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +118,7 @@ class Told:
         if self._quiet or not (self._live or time.monotonic() - self._said >= EVERY):
             return
         self._said = time.monotonic()
-        text = line(progress)
+        text = progress_line(progress)
         if self._live:
             print("\r" + text.ljust(self._wide), end="", file=sys.stderr, flush=True)
             self._wide = len(text)
@@ -126,10 +126,10 @@ class Told:
             note(text)
 
 
-def line(progress: Progress) -> str:
+def progress_line(progress: Progress) -> str:
     """How far it is, in one line."""
     if progress.waiting:
         return f"waiting for {progress.waiting:,} parts that other processes make"
     errors = f", {progress.errors:,} without an answer" if progress.errors else ""
-    left = "" if progress.left is None else f", about {duration(progress.left)} left"
+    left = "" if progress.left is None else f", about {format_duration(progress.left)} left"
     return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {progress.share:.0%} of the input{left}"

@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from heedful.cli.commands import assignments_of
-from heedful.cli.several import Nproc, several
-from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.commands import context_assignments
+from heedful.cli.launch import Nproc, launch
+from heedful.cli.output import escape, note, print_table, write_json
 from heedful.cli.train import (
     AsJson,
     KeepCheckpoints,
     OnBadRow,
-    Out,
+    OutputDir,
     OverwriteRun,
     Recipe,
     Track,
-    keeping,
+    check_on_bad_row,
+    checkpoint_flags,
     note_renamed,
-    on_bad_row_of,
-    replacing,
-    tracked,
+    replacing_run,
+    with_trackers,
 )
 from heedful.errors import HeedfulError
 
@@ -51,7 +51,7 @@ def pretrain(
         str, typer.Option(help="Continue pre-training of this model: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
-    out: Out = None,
+    out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
@@ -80,14 +80,14 @@ def pretrain(
         tokenizer=tokenizer,
         teacher=teacher,
         recipe=recipe,
-        assignments=assignments_of(context),
-        flags=keeping(keep_checkpoints),
+        assignments=context_assignments(context),
+        flags=checkpoint_flags(keep_checkpoints),
     )
     settings = settled(overrides=overrides)
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
     if nproc:
-        return several(nproc, context.obj)
+        return launch(nproc, context.obj)
     note_renamed(overrides)
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
     keep_freed()
@@ -100,9 +100,9 @@ def pretrain(
     with (
         ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
-        replacing(folder, group, overwrite),
+        replacing_run(folder, group, overwrite),
     ):
-        policy, reporter = on_bad_row_of(on_bad_row), tracked(progress, track)
+        policy, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
         done = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
     if done.stop_reason == "interrupted":
         if group.first:
@@ -114,10 +114,10 @@ def pretrain(
         return write_json({"folder": str(folder)} | done.results)
     numbers: dict[str, Any] = done.results["splits"]["validation"]["numbers"]
     print(f"validation, {numbers['count']:,.0f} targets")
-    rows = [[clean(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
-    table(rows, right={1}, indent=2)
+    rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
+    print_table(rows, right={1}, indent=2)
     for line in comparisons(done.results):
-        print(clean(line))
+        print(escape(line))
     place = quote(str(folder))
     print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
     print(f"  heedful finetune classify YOUR-DATA.csv --model {place}")

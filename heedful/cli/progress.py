@@ -6,7 +6,7 @@ import sys
 import time
 from types import TracebackType
 
-from heedful.cli.show import clean, duration, note
+from heedful.cli.output import escape, format_duration, note
 from heedful.runs.timing import memory
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
@@ -63,7 +63,7 @@ class Progress(Reporter):
         elif not self._quiet and time.monotonic() - self._said >= EVERY:
             self._said = time.monotonic()
             left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
-            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {duration(left)} left")
+            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {format_duration(left)} left")
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Show the metrics of an evaluation."""
@@ -75,6 +75,6 @@ class Progress(Reporter):
         if self._quiet:
             return
         if self._live:
-            self._bar.console.print(clean(text), markup=False, highlight=False)
+            self._bar.console.print(escape(text), markup=False, highlight=False)
         else:
-            note(clean(text))
+            note(escape(text))

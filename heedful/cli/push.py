@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.output import escape, note, print_table, write_json
 
 
 def push(
@@ -32,8 +32,8 @@ def push(
     if not as_json:
         what = "would upload" if dry_run else "uploads"
         note(f"{what} to {repository} ({'private' if planned.private else 'public'}):")
-        note("\n".join(f"  {clean(each.name)}, {each.size:,} bytes" for each in planned.files))
-        note("\n".join(["left out:", *(f"  {clean(name)}: {why}" for name, why in planned.left_out.items())]))
+        note("\n".join(f"  {escape(each.name)}, {each.size:,} bytes" for each in planned.files))
+        note("\n".join(["left out:", *(f"  {escape(name)}: {why}" for name, why in planned.left_out.items())]))
     url = None if dry_run else upload(planned)
     if as_json:
         return write_json(
@@ -46,4 +46,4 @@ def push(
             }
         )
     if url:
-        table([["uploaded", url]])
+        print_table([["uploaded", url]])

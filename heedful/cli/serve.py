@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.commands import assignments_of
-from heedful.cli.show import note
+from heedful.cli.commands import context_assignments
+from heedful.cli.output import note
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def serve(
     from heedful.serve.settings import LOOPBACK, ServeSettings, named
     from heedful.settings import from_file
 
-    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments_of(context))
+    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), context_assignments(context))
     chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
     if host not in LOOPBACK and api_key_file is None and not chosen.allow_unauthenticated:
         raise HeedfulError(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from heedful.cli.show import note, table, write_json
+from heedful.cli.output import note, print_table, write_json
 from heedful.cli.train import AsJson
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -52,7 +52,7 @@ def study(
     if name is None:
         if as_json:
             return write_json([{"name": each, "about": about} for each, about in STUDIES.items()])
-        return table([[each, about] for each, about in STUDIES.items()])
+        return print_table([[each, about] for each, about in STUDIES.items()])
     if name not in STUDIES:
         raise HeedfulError(f'there is no study "{name}"{did_you_mean(name, list(STUDIES))}: use one of {_known()}')
     if quick and full:
@@ -68,27 +68,29 @@ def study(
         raise HeedfulError(f"--seeds is {count}; expected a whole number from 1")
     folder = out or Path(f"study-{name}")
 
-    from heedful.study.frame import Plan
-    from heedful.study.frame import study as run
+    from heedful.study.runner import StudyConfig
+    from heedful.study.runner import run_study as run
     from heedful.train.memory import keep_freed
 
     keep_freed()
-    plan = Plan(seeds=tuple(range(1, count + 1)), scale=scale, data=_data(data) if full else None, log=_said(as_json))
+    plan = StudyConfig(
+        seeds=tuple(range(1, count + 1)), scale=scale, data=_data(data) if full else None, log=_said(as_json)
+    )
     done = run(name, plan, folder)
-    head, rows = done.outcome.table()
+    head, rows = done.result.table()
     if as_json:
         write_json(
             {"study": name, "folder": str(folder), "seconds": round(done.seconds, 1), "seeds": list(plan.seeds)}
-            | {"table": [list(head), *map(list, rows)], "verdicts": list(done.outcome.verdicts)}
+            | {"table": [list(head), *map(list, rows)], "verdicts": list(done.result.verdicts)}
         )
-        return _whole(done.lost)
-    print(f"{STUDIES[name]}\n\n{done.outcome.about}\n")
-    table([list(each) for each in rows], head=list(head), right=set(range(1, len(head))))
+        return _whole(done.write_error)
+    print(f"{STUDIES[name]}\n\n{done.result.about}\n")
+    print_table([list(each) for each in rows], head=list(head), right=set(range(1, len(head))))
     print("")
-    for sentence in done.outcome.verdicts:
+    for sentence in done.result.verdicts:
         print(f"* {sentence}")
     print(f"\n{done.seconds:.0f} s. Table, picture and numbers: {', '.join(map(str, done.files))}")
-    _whole(done.lost)
+    _whole(done.write_error)
 
 
 def _whole(lost: str) -> None:
@@ -119,12 +121,12 @@ def _data(given: Path | None) -> Path:
 
 
 def _write_toy(folder: Path, train: int | None, as_json: bool) -> None:
-    from heedful.study.toy.files import ORDER, TRANSLATION, write
+    from heedful.study.toy.files import ORDER, TRANSLATION, write_toy_files
 
-    files = write(folder, train=20_000 if train is None else train)
+    files = write_toy_files(folder, train=20_000 if train is None else train)
     if as_json:
         return write_json({"folder": str(folder), "files": [str(each) for each in files]})
-    table([[str(each)] for each in files])
+    print_table([[str(each)] for each in files])
     order, translation = quote(str(folder / ORDER)), quote(str(folder / TRANSLATION))
     print(f"\nNext:\n  heedful finetune classify {order} --init.kind=classic")
     print(f"  heedful finetune classify {order}\n  heedful check {translation}")

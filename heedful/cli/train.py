@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from heedful.cli.commands import assignments_of
-from heedful.cli.several import Nproc, several
-from heedful.cli.show import clean, note, note_reading, table, write_json
+from heedful.cli.commands import context_assignments
+from heedful.cli.launch import Nproc, launch
+from heedful.cli.output import escape, note, note_data_settings, print_table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.tasks.specs import task_names, variants
@@ -30,8 +30,8 @@ OverwriteRun = Annotated[
     bool, typer.Option("--overwrite", help="Replace the run in the folder, which is kept until the new one is done.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
-Out = Annotated[
+Device = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
+OutputDir = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run folder; an interrupted run in it is resumed.")
 ]
 Recipe = Annotated[
@@ -93,11 +93,13 @@ def quickstart(
     show_results(done.results)
     if done.mistakes:
         print("\nThe worst mistakes on test")
-        rows = [[clean(each["input"]), clean(each["label"]), clean(each["prediction"])] for each in done.mistakes]
-        table(rows, head=["message", "is", "was taken for"], indent=2)
+        rows = [[escape(each["input"]), escape(each["label"]), escape(each["prediction"])] for each in done.mistakes]
+        print_table(rows, head=["message", "is", "was taken for"], indent=2)
     print("\nNew messages")
-    rows = [[clean(each["text"]), clean(each["label"]), f"{100 * each['probability']:.0f} %"] for each in done.answers]
-    table(rows, right={2}, indent=2)
+    rows = [
+        [escape(each["text"]), escape(each["label"]), f"{100 * each['probability']:.0f} %"] for each in done.answers
+    ]
+    print_table(rows, right={2}, indent=2)
     code = f"import heedful; print(heedful.Engine({str(out)!r})(['When do you open?']))"
     print(
         f"\nThe run is in {out}: the model, plots, predictions (the worst first), a model card in model/README.md.\n"
@@ -133,7 +135,7 @@ def finetune(
             help="The pretrained model: a folder, or NAME[@REVISION] on the hub; else the small English one that ships."
         ),
     ] = "",
-    out: Out = None,
+    out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
@@ -154,7 +156,7 @@ def finetune(
     from heedful.runs.finetune.settings import foresee, known_task, overrides_of
 
     overrides = overrides_of(
-        model=model, recipe=recipe, assignments=assignments_of(context), flags=keeping(keep_checkpoints)
+        model=model, recipe=recipe, assignments=context_assignments(context), flags=checkpoint_flags(keep_checkpoints)
     )
     named, task = task, known_task(task)
     foresee(task, overrides)  # refuses what is wrong before torch is imported
@@ -163,11 +165,11 @@ def finetune(
     if overwrite and dry_run:
         raise HeedfulError("--overwrite would change nothing: a dry run writes no run; leave one of them out")
     if nproc:
-        return several(nproc, context.obj)
+        return launch(nproc, context.obj)
     note_renamed(overrides, {named: f"the task {task}"} if named != task else {})
     given: Any = as_said(data)
     folder = out or Path(f"{task}-{_first(given).absolute().stem}")
-    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}
+    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": check_on_bad_row(on_bad_row)}
     from heedful.train.memory import keep_freed
 
     keep_freed()
@@ -175,7 +177,7 @@ def finetune(
         from heedful.runs.finetune.dry_run import dry_run as estimate
 
         facts = estimate(task, given, folder, **options)
-        return write_json(facts.plain()) if as_json else table(facts.rows())
+        return write_json(facts.plain()) if as_json else print_table(facts.rows())
 
     from heedful.cli.progress import Progress
     from heedful.runs.card.finetuned import learned_pairs
@@ -185,9 +187,9 @@ def finetune(
     with (
         ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
-        replacing(folder, group, overwrite),
+        replacing_run(folder, group, overwrite),
     ):
-        done = run(task, given, folder, reporter=tracked(progress, track), ranks=group, **options)
+        done = run(task, given, folder, reporter=with_trackers(progress, track), ranks=group, **options)
     if done.stop_reason == "interrupted":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command resumes it.")
@@ -220,7 +222,7 @@ def evaluate(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto: as predict and serve answer in it.")
     ] = "float32",
-    device: OnDevice = "cpu",
+    device: Device = "cpu",
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:
@@ -235,15 +237,15 @@ def evaluate(
     from heedful.runs.data_settings import reading_of
     from heedful.runs.overrides import override
 
-    how = precision_of(precision)
+    how = check_precision(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     given: Any = as_said(data)
-    usual, _ = reading_of(run, given, override(DataOptions(), assignments_of(context)).data)
-    settings = override(DataOptions(data=usual), assignments_of(context)).data
-    aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if on_bad_row_of(on_bad_row) == "skip" else None
+    usual, _ = reading_of(run, given, override(DataOptions(), context_assignments(context)).data)
+    settings = override(DataOptions(data=usual), context_assignments(context)).data
+    aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if check_on_bad_row(on_bad_row) == "skip" else None
     if suite is not None:
-        options = {"split": split, "predictions": predictions, "data": assignments_of(context), "bad-rows": aside}
+        options = {"split": split, "predictions": predictions, "data": context_assignments(context), "bad-rows": aside}
         for name, asked in (options | {"checkpoint": checkpoint}).items():
             if asked:
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
@@ -252,7 +254,7 @@ def evaluate(
     from heedful.runs.evaluate import evaluate as measure
 
     if not as_json:
-        note_reading(usual)
+        note_data_settings(usual)
     if aside is not None:
         forget(aside)
     done = measure(
@@ -269,16 +271,16 @@ def evaluate(
     )
     if done.trained_on:
         names = ", ".join(Path(place).name for place in done.trained_on[:3])
-        note(clean(f"{names}: this run was trained on it, so the numbers say what it remembers, not how good it is"))
+        note(escape(f"{names}: this run was trained on it, so the numbers say what it remembers, not how good it is"))
     if as_json:
         about = {"bad_rows": done.bad_rows, "precision": done.precision}
         return write_json({"split": done.split, "numbers": done.numbers, "intervals": done.intervals} | about)
     if how == "auto":
         note(f"it answered in {done.precision}, as predict and serve do with auto")
     for sentence in done.stated:
-        note(clean(sentence))
+        note(escape(sentence))
     for file, count in done.bad_rows.items():
-        note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
+        note(escape(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
     whole = done.split == "train" and split is None and len(data) == 1 and data[0].is_file()
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
 
@@ -287,29 +289,29 @@ def note_renamed(overrides: Overrides, others: Mapping[str, str] | None = None) 
     """Say how foreign names of settings, and others, are called here; once, on the first of several ranks."""
     if os.environ.get("RANK", "0") == "0":
         for name, here in {**(others or {}), **overrides.renamed}.items():
-            note(f"{clean(name)} is {here} here")
+            note(f"{escape(name)} is {here} here")
 
 
-def keeping(checkpoints: bool) -> dict[str, dict[str, Any]]:
+def checkpoint_flags(checkpoints: bool) -> dict[str, dict[str, Any]]:
     """The setting of --keep-checkpoints where the flag is given."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if checkpoints else {}
 
 
-def replacing(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
+def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
     """Keep the run that --overwrite replaces until the new one has finished; without --overwrite nothing happens."""
     from heedful.runs.overwrite import replacing as replace_run
 
     return replace_run(folder, group, note) if overwrite else nullcontext()
 
 
-def tracked(reporter: Reporter, track: list[str] | None) -> Reporter:
+def with_trackers(reporter: Reporter, track: list[str] | None) -> Reporter:
     """A reporter that also writes to the trackers of --track."""
     from heedful.runs.tracking import Tracking
 
     return Tracking(reporter, track) if track else reporter
 
 
-def of_checkpoint(run: str, which: str | None) -> str:
+def checkpoint_path(run: str, which: str | None) -> str:
     """The folder of a checkpoint of a run; the run itself where none is named."""
     from heedful.runs.checkpoints import checkpoint
 
@@ -343,7 +345,7 @@ def _suite(
     rows = [[name, f"{100 * each['score']:.2f}", _official(each), f"{each['count']:,}"] for name, each in found.items()]
     mean = sum(each["score"] for each in found.values()) / len(found)
     rows.append(["mean", f"{100 * mean:.2f}", f"of {len(found)} of 10 entries", ""])
-    table(rows, head=["task", "score", "", "examples"], right={1, 3})
+    print_table(rows, head=["task", "score", "", "examples"], right={1, 3})
 
 
 def recipe(
@@ -362,7 +364,7 @@ def recipe(
         raise HeedfulError(f'"{action}" is not known{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
     if action == "ls":
         found = [{"name": each.name, "about": each.about} for each in recipes.offers()]
-        return write_json(found) if as_json else table([list(each.values()) for each in found])
+        return write_json(found) if as_json else print_table([list(each.values()) for each in found])
     if name is None:
         raise HeedfulError("say which recipe: heedful recipe ls lists them")
     written, offer = recipes.copy(name, out)
@@ -378,9 +380,9 @@ def show_results(results: dict[str, Any]) -> None:
     for split, found in results["splits"].items():
         show_split(split, found["numbers"], found["intervals"])
     for line in comparisons(results):
-        print(clean(line))
+        print(escape(line))
     if sentence := warning(results):
-        note(clean(sentence))
+        note(escape(sentence))
     for split, each in results["across_seeds"].items():
         if each["std"] is not None:
             metric, count = results["metric"], each["seeds"]
@@ -397,9 +399,9 @@ def show_split(split: str, numbers: dict[str, Any], intervals: dict[str, Any]) -
             each = " to ".join(_shown(name, within[end]) for end in ("low", "high")) if within else ""
             rows.append([name, _shown(name, value), each])
     print(f"{split}, {numbers['count']:,} examples")
-    table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
+    print_table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
     for sentence in numbers.get("notes", []):
-        note(f"  {clean(sentence)}")
+        note(f"  {escape(sentence)}")
 
 
 def _shown(name: str, value: float) -> str:
@@ -411,14 +413,14 @@ def _official(each: dict[str, Any]) -> str:
     return ", ".join(f"{name} {100 * each[name]:.2f}" for name in names)
 
 
-def on_bad_row_of(given: str) -> Literal["raise", "skip"]:
+def check_on_bad_row(given: str) -> Literal["raise", "skip"]:
     match given:
         case "raise" | "skip":
             return given
     raise HeedfulError(f'--on-bad-row is "{given}"{did_you_mean(given, ["raise", "skip"])}: use raise or skip')
 
 
-def precision_of(given: str) -> PrecisionOrAuto:
+def check_precision(given: str) -> PrecisionOrAuto:
     for known in PRECISIONS:
         if given == known:
             return known

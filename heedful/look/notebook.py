@@ -9,13 +9,15 @@ from typing import Any
 from heedful.checkpoint import Loaded, load
 from heedful.errors import HeedfulError
 from heedful.look import page
-from heedful.look.asks import Asks
-from heedful.look.inside import Inside, among
+from heedful.look.inspection import Inspection, inspect_choices
+from heedful.look.page_api import PageAPI
 
-Text = str | tuple[str, str] | dict[str, Any]  # one text, a pair, or {"prompt": ..., "choices": [...]}
+TextInput = str | tuple[str, str] | dict[str, Any]  # one text, a pair, or {"prompt": ..., "choices": [...]}
 
 
-def looks(model: str | Path | Loaded, texts: Sequence[Text], *, target: str | None = None, word: str = "") -> Asks:
+def make_page_api(
+    model: str | Path | Loaded, texts: Sequence[TextInput], *, target: str | None = None, word: str = ""
+) -> PageAPI:
     """What a page about these texts asks: the first, the second beside it, and with a `word` all of them."""
     if not texts:
         raise HeedfulError("no text was given: give one after the model")
@@ -23,21 +25,21 @@ def looks(model: str | Path | Loaded, texts: Sequence[Text], *, target: str | No
     if any(isinstance(text, dict) for text in texts):
         match texts:
             case ({"prompt": str(prompt), "choices": [*choices]},):
-                return Asks(among(loaded, prompt, [str(each) for each in choices], target=target))
+                return PageAPI(inspect_choices(loaded, prompt, [str(each) for each in choices], target=target))
         raise HeedfulError(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
     plain = [text for text in texts if not isinstance(text, dict)]
-    first, *rest = [Inside(loaded, text, target=target) for text in plain]
-    return Asks([first, *([] if word else rest[:1])], more=rest, word=word)
+    first, *rest = [Inspection(loaded, text, target=target) for text in plain]
+    return PageAPI([first, *([] if word else rest[:1])], extra=rest, word=word)
 
 
-def look(model: str | Path | Loaded, *texts: Text, target: str | None = None, word: str = "") -> Any:
+def look(model: str | Path | Loaded, *texts: TextInput, target: str | None = None, word: str = "") -> Any:
     """A widget that shows what the model does with the text; it needs pip install 'heedful[notebook]'."""
-    return widget(looks(model, texts, target=target, word=word))
+    return make_widget(make_page_api(model, texts, target=target, word=word))
 
 
-def widget(asks: Asks) -> Any:
+def make_widget(asks: PageAPI) -> Any:
     """The page as an anywidget, which asks this process."""
     try:
         import anywidget
@@ -47,19 +49,19 @@ def widget(asks: Asks) -> Any:
         ) from None
 
     class Look(anywidget.AnyWidget):
-        _esm = page.joined() + "\nexport default { render: startWidget };\n"
-        _css = page.text(page.STYLE)
+        _esm = page.bundled_script() + "\nexport default { render: startWidget };\n"
+        _css = page.read_asset(page.STYLE)
 
     made = Look()
 
     def answer(_: Any, told: Any, __: Any) -> None:
-        made.send(answered(asks, told))
+        made.send(answer_message(asks, told))
 
     made.on_msg(answer)
     return made
 
 
-def answered(asks: Asks, told: Any) -> dict[str, Any]:
+def answer_message(asks: PageAPI, told: Any) -> dict[str, Any]:
     """The answer to a numbered question, or why there is none."""
     if not isinstance(told, dict) or not isinstance(told.get("params"), dict):
         return {"number": 0, "error": "a question has a number, a name and params"}

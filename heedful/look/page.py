@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from heedful.errors import HeedfulError
-from heedful.look.asks import NOT_FINITE, Asks
-from heedful.look.inside import Inside
+from heedful.look.inspection import Inspection
+from heedful.look.page_api import NOT_FINITE, PageAPI
 from heedful.model.config import Classes, NextToken
 from heedful.model.trace import within
 
@@ -35,23 +35,23 @@ POLICY = (
 )
 
 
-def text(name: str) -> str:
+def read_asset(name: str) -> str:
     """A file of the page."""
     return (files("heedful.look") / "web" / name).read_text(encoding="utf-8")
 
 
-def joined() -> str:
+def bundled_script() -> str:
     """All modules as one, which needs no other: they share one scope, so imports and exports fall away."""
-    return "".join(EXPORT.sub("", IMPORT.sub("", text(name))) for name in MODULES)
+    return "".join(EXPORT.sub("", IMPORT.sub("", read_asset(name))) for name in MODULES)
 
 
-def key(name: str, params: dict[str, Any]) -> str:
+def question_key(name: str, params: dict[str, Any]) -> str:
     """How a question is written: the name, and its parameters in the order of their names."""
     told = "&".join(f"{each}={quote(str(params[each]), safe=PLAIN)}" for each in sorted(params))
     return f"{name}?{told}"
 
 
-def as_json(found: Any) -> str:
+def to_json(found: Any) -> str:
     """Return an answer as JSON; one with a number that is not finite is a HeedfulError."""
     try:
         return json.dumps(found, allow_nan=False)
@@ -60,7 +60,7 @@ def as_json(found: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class SavedAnswers:
     """What a file holds: answers by their questions, and how many of each kind had no room."""
 
     answers: dict[str, Any]
@@ -68,13 +68,15 @@ class Kept:
     bytes: int
 
 
-def keep(asks: Asks, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET) -> Kept:
+def collect_answers(
+    asks: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+) -> SavedAnswers:
     """Answers to all that a page may ask of the chosen layers and heads, the most needed first, within the budget.
 
     `layers` and `heads` count from 0, None stands for all; one that no part of a look has is a HeedfulError, as is an
     empty list. `budget` is in bytes of JSON.
     """
-    views = [view for look in asks.looks for view in look.views]
+    views = [view for look in asks.inspections for view in look.views]
     for what, asked, count in (
         ("layers", layers, max(view.layers for view in views)),
         ("heads", heads, max(view.heads for view in views)),
@@ -91,27 +93,29 @@ def keep(asks: Asks, *, layers: list[int] | None = None, heads: list[int] | None
             continue
         try:
             found: dict[str, Any] = asks(name, {each: str(value) for each, value in params.items()})
-            taken = len(as_json(found))
+            taken = len(to_json(found))
         except HeedfulError as error:
             found = {"error": str(error)}
-            taken = len(as_json(found))
+            taken = len(to_json(found))
         if size + taken > budget and name != "about":
             left_out[name] = 1
             continue
-        answers[key(name, params)] = found
+        answers[question_key(name, params)] = found
         size += taken
-    return Kept(answers=answers, left_out=left_out, bytes=size)
+    return SavedAnswers(answers=answers, left_out=left_out, bytes=size)
 
 
-def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _questions(
+    asks: PageAPI, layers: list[int] | None, heads: list[int] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "about", {}
     if asks.report is not None:
         yield "heads", {}
-    sides = range(len(asks.looks))
+    sides = range(len(asks.inspections))
     places: list[dict[str, Any]] = [
         {"side": side, "part": view.part, "layer": layer, "head": head}
         for side in sides
-        for view in asks.looks[side].views
+        for view in asks.inspections[side].views
         for layer in range(view.layers)
         if layers is None or layer in layers
         for head in range(view.heads)
@@ -122,16 +126,16 @@ def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) ->
         yield "thumbnails", {name: each[name] for name in ("side", "part", "layer")}
     for side in sides:
         yield "prediction", {"side": side}
-        yield from (("prediction", {"side": side} | more) for more in _other_scores(asks.looks[side]))
+        yield from (("prediction", {"side": side} | more) for more in _other_scores(asks.inspections[side]))
         yield "positions", {"side": side}
         yield "writing", {"side": side}
-        for view in asks.looks[side].views:
+        for view in asks.inspections[side].views:
             yield "rollout", {"side": side, "part": view.part}
     if asks.word:
         yield "words", {"word": asks.word}
     yield from (("weights", each) for each in places)
-    if len(asks.looks) > 1:
-        theirs = {view.part: view.layers for view in asks.looks[1].views}
+    if len(asks.inspections) > 1:
+        theirs = {view.part: view.layers for view in asks.inspections[1].views}
         for each in (each for each in places if each["side"] == 0 and each["part"] in theirs):
             other = min(each["layer"], theirs[each["part"]] - 1)
             pair = {"part": each["part"], "layer": each["layer"], "other_layer": other}
@@ -141,12 +145,12 @@ def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) ->
     yield from (("neuron", each) for each in places)
     yield from (("similarity", each) for each in places)
     for each, row in product((each for each in places if each["part"] in ("encoder", "decoder")), range(LONG)):
-        inside = asks.looks[each["side"]]
+        inside = asks.inspections[each["side"]]
         if row < len(inside.sides[inside.view(each["part"]).rows]):
             yield "steps", each | {"row": row}
 
 
-def _other_scores(inside: Inside) -> Iterator[dict[str, int]]:
+def _other_scores(inside: Inspection) -> Iterator[dict[str, int]]:
     """What else than the first score a reader may ask for: each class, or each token that is written."""
     match inside.loaded.config.head:
         case Classes(labels=labels) if len(labels) > 1:
@@ -159,12 +163,14 @@ SCORES = 24  # of one look that may be kept
 LONG = 512  # rows of which steps may be kept
 
 
-def html(asks: Asks, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET) -> str:
+def render_html(
+    asks: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+) -> str:
     """One self-contained file: style, script and data in it, and a policy that lets nothing else in or out."""
-    kept = keep(asks, layers=layers, heads=heads, budget=budget)
+    kept = collect_answers(asks, layers=layers, heads=heads, budget=budget)
     data = _inert({"answers": kept.answers, "left_out": kept.left_out})
-    script = joined() + "\nstartFile();\n"
-    style = text(STYLE)
+    script = bundled_script() + "\nstartFile();\n"
+    style = read_asset(STYLE)
     policy = POLICY.format(script=_hash(script), style=_hash(style), connect="'none'")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (

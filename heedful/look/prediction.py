@@ -10,13 +10,13 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.look.attribute import Aim, alike, integrated_gradients, score_of
-from heedful.look.inside import Inside
-from heedful.look.reading import HIERARCHY
+from heedful.look.attribution import ExplainedScore, explained_score, integrated_gradients, similarity_score
+from heedful.look.classic_attention import HIERARCHY
+from heedful.look.inspection import Inspection
 from heedful.tasks.answer_heads import answerers_of
 
 
-def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int | None) -> dict[str, Any]:
+def explain_prediction(looks: Sequence[Inspection], side: int, place: int | None, label: int | None) -> dict[str, Any]:
     """Of one look: {"answer", "told", "attribution", "why", "texts", "choices", "attention", "from"}.
 
     `place` and `label` say which score is explained, see `score_of`. A model that gives vectors is asked how alike two
@@ -26,24 +26,24 @@ def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int
     found: dict[str, Any] = {"answer": None, "told": "", "attribution": None, "why": "", "choices": None, "texts": None}
     pair = _compared(looks, side)
     try:
-        found["answer"] = answer(inside, pair)
+        found["answer"] = engine_answer(inside, pair)
     except HeedfulError as error:
         found["told"] = str(error)
-    aim: Aim | None = None
+    aim: ExplainedScore | None = None
     try:
         if pair is not None:
             found["texts"] = [_text(one, other) for one, other in (pair, pair[::-1])]
         else:
-            aim = score_of(inside, place, label)
+            aim = explained_score(inside, place, label)
             found["attribution"] = _attributed(inside, aim)
-            found["choices"] = {"place": aim.row, "label": aim.label, "places": aim.places, "labels": aim.labels}
+            found["choices"] = {"place": aim.row, "label": aim.label, "places": aim.positions, "labels": aim.labels}
     except HeedfulError as error:
         found["why"] = str(error)
     shown = {"attention": None, "from": ""} if found["texts"] else _attention(inside, aim)
     return found | shown
 
 
-def answer(inside: Inside, pair: tuple[Inside, Inside] | None = None) -> dict[str, Any] | None:
+def engine_answer(inside: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> dict[str, Any] | None:
     """The engine's answer to the text; None: the model has no head that answers it."""
     head = inside.loaded.config.head
     if head is None or not answerers_of(head.kind):
@@ -67,30 +67,30 @@ def answer(inside: Inside, pair: tuple[Inside, Inside] | None = None) -> dict[st
     return {name: value for name, value in found.items() if name not in ("vector", "vectors")}
 
 
-def _compared(looks: Sequence[Inside], side: int) -> tuple[Inside, Inside] | None:
+def _compared(looks: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
     """The two texts of which a model that gives vectors says how alike they are, the present one first."""
     inside = looks[side]
     head = inside.loaded.config.head
     if head is None or head.kind != "embedding":
         return None
     if isinstance(inside.item, tuple):
-        one, other = (Inside(inside.loaded, text, name=inside.name) for text in inside.item)
+        one, other = (Inspection(inside.loaded, text, name=inside.name) for text in inside.item)
         return one, other
     others = [each for each in looks if each is not inside and each.loaded is inside.loaded]
     return (inside, others[0]) if others and isinstance(others[0].item, str) else None
 
 
-def _text(one: Inside, other: Inside) -> dict[str, Any]:
+def _text(one: Inspection, other: Inspection) -> dict[str, Any]:
     return {
         "item": one.item,
         "tokens": [each["text"] for each in one.sides["source"]],
-        "attribution": _attributed(one, alike(one, other)),
+        "attribution": _attributed(one, similarity_score(one, other)),
         **_attention(one, None),
     }
 
 
-def _attributed(inside: Inside, aim: Aim) -> dict[str, Any]:
-    taken = integrated_gradients(inside, aim.score, aim.what)
+def _attributed(inside: Inspection, aim: ExplainedScore) -> dict[str, Any]:
+    taken = integrated_gradients(inside, aim.score, aim.name)
     return {
         "score": taken.score,
         "values": taken.values,
@@ -100,7 +100,7 @@ def _attributed(inside: Inside, aim: Aim) -> dict[str, Any]:
     }
 
 
-def _attention(inside: Inside, aim: Aim | None) -> dict[str, Any]:
+def _attention(inside: Inspection, aim: ExplainedScore | None) -> dict[str, Any]:
     """What attention says of the same tokens, as shares: {"attention", "from"}."""
     part, row = inside.views[0].part, None if aim is None else aim.row
     shares: Tensor | None = None
@@ -120,7 +120,7 @@ def _attention(inside: Inside, aim: Aim | None) -> dict[str, Any]:
     return {"attention": shares, "from": told}
 
 
-def _read(inside: Inside, aim: Aim | None) -> tuple[Tensor, str]:
+def _read(inside: Inspection, aim: ExplainedScore | None) -> tuple[Tensor, str]:
     """What a classic model takes of each token when it reads the text: for the class that is explained, or in all."""
     heads, names = inside.weights("reader", 0)[:, 0], inside.views[-1].names
     told = "What the model takes of each token when it reads the text"

@@ -14,7 +14,7 @@ from heedful.runs.statistics import counted, paired, spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from heedful.study.frame import Measure
+    from heedful.study.runner import Measure
 
 GREEN, PINK, YELLOW, BLACK = "#009E73", "#CC79A7", "#E69F00", "#222222"  # Okabe and Ito 2008, as the style's own
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)
@@ -22,9 +22,9 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def dots(measures: Sequence[Measure], arms: Sequence[str], heading: str, what: str = "") -> Figure:
+def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, what: str = "") -> Figure:
     """A panel for each measure and a line for each arm: every seed, the mean, and its 95 % interval."""
-    seeds = max(map(len, measures[0].of.values()))
+    seeds = max(map(len, measures[0].values.values()))
     told = f"{counted(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else counted(seeds)
     longest = max(len(arm) for arm in arms)
     wide = 2.3 if len(measures) > 3 else 2.8
@@ -49,7 +49,7 @@ def _panel(panel: Any, measure: Measure, places: Mapping[str, int]) -> None:
             "chance", (scale * measure.chance, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
             textcoords="offset points", ha="center", va="bottom", fontsize=7, color=GREY,
         )  # fmt: skip
-    for arm, values in measure.of.items():
+    for arm, values in measure.values.items():
         place, shown = places[arm], [scale * value for value in values]
         mean = fmean(shown)
         found = paired(shown, [0.0] * len(shown), grain=scale * measure.grain)
@@ -82,13 +82,13 @@ class Line:
 class Panel:
     """Lines over one axis."""
 
-    across: str
-    up: str
+    x_label: str
+    y_label: str
     lines: tuple[Line, ...]
     logarithmic: bool = False
 
 
-def lines(panels: Sequence[Panel], *said: str) -> Figure:
+def line_plot(panels: Sequence[Panel], *said: str) -> Figure:
     """A panel beside the other, one legend for all; a line's theory is pale behind it."""
     figure = blank(max(6.4, 3.6 * len(panels) + 0.4), 4.1)
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
@@ -114,8 +114,8 @@ def lines(panels: Sequence[Panel], *said: str) -> Figure:
             ticks = sorted({x for line in panel.lines for x, _ in line.points})
             axes.set_xticks(ticks)
             axes.minorticks_off()
-        axes.set_xlabel(panel.across, fontsize=9)
-        axes.set_ylabel(panel.up, fontsize=9)
+        axes.set_xlabel(panel.x_label, fontsize=9)
+        axes.set_ylabel(panel.y_label, fontsize=9)
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(names)), fontsize=8,
         frameon=False,

@@ -32,8 +32,8 @@ from heedful.nn.layout import Layout
 from heedful.nn.local_attention import restricted
 from heedful.runs.statistics import ENOUGH, counted, spread
 from heedful.study import charts
-from heedful.study.frame import Measure, Outcome, Plan
-from heedful.study.parts import Convolution, softly
+from heedful.study.layers import Convolution, unfused_self_attention
+from heedful.study.runner import Measure, StudyConfig, StudyResult
 
 KERNEL, RADIUS = 3, 16
 WRITTEN, KERNELS, RECURRENT, CONVOLUTION, RESTRICTED = (
@@ -77,12 +77,12 @@ BELOW = {  # why time may grow more slowly with the width than in theory; nothin
 UNKNOWN = "no reason is known here; measure again on a machine that does nothing else"
 
 
-def layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None]:
+def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None]:
     """One layer over one sequence, and its parameters."""
     layout, scale = Layout.of((0, length)), width**-0.5
     match arm:
         case "self-attention, written out":
-            return softly, None
+            return unfused_self_attention, None
         case "self-attention, the kernel":
             return partial(_kernel, layout, scale), None
         case "recurrent":
@@ -105,7 +105,7 @@ def _restricted(layout: Layout, scale: float, x: Tensor) -> Tensor:
     return restricted(rows, rows, rows, layout, radius=RADIUS, scale=scale)
 
 
-def seconds(run: Run, x: Tensor, least: float) -> float:
+def cpu_seconds(run: Run, x: Tensor, least: float) -> float:
     """Of the processor, for a forward and a backward pass: the least of at least three and of so many seconds."""
     found: list[float] = []
     run(x).sum().backward()
@@ -127,7 +127,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def kept(run: Run, x: Tensor, inner: nn.Module | None) -> int:
+def saved_bytes(run: Run, x: Tensor, inner: nn.Module | None) -> int:
     """Bytes that the forward pass keeps for the backward one; each storage counts once."""
     known = {each.untyped_storage().data_ptr() for each in (inner.parameters() if inner else ())}
     found: dict[int, int] = {}
@@ -156,15 +156,15 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     return sum((a - x) * (b - y) for a, b in zip(across, up, strict=True)) / sum((a - x) ** 2 for a in across)
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """A seed is a round: all sizes of all layers once more."""
     with one_thread():
         return _measured(plan)
 
 
-def _measured(plan: Plan) -> Outcome:
-    least = plan.pick(0.15, 0.0)
-    theories = plan.pick(THEORY, QUICK)
+def _measured(plan: StudyConfig) -> StudyResult:
+    least = plan.by_scale(0.15, 0.0)
+    theories = plan.by_scale(THEORY, QUICK)
     found: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in THEORY} for name in NAMES}
     points: dict[str, dict[str, dict[int, list[float]]]] = {name: {arm: {} for arm in THEORY} for name in NAMES}
     for seed in plan.seeds:
@@ -174,36 +174,36 @@ def _measured(plan: Plan) -> Outcome:
             sizes = [("over n", n, n, width) for n in theory.lengths]
             sizes += [("over d", d, length, d) for d in theory.widths]
             for across, size, n, d in sizes:
-                inner_run, inner = layer(arm, d, n)
+                inner_run, inner = make_layer(arm, d, n)
                 x = torch.randn(n, d, generator=generator).requires_grad_()
-                points[f"time {across}"][arm].setdefault(size, []).append(seconds(inner_run, x, least))
-                points[f"memory {across}"][arm].setdefault(size, []).append(float(kept(inner_run, x, inner)))
+                points[f"time {across}"][arm].setdefault(size, []).append(cpu_seconds(inner_run, x, least))
+                points[f"memory {across}"][arm].setdefault(size, []).append(float(saved_bytes(inner_run, x, inner)))
             for name in NAMES:
                 latest = [(float(size), values[-1]) for size, values in points[name][arm].items()]
                 found[name][arm].append(exponent(latest))
             plan.log(f"round {seed}, {arm}: " + ", ".join(f"{name} {found[name][arm][-1]:.2f}" for name in NAMES))
     measures = tuple(
-        Measure(name=name, of={arm: tuple(values) for arm, values in found[name].items()}, unit="number")
+        Measure(name=name, values={arm: tuple(values) for arm, values in found[name].items()}, unit="number")
         for name in NAMES
     )
     return _told(plan, theories, measures, points)
 
 
 def _told(
-    plan: Plan,
+    plan: StudyConfig,
     theories: Mapping[str, Theory],
     measures: tuple[Measure, ...],
     points: dict[str, dict[str, dict[int, list[float]]]],
-) -> Outcome:
+) -> StudyResult:
     rows = []
     for arm, theory in theories.items():
         both = zip(measures, theory.exponents, strict=True)
-        rows.append((arm, *(f"{spread(each.of[arm], 'number')} ({expected:g})" for each, expected in both)))
+        rows.append((arm, *(f"{spread(each.values[arm], 'number')} ({expected:g})" for each, expected in both)))
     head = ("layer", *(f"{measure.name} (theory)" for measure in measures))
     panels = [
         charts.Panel(
-            across="length n" if name.endswith("n") else "width d",
-            up="MB kept" if name.startswith("memory") else "milliseconds",
+            x_label="length n" if name.endswith("n") else "width d",
+            y_label="MB kept" if name.startswith("memory") else "milliseconds",
             logarithmic=True,
             lines=tuple(_line(name, arm, points[name][arm]) for arm in THEORY),
         )
@@ -219,7 +219,7 @@ def _told(
         )
         + "."
     )
-    figure = charts.lines(
+    figure = charts.line_plot(
         panels,
         "Four kinds of layers as length and width grow",
         "both axes logarithmic; the pale band has theory's slope",
@@ -228,13 +228,13 @@ def _told(
         "points": {name: {arm: _plain(values) for arm, values in each.items()} for name, each in points.items()},
         "theory": {arm: list(each.exponents) for arm, each in THEORY.items()},
     }
-    return Outcome(
+    return StudyResult(
         measures=measures, verdicts=_verdicts(plan, measures), figure=figure, about=about, facts=facts, columns=head,
         rows=tuple(rows),
     )  # fmt: skip
 
 
-def _verdicts(plan: Plan, measures: tuple[Measure, ...]) -> tuple[str, ...]:
+def _verdicts(plan: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, ...]:
     """Which exponents are not those of theory."""
     if plan.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
@@ -244,7 +244,7 @@ def _verdicts(plan: Plan, measures: tuple[Measure, ...]) -> tuple[str, ...]:
     for arm, theory in THEORY.items():
         far = []
         for measure, expected in zip(measures, theory.exponents, strict=True):
-            mean = fmean(measure.of[arm])
+            mean = fmean(measure.values[arm])
             if abs(mean - expected) > NEAR:
                 known = measure.name == "time over d" and mean < expected and arm in BELOW
                 why = f"likely because {BELOW[arm]}" if known else UNKNOWN

@@ -16,8 +16,14 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Pretext, Sample
 from heedful.objectives.masked_lm import Masked
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
-from heedful.study.reading import as_it_is, fine_tuned, pieces, started, world
+from heedful.study.pretraining_common import (
+    finetuned_accuracy,
+    frozen_accuracy,
+    pretrain_encoder,
+    pretraining_components,
+    pretraining_data,
+)
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 USUAL = "80 / 10 / 10"
 ARMS = {  # shares of hidden, replaced, kept
@@ -27,11 +33,11 @@ ARMS = {  # shares of hidden, replaced, kept
     "80 / 20 / 0": (0.8, 0.2, 0.0),
     "0 / 100 / 0": (0.0, 1.0, 0.0),
 }
-MEASURES = {"fine tuned": fine_tuned, "as it is": as_it_is}
+MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(Masked):
+class MaskedWithShares(Masked):
     """Masked tokens with other shares."""
 
     hidden: float = 0.8
@@ -43,29 +49,29 @@ class Shared(Masked):
         return places, np.select([how < self.hidden, how < self.hidden + self.replaced], [0.0, 0.85], 0.95), other
 
 
-def shared(objective: Pretext, hidden: float, replaced: float) -> Shared:
+def with_shares(objective: Pretext, hidden: float, replaced: float) -> MaskedWithShares:
     """The same objective with those shares."""
     if not isinstance(objective, Masked):
         raise HeedfulError("shares of hidden and replaced tokens are for masked language modelling")
     same = {each.name: getattr(objective, each.name) for each in fields(Masked) if each.init}
-    return Shared(**same, hidden=hidden, replaced=replaced)
+    return MaskedWithShares(**same, hidden=hidden, replaced=replaced)
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """Each arm starts from the same draw and chooses the same tokens."""
-    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1000, 2, 4000), plan.pick(200, 2, 300)
-    bench, told, tests = Bench(plan), "", {}
+    few, steps, tuned = plan.by_scale(300, 16, 1000), plan.by_scale(1000, 2, 4000), plan.by_scale(200, 2, 300)
+    bench, told, tests = Recorder(plan), "", {}
     for seed in plan.seeds:
-        with world(plan, seed, few) as given:
+        with pretraining_data(plan, seed, few) as given:
             told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
             last = list(tests)[-1]  # words that reading alone knows
-            for arm in bench.left(ARMS, seed):
+            for arm in bench.missing_arms(ARMS, seed):
                 hidden, replaced, _ = ARMS[arm]
-                made = pieces(given, "mlm", seed, steps=steps, full=plan.real is not None)
-                remade = partial(shared, hidden=hidden, replaced=replaced)
-                loaded, _losses = started(made, reads=True, remade=remade)
+                made = pretraining_components(given, "mlm", seed, steps=steps, full=plan.real_data is not None)
+                remade = partial(with_shares, hidden=hidden, replaced=replaced)
+                loaded, _losses = pretrain_encoder(made, pretrain=True, transform=remade)
                 found = {name: measured(loaded, given, seed, steps=tuned)[last] for name, measured in MEASURES.items()}
-                bench.note(arm, seed, found)
+                bench.record(arm, seed, found)
     count = list(tests.values())[-1]
     measures = tuple(bench.measure(name, chance=0.5, tests=count) for name in MEASURES)
     about = (
@@ -73,8 +79,8 @@ def run(plan: Plan) -> Outcome:
         f"then {tuned} on the labelled texts, of all weights, or of a trained query that reads the encoder as it is. "
         f"Accuracy on {list(tests)[-1]}."
     )
-    verdicts = compared(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL])
-    figure = charts.dots(
+    verdicts = compare_arms(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL])
+    figure = charts.dot_plot(
         measures, tuple(ARMS), "Hidden / replaced / kept: what reading is worth afterwards", "accuracy"
     )
-    return Outcome(measures=measures, verdicts=verdicts, figure=figure, about=about)
+    return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)

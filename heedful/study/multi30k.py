@@ -16,13 +16,13 @@ from heedful.atomic_io import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.runs.finetune.run import finetune
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
-from heedful.study.translation import ARMS, LOOKS, NONE, PAIRS, WHOLE
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
+from heedful.study.translation import ARMS, ATTENTION, NO_ATTENTION, PAIRS, TRANSFORMER
 from heedful.tasks.metrics import has_bleu
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import records
 
-PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
+SUBFOLDER = ("tasks", "multi30k")  # where it is in a folder of data sets
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
 EVERY_ARM = (
     "init.tokenizer.vocab_size=8000",
@@ -33,17 +33,17 @@ EVERY_ARM = (
 )
 NETS = (*EVERY_ARM, "init.kind=recurrent", "init.rnn.width=512", "train.optimizer.lr=1e-3")
 RECIPES: dict[str, tuple[str, ...]] = {
-    NONE: (
+    NO_ATTENTION: (
         *NETS,
         *("init.rnn.cell=lstm", "init.rnn.layers=2", "init.rnn.look=none", "init.rnn.dropout=0.3"),
         "train.epochs=6",
     ),
-    LOOKS: (
+    ATTENTION: (
         *NETS,
         *("init.rnn.cell=gru", "init.rnn.look.kind=global", "init.rnn.dropout=0.3"),
         "train.epochs=15",
     ),
-    WHOLE: (
+    TRANSFORMER: (
         *EVERY_ARM,
         *("init.kind=transformer", "init.norm_at=pre", "init.dropout=0.15"),
         "train.epochs=20",
@@ -51,13 +51,13 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def pairs(data: Path, folder: Path) -> Path:
+def write_pairs(data: Path, folder: Path) -> Path:
     """The pairs of each split, lower-cased, as files that `finetune` reads."""
-    given = data.joinpath(*PLACE)
+    given = data.joinpath(*SUBFOLDER)
     given = given if given.is_dir() else data
     all_files = {split: [given / f"{name}.{side}" for side in ("de", "en")] for split, name in FILES.items()}
     if lacking := [file.name for files in all_files.values() for file in files if not file.is_file()]:
-        raise HeedfulError(f"{given} lacks {lacking[0]}: give --data a folder that has {'/'.join(PLACE)}")
+        raise HeedfulError(f"{given} lacks {lacking[0]}: give --data a folder that has {'/'.join(SUBFOLDER)}")
     put_folder(folder)
     for split, files in all_files.items():
         sides = [file.read_text("utf-8").splitlines() for file in files]
@@ -78,39 +78,43 @@ class _ArmReporter(Reporter):
         self._log(f"{self.arm}, step {step}: BLEU on dev {result.metric_value:.4f}{', the best' if best else ''}")
 
 
-def run(plan: Plan, data: Path) -> Outcome:
+def run(plan: StudyConfig, data: Path) -> StudyResult:
     """Every arm learns from the same pairs; what is finished is only read."""
-    assert plan.place is not None
+    assert plan.runs_dir is not None
     if not has_bleu():
         raise HeedfulError("translations of real texts are compared by BLEU: pip install 'heedful[translate]'")
-    files, bench, curves = pairs(data, plan.place / "data"), Bench(plan), dict[str, list[tuple[float, float]]]()
+    files, bench, curves = (
+        write_pairs(data, plan.runs_dir / "data"),
+        Recorder(plan),
+        dict[str, list[tuple[float, float]]](),
+    )
     for seed in plan.seeds:
         for arm, recipe in RECIPES.items():
-            folder = plan.place / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
+            folder = plan.runs_dir / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             wishes = (*recipe, f"train.seed={seed}")
             done = finetune("seq2seq", files, folder, assignments=wishes, reporter=_ArmReporter(arm, plan.log))
             if done.stop_reason != "completed":
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]
-            bench.note(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
+            bench.record(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
             looks = (line for line in records(folder / "journal.jsonl") if "dev" in line)
             curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in looks])
             about, signature = done.results["data"], numbers["signature"]
     counts = {split: about["splits"][split]["examples"] for split in ("train", "test")}
     measures = (bench.measure("BLEU"), bench.measure("right", tests=counts["test"]))
     lines = tuple(charts.Line(name=arm, points=tuple(points)) for arm, points in curves.items())
-    panel = charts.Panel(across="steps", up="BLEU on dev", lines=lines)
+    panel = charts.Panel(x_label="steps", y_label="BLEU on dev", lines=lines)
     text = (
         f"Multi30k, German to English, {counts['train']:,} pairs, lower-cased; {counts['test']:,} others to translate, "
         f"greedily: BLEU by sacrebleu ({signature}), and the share that is right to the letter, by the epoch that was "
-        f"best on dev. Runs lie in {plan.place}."
+        f"best on dev. Runs lie in {plan.runs_dir}."
     )
     facts: dict[str, Any] = {"BLEU on dev": curves, "settings": {arm: list(each) for arm, each in RECIPES.items()}}
-    return Outcome(
+    return StudyResult(
         measures=measures,
-        verdicts=compared(measures, PAIRS),
-        figure=charts.dots(measures, ARMS, "Multi30k: none, attention, nothing but attention"),
+        verdicts=compare_arms(measures, PAIRS),
+        figure=charts.dot_plot(measures, ARMS, "Multi30k: none, attention, nothing but attention"),
         about=text,
         facts=facts,
-        others={"curves": charts.lines([panel], "Multi30k: how fast each learns", f"seed {plan.seeds[0]}")},
+        extra_figures={"curves": charts.line_plot([panel], "Multi30k: how fast each learns", f"seed {plan.seeds[0]}")},
     )

@@ -11,10 +11,16 @@ from heedful.data import Labelled
 from heedful.model.config import Learned
 from heedful.runs.statistics import counted
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
+from heedful.study.build import (
+    accuracy_by_part,
+    classification_task,
+    train_classifier,
+    transformer_classifier,
+    word_level_tokenizer,
+)
+from heedful.study.layers import replace_layer_norms
 from heedful.study.limits import LONGEST
-from heedful.study.making import accuracy, classify, encoder, learn, words
-from heedful.study.parts import over_batch
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.study.toy.order import LABELS, texts
 from heedful.study.toy.split import Sizes
 from heedful.tokenizer import Tokenizer
@@ -26,59 +32,59 @@ WARMUPS = {"with warm-up": 0.2, "without": 0.0}
 SMOOTH = 10  # steps that a point of the curve is the mean of
 
 
-def model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> Loaded:
     """A Transformer with norms of that kind."""
-    loaded = encoder(
-        tokenizer, LABELS, seed, positions=Learned(count=LONGEST), layers=layers, pre=arm in (PRE, PRE_BATCH)
+    loaded = transformer_classifier(
+        tokenizer, LABELS, seed, positions=Learned(count=LONGEST), layers=layers, pre_norm=arm in (PRE, PRE_BATCH)
     )
     if arm in (PRE_BATCH, POST_BATCH):
-        over_batch(loaded.model)
+        replace_layer_norms(loaded.model)
     return loaded
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """Each arm learns the toy texts, with two schedules."""
-    sizes = Sizes(train=plan.pick(4000, 64), dev=0, test=plan.pick(800, 32))
-    steps, layers, rate = plan.pick(250, 2), plan.pick(6, 2), 2e-3
-    bench = Bench(plan)
+    sizes = Sizes(train=plan.by_scale(4000, 64), dev=0, test=plan.by_scale(800, 32))
+    steps, layers, rate = plan.by_scale(250, 2), plan.by_scale(6, 2), 2e-3
+    bench = Recorder(plan)
     for seed in plan.seeds:
         data = texts(sizes, seed)
         train, test = ([Labelled(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
-        tokenizer = words(each.text for each in train)
-        for arm in bench.left(ARMS, seed):
+        tokenizer = word_level_tokenizer(each.text for each in train)
+        for arm in bench.missing_arms(ARMS, seed):
             found, losses = dict[str, float](), dict[str, list[float]]()
             for name, warmup in WARMUPS.items():
-                loaded = model(arm, tokenizer, seed, layers)
-                task = classify(tokenizer, LABELS, loaded)
-                losses[name] = learn(
-                    loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=rate,
+                loaded = build_model(arm, tokenizer, seed, layers)
+                task = classification_task(tokenizer, LABELS, loaded)
+                losses[name] = train_classifier(
+                    loaded, task, task.read(train).samples, steps=steps, seed=seed, lr=rate,
                     schedule=Constant(warmup_ratio=warmup),
                 )  # fmt: skip
-                found[name] = accuracy(loaded, task, test)["all"]
-            bench.note(arm, seed, found, losses)
+                found[name] = accuracy_by_part(loaded, task, test)["all"]
+            bench.record(arm, seed, found, losses)
     measures = tuple(bench.measure(name, chance=0.5, tests=sizes.test) for name in WARMUPS)
     pairs = [(PRE, POST), (PRE, PRE_BATCH), (POST, POST_BATCH)]
-    verdicts = compared(measures, pairs)
+    verdicts = compare_arms(measures, pairs)
     about = (
         f"The toy texts, {sizes.train:,} of them, in a Transformer of {layers} layers, 64 wide; {steps} steps of 32 "
         f"texts at a rate of {rate:g}, reached over the first fifth of them or from the first step on, and kept. "
         f"Accuracy on {sizes.test:,} other texts, all four parts."
     )
-    curves = {name: bench.curves(name) for name in WARMUPS}
+    curves = {name: bench.mean_curves(name) for name in WARMUPS}
     panels = [
         charts.Panel(
-            across=f"steps, {name}",
-            up="loss",
+            x_label=f"steps, {name}",
+            y_label="loss",
             lines=tuple(charts.Line(name=arm, points=charts.smooth(curves[name][arm], SMOOTH)) for arm in ARMS),
         )
         for name in WARMUPS
     ]
-    curve = charts.lines(
+    curve = charts.line_plot(
         panels,
         "Where norms stand, and over what they go",
         f"training loss, mean of {counted(len(plan.seeds))} and of {SMOOTH} steps; 0.69 is a guess",
     )
-    figure = charts.dots(measures, ARMS, "Where norms stand, and over what they go", "accuracy")
+    figure = charts.dot_plot(measures, ARMS, "Where norms stand, and over what they go", "accuracy")
     facts = {
         "loss": {
             f"{arm}, {name}": [round(x, 4) for x in curve]
@@ -86,6 +92,6 @@ def run(plan: Plan) -> Outcome:
             for arm, curve in each.items()
         }
     }
-    return Outcome(
-        measures=measures, verdicts=verdicts, figure=figure, about=about, facts=facts, others={"curves": curve}
+    return StudyResult(
+        measures=measures, verdicts=verdicts, figure=figure, about=about, facts=facts, extra_figures={"curves": curve}
     )

@@ -18,8 +18,17 @@ from heedful.checkpoint import Loaded
 from heedful.data import Labelled
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
-from heedful.study.making import Positions, accuracy, classify, encoder, labelled, learn, read_rows, words
+from heedful.study.build import (
+    Positions,
+    accuracy_by_part,
+    classification_task,
+    head_outputs,
+    labelled_examples,
+    train_classifier,
+    transformer_classifier,
+    word_level_tokenizer,
+)
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.tokenizer import Tokenizer
 
 NAMES = ["shivas", "pavlos", "ana", "bo", "cem", "fay", "gil", "ivo"]
@@ -69,45 +78,48 @@ def text(random: Random, least: int, most: int) -> tuple[str, str]:
     return " ".join(found), names[0]
 
 
-def texts(count: int, random: Random, lengths: tuple[int, int]) -> list[Labelled]:
+def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[Labelled]:
     """So many, as examples."""
-    return labelled(text(random, *lengths) for _ in range(count))
+    return labelled_examples(text(random, *lengths) for _ in range(count))
 
 
-def change(loaded: Loaded, given: Sequence[str] = SPOKEN) -> float:
+def permutation_change(loaded: Loaded, given: Sequence[str] = SPOKEN) -> float:
     """The largest difference between what the model says of one text and of the same words in another order."""
-    one, other = read_rows(loaded, given)
+    one, other = head_outputs(loaded, given)
     return float((one - other).abs().max())
 
 
-def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     """A Transformer of two layers with positions of that kind."""
-    return encoder(tokenizer, NAMES, seed, positions=ARMS[arm])
+    return transformer_classifier(tokenizer, NAMES, seed, positions=ARMS[arm])
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """Each arm learns from the same short texts."""
-    count, tests, steps = plan.pick(6000, 64), plan.pick(600, 24), plan.pick(500, 2)
-    bench = Bench(plan)
+    count, tests, steps = plan.by_scale(6000, 64), plan.by_scale(600, 24), plan.by_scale(500, 2)
+    bench = Recorder(plan)
     for seed in plan.seeds:
         random = Random(seed)
         train, inside, beyond = (
-            texts(number, random, lengths) for number, lengths in ((count, SHORT), (tests, SHORT), (tests, LONG))
+            speaker_texts(number, random, lengths)
+            for number, lengths in ((count, SHORT), (tests, SHORT), (tests, LONG))
         )
-        tokenizer = words([*(each.text for each in train), *SPOKEN])
-        for arm in bench.left(ARMS, seed):
-            loaded = model(arm, tokenizer, seed)
-            task = classify(tokenizer, NAMES, loaded)
-            learn(loaded, task, task.read(train).samples, steps=steps, seed=seed)
-            found = {name: accuracy(loaded, task, test)["all"] for name, test in ((NEAR, inside), (FAR, beyond))}
-            bench.note(arm, seed, found | {CHANGE: change(loaded)})
-    changes = {arm: max(each) for arm, each in bench.measure(CHANGE).of.items()}
+        tokenizer = word_level_tokenizer([*(each.text for each in train), *SPOKEN])
+        for arm in bench.missing_arms(ARMS, seed):
+            loaded = build_model(arm, tokenizer, seed)
+            task = classification_task(tokenizer, NAMES, loaded)
+            train_classifier(loaded, task, task.read(train).samples, steps=steps, seed=seed)
+            found = {
+                name: accuracy_by_part(loaded, task, test)["all"] for name, test in ((NEAR, inside), (FAR, beyond))
+            }
+            bench.record(arm, seed, found | {CHANGE: permutation_change(loaded)})
+    changes = {arm: max(each) for arm, each in bench.measure(CHANGE).values.items()}
     near, far = (bench.measure(name, chance=1 / SOME, tests=tests) for name in (NEAR, FAR))
     inside_pairs = [(arm, NONE) for arm in ARMS if arm != NONE]
     beyond_pairs = [(arm, "learned") for arm in ARMS if arm not in (NONE, "learned")]
     verdicts = (
-        *compared((near,), inside_pairs, beside=len(beyond_pairs)),
-        *compared((far,), beyond_pairs, beside=len(inside_pairs)),
+        *compare_arms((near,), inside_pairs, other_comparisons=len(beyond_pairs)),
+        *compare_arms((far,), beyond_pairs, other_comparisons=len(inside_pairs)),
         *_permuted(changes),
     )
     about = (
@@ -115,8 +127,10 @@ def run(plan: Plan) -> Outcome:
         f"{SHORT[1]} words, measured on such texts and on texts of {LONG[0]} to {LONG[1]}. A Transformer of two "
         f"layers, 64 wide; {steps} steps of 32 texts. A guess among the names of the text gets {100 / SOME:.0f} %."
     )
-    figure = charts.dots((near, far), tuple(ARMS), "Who spoke? Positions, at trained lengths and beyond", "accuracy")
-    return Outcome(
+    figure = charts.dot_plot(
+        (near, far), tuple(ARMS), "Who spoke? Positions, at trained lengths and beyond", "accuracy"
+    )
+    return StudyResult(
         measures=(near, far), verdicts=verdicts, figure=figure, about=about, facts={"change when permuted": changes}
     )
 

@@ -7,8 +7,13 @@ the order of two (Lan et al. 2020). What counts is the accuracy on a small label
 from __future__ import annotations
 
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
-from heedful.study.reading import fine_tuned, pieces, started, world
+from heedful.study.pretraining_common import (
+    finetuned_accuracy,
+    pretrain_encoder,
+    pretraining_components,
+    pretraining_data,
+)
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 RANDOM = "random weights"
 ARMS = {
@@ -19,18 +24,18 @@ ARMS = {
 }
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """Each arm starts from the same draw, reads the same stories, and learns from the same labelled texts."""
-    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1200, 2, 4000), plan.pick(200, 2, 300)
-    bench, told, tests = Bench(plan), "", {}
+    few, steps, tuned = plan.by_scale(300, 16, 1000), plan.by_scale(1200, 2, 4000), plan.by_scale(200, 2, 300)
+    bench, told, tests = Recorder(plan), "", {}
     for seed in plan.seeds:
-        with world(plan, seed, few) as given:
+        with pretraining_data(plan, seed, few) as given:
             told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
-            for arm in bench.left(ARMS, seed):
-                made = pieces(given, ARMS[arm], seed, steps=steps, full=plan.real is not None)
-                loaded, _ = started(made, reads=arm != RANDOM)
-                found = fine_tuned(loaded, given, seed, steps=tuned)
-                bench.note(arm, seed, found)
+            for arm in bench.missing_arms(ARMS, seed):
+                made = pretraining_components(given, ARMS[arm], seed, steps=steps, full=plan.real_data is not None)
+                loaded, _ = pretrain_encoder(made, pretrain=arm != RANDOM)
+                found = finetuned_accuracy(loaded, given, seed, steps=tuned)
+                bench.record(arm, seed, found)
     measures = tuple(bench.measure(name, chance=0.5, tests=count) for name, count in tests.items())
     read = [arm for arm in ARMS if arm != RANDOM]
     pairs = [*((arm, RANDOM) for arm in read), *((arm, read[0]) for arm in read[1:])]
@@ -38,5 +43,5 @@ def run(plan: Plan) -> Outcome:
         f"{told}. Reading takes {steps:,} steps of the same number of tokens for each objective, fine-tuning {tuned}; "
         "the shape, the draw of the weights and the labelled texts are the same."
     )
-    figure = charts.dots(measures, tuple(ARMS), "Reading first, and by which objective", "accuracy")
-    return Outcome(measures=measures, verdicts=compared(measures[-1:], pairs), figure=figure, about=about)
+    figure = charts.dot_plot(measures, tuple(ARMS), "Reading first, and by which objective", "accuracy")
+    return StudyResult(measures=measures, verdicts=compare_arms(measures[-1:], pairs), figure=figure, about=about)

@@ -25,8 +25,15 @@ from heedful.nn.layout import Layout
 from heedful.nn.scores import Additive, General, Location, Score, align, cosine, dot, read, scaled_dot, soft
 from heedful.packed import Packed
 from heedful.study import charts
-from heedful.study.frame import Bench, Outcome, Plan, compared
-from heedful.study.making import accuracy, classic, classify, labelled, learn, words
+from heedful.study.build import (
+    accuracy_by_part,
+    classic_classifier,
+    classification_task,
+    labelled_examples,
+    train_classifier,
+    word_level_tokenizer,
+)
+from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.tokenizer import Tokenizer
 
 NAMES = ["ana", "bo", "cem", "dora", "edo", "fay", "gil", "hana", "ivo", "jun"]
@@ -89,9 +96,11 @@ def texts(count: int, random: Random) -> list[tuple[str, str]]:
     return found
 
 
-def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     """The classic model with another head over its rows."""
-    loaded = classic(tokenizer, COLOURS, seed, Bag(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH)
+    loaded = classic_classifier(
+        tokenizer, COLOURS, seed, Bag(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH
+    )
     loaded.head = head = Asking(MAKES[arm](), len(COLOURS))
     generator = torch.Generator().manual_seed(seed)
     for part in (head.out, head.trained):  # in this order: what all arms have is the same for all
@@ -100,27 +109,27 @@ def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     return loaded
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: StudyConfig) -> StudyResult:
     """Every arm learns from the same texts in the same order."""
-    count, tests, steps = plan.pick(4000, 64), plan.pick(1000, 32), plan.pick(600, 2)
-    bench, batch, rate = Bench(plan), 16, 4e-3
+    count, tests, steps = plan.by_scale(4000, 64), plan.by_scale(1000, 32), plan.by_scale(600, 2)
+    bench, batch, rate = Recorder(plan), 16, 4e-3
     for seed in plan.seeds:
         random = Random(seed)
-        train, test = labelled(texts(count, random)), labelled(texts(tests, random))
-        tokenizer = words(each.text for each in train)
-        for arm in bench.left(MAKES, seed):
-            loaded = model(arm, tokenizer, seed)
-            task = classify(tokenizer, COLOURS, loaded)
+        train, test = labelled_examples(texts(count, random)), labelled_examples(texts(tests, random))
+        tokenizer = word_level_tokenizer(each.text for each in train)
+        for arm in bench.missing_arms(MAKES, seed):
+            loaded = build_model(arm, tokenizer, seed)
+            task = classification_task(tokenizer, COLOURS, loaded)
             samples, began = task.read(train).samples, time.monotonic()
-            losses = learn(loaded, task, samples, steps=steps, seed=seed, batch=batch, rate=rate)
+            losses = train_classifier(loaded, task, samples, steps=steps, seed=seed, batch_size=batch, lr=rate)
             spent = 1e3 * (time.monotonic() - began) / steps
-            right = accuracy(loaded, task, test)["all"]
-            bench.note(arm, seed, {"right answers": right, "ms of a step": spent}, {"loss": losses})
-    curves = bench.curves("loss")
+            right = accuracy_by_part(loaded, task, test)["all"]
+            bench.record(arm, seed, {"right answers": right, "ms of a step": spent}, {"loss": losses})
+    curves = bench.mean_curves("loss")
     measure = bench.measure("right answers", chance=1 / ASKED, tests=tests)
     costs = bench.measure("ms of a step", unit="number")
     others = [arm for arm in MAKES if arm not in (MEAN, "scaled dot")]
-    verdicts = compared((measure,), [*(("scaled dot", arm) for arm in others), ("scaled dot", MEAN)])
+    verdicts = compare_arms((measure,), [*(("scaled dot", arm) for arm in others), ("scaled dot", MEAN)])
     about = (
         f"{ASKED} persons have one of {len(COLOURS)} colours each, and the last word asks about one of them. The last "
         f"row is the query, the rows before it are keys and values; a GRU in both directions, {WIDTH} wide, makes all "
@@ -128,14 +137,19 @@ def run(plan: Plan) -> Outcome:
         f"multiplied by {SHARP:g} before the softmax; location scores never see a key. A guess among the colours of "
         f"the text gets a little more than {100 / ASKED:.0f} %, since colours repeat."
     )
-    figure = charts.dots((measure,), tuple(MAKES), "Who has what: six scores on one task")
+    figure = charts.dot_plot((measure,), tuple(MAKES), "Who has what: six scores on one task")
     panel = charts.Panel(
-        across="steps",
-        up="loss",
+        x_label="steps",
+        y_label="loss",
         lines=tuple(charts.Line(name=arm, points=charts.smooth(curve, 20)) for arm, curve in curves.items()),
     )
-    curve = charts.lines([panel], "Who has what: how fast each score learns", "training loss, means of 20 steps")
+    curve = charts.line_plot([panel], "Who has what: how fast each score learns", "training loss, means of 20 steps")
     facts = {"loss": {arm: [round(each, 4) for each in curve] for arm, curve in curves.items()}}
-    return Outcome(
-        measures=(measure, costs), verdicts=verdicts, figure=figure, about=about, facts=facts, others={"curves": curve}
+    return StudyResult(
+        measures=(measure, costs),
+        verdicts=verdicts,
+        figure=figure,
+        about=about,
+        facts=facts,
+        extra_figures={"curves": curve},
     )

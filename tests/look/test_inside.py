@@ -14,16 +14,16 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.look.asks import Asks
-from heedful.look.attribute import integrated_gradients, score_of
-from heedful.look.compare import align, states
-from heedful.look.gates import gated, ones
-from heedful.look.inside import Inside
-from heedful.look.page import keep
-from heedful.look.similarity import of, similarity
-from heedful.look.steps import steps
-from heedful.look.words import analogy, in_context
-from heedful.look.writing import writing
+from heedful.look.attribution import explained_score, integrated_gradients
+from heedful.look.block_steps import block_steps
+from heedful.look.compare import align_tokens, hidden_state_similarity
+from heedful.look.decoding import decoding_report
+from heedful.look.head_masking import gated_heads, open_gates
+from heedful.look.inspection import Inspection
+from heedful.look.page import collect_answers
+from heedful.look.page_api import PageAPI
+from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
+from heedful.look.word_vectors import analogy, contextual_similarity
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import Block, Placed, Sight
@@ -54,11 +54,11 @@ def ending(words: Any) -> Any:
     return words
 
 
-def inside_of(folder: Path, family: str) -> tuple[Any, Inside]:
+def inside_of(folder: Path, family: str) -> tuple[Any, Inspection]:
     theirs = save_tiny(folder, family, next(iter(FAMILIES[family].heads)))
     loaded = heedful.load(folder)
     loaded.tokenizer = word_tokenizer(WORDS)
-    return theirs, Inside(loaded, TEXT)
+    return theirs, Inspection(loaded, TEXT)
 
 
 def their_attention(theirs: Any, family: str, ids: list[int]) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def their_attention(theirs: Any, family: str, ids: list[int]) -> dict[str, Any]:
 
 def _check_family(folder: Path, family: str) -> None:
     theirs, inside = inside_of(folder, family)
-    inside = Inside(inside.loaded.train(), TEXT)  # nothing is dropped, and afterwards it trains as before
+    inside = Inspection(inside.loaded.train(), TEXT)  # nothing is dropped, and afterwards it trains as before
     assert inside.loaded.training
-    ask = Asks([inside])
+    ask = PageAPI([inside])
     expected = their_attention(theirs, family, list(inside.encoded.ids))
     assert {view.part for view in inside.views} == set(expected)
     for part, layers in expected.items():
@@ -112,15 +112,15 @@ def test_13_53_of_the_other_families(tmp_path: Path, family: str) -> None:
 def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> None:
     _, inside = inside_of(tmp_path, family)
     for part in {view.part for view in inside.views} - {"cross"}:
-        states, layers = inside.states(part), inside.view(part).layers
+        states, layers = inside.hidden_states(part), inside.view(part).layers
         for layer in (0, layers - 2):
-            made = steps(inside, part, layer, 3, 4)
+            made = block_steps(inside, part, layer, 3, 4)
             assert torch.allclose(made[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
             named = {step.name: step for step in made}
             assert torch.allclose(named[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
             taken, heard = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
             assert torch.isclose(heard.sum(), torch.tensor(1.0), atol=1e-5)
-            one = inside.attended(part, layer, ("v",), heads=[3])
+            one = inside.attention(part, layer, ("v",), heads=[3])
             assert one.v is not None
             assert torch.allclose(heard @ one.v[:, 0], taken, atol=1e-5)
 
@@ -129,11 +129,11 @@ def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -
     """A prepared engine computes blocks at once, past the modules that are looked at."""
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
     assert loaded.model.encoder is not None
-    plain = steps(Inside(loaded, TEXT), "encoder", 1, 3, 4)
-    gates = ones(loaded.model)
+    plain = block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4)
+    gates = open_gates(loaded.model)
     gates["encoder"][0, 2] = 0.0
     batch = Packed.of([[1, 2, 3]])
-    with torch.no_grad(), gated(loaded.model, gates):
+    with torch.no_grad(), gated_heads(loaded.model, gates):
         masked = loaded.model(batch)
 
     def at_once(block: Block, x: torch.Tensor, sight: Sight, placed: Placed) -> torch.Tensor | None:
@@ -141,9 +141,9 @@ def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -
 
     for block in loaded.model.encoder.blocks:
         block.at_once = at_once
-    for one, other in zip(plain, steps(Inside(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
+    for one, other in zip(plain, block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
         assert one.vectors.keys() == other.vectors.keys()
-    with torch.no_grad(), gated(loaded.model, gates):
+    with torch.no_grad(), gated_heads(loaded.model, gates):
         assert torch.equal(loaded.model(batch), masked)
     assert all(block.at_once is at_once for block in loaded.model.encoder.blocks)
 
@@ -154,8 +154,8 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
         ("masked", "the [MASK] sat"),
         ("tag", "ada lives in paris"),
     ):
-        inside = Inside(heedful.load(make(tmp_path / name, name)), text)
-        score, what, *_ = score_of(inside)
+        inside = Inspection(heedful.load(make(tmp_path / name, name)), text)
+        score, what, *_ = explained_score(inside)
         found = integrated_gradients(inside, score, what, steps=200)
         assert abs(found.missing) < 2e-2 * max(1.0, abs(found.at_text - found.at_baseline)), name
         assert float(found.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
@@ -163,8 +163,8 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
             out = inside.loaded(inside.source)
         assert any(abs(found.at_text - float(each)) < 1e-5 for each in out.flatten())
         assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
-    pair = Inside(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
-    assert "answer" in score_of(pair)[1] and set(Asks([pair])("prediction", {})) >= {"answer", "attribution"}
+    pair = Inspection(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
+    assert "answer" in explained_score(pair)[1] and set(PageAPI([pair])("prediction", {})) >= {"answer", "attribution"}
 
 
 def test_classic_models_show_what_they_look_at() -> None:
@@ -179,7 +179,7 @@ def test_classic_models_show_what_they_look_at() -> None:
         "dot products",
     ):
         loaded = classic(name)
-        inside = Inside(loaded, text)
+        inside = Inspection(loaded, text)
         for view in inside.views:
             weights = inside.weights(view.part, 0)
             assert weights.shape[1:] == (len(inside.sides[view.rows]), len(inside.sides["source"]))
@@ -192,54 +192,54 @@ def test_classic_models_show_what_they_look_at() -> None:
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
     with pytest.raises(HeedfulError, match="nothing in it looks at anything"):
-        Inside(bare(READERS["plain attention"]), text)
+        Inspection(bare(READERS["plain attention"]), text)
     assert set(READERS) >= {"structured"}
 
 
 @pytest.mark.parametrize("name", ["bag of means", "bag of sums"])
 def test_a_bag_rests_on_each_word_alike(name: str) -> None:
     """What each word adds is exact there: the score is linear in their vectors."""
-    inside = Inside(classic(name), "the film was not good")
-    said = Asks([inside])("prediction", {"label": "1"})
+    inside = Inspection(classic(name), "the film was not good")
+    said = PageAPI([inside])("prediction", {"label": "1"})
     assert numbers(said["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
     assert said["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
 
 
 def test_compared_words_and_similarity(tmp_path: Path) -> None:
-    assert align(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
+    assert align_tokens(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
-    one, other = Inside(loaded, "the cat sat on the mat"), Inside(loaded, "the dog sat on the mat")
-    found = Asks([one, other])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
+    one, other = Inspection(loaded, "the cat sat on the mat"), Inspection(loaded, "the dog sat on the mat")
+    found = PageAPI([one, other])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
     expected = other.weights("encoder", 1)[2] - one.weights("encoder", 1)[2]
     assert np.abs(numbers(found["difference"]) - expected.numpy()).max() < 1e-6
     save_tiny(tmp_path / "deep", "bert", "BertModel", vocab_size=loaded.config.model.embedding.vocabulary)
     deep = heedful.load(tmp_path / "deep")
     deep.tokenizer = loaded.tokenizer
-    student = Asks([Inside(deep, "the cat sat"), Inside(loaded, "the cat sat")])  # four layers beside two
+    student = PageAPI([Inspection(deep, "the cat sat"), Inspection(loaded, "the cat sat")])  # four layers beside two
     found = student("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
-    means = [each.weights("encoder", layer).mean(0) for each, layer in zip(student.looks, (3, 1), strict=True)]
+    means = [each.weights("encoder", layer).mean(0) for each, layer in zip(student.inspections, (3, 1), strict=True)]
     assert np.abs(numbers(found["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
     assert "different shapes" in found["apart"]
-    kept = keep(student, layers=[3], heads=[0]).answers  # beside layer 3 of four stands the last of two
+    kept = collect_answers(student, layers=[3], heads=[0]).answers  # beside layer 3 of four stands the last of two
     assert "difference" in kept["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
-    told = in_context([one, other], "mat")
+    told = contextual_similarity([one, other], "mat")
     assert len(told["places"]) == 2 and torch.allclose(told["layers"][1].diagonal(), torch.ones(2))
-    row = one.states("encoder")[2][6]
-    again = torch.nn.functional.cosine_similarity(row, other.states("encoder")[2][6], dim=0)
+    row = one.hidden_states("encoder")[2][6]
+    again = torch.nn.functional.cosine_similarity(row, other.hidden_states("encoder")[2][6], dim=0)
     assert torch.isclose(told["layers"][2][0, 1], again, atol=1e-6)
-    pair = in_context([Inside(loaded, ("The cat sat", "on the mat"))], "the")
+    pair = contextual_similarity([Inspection(loaded, ("The cat sat", "on the mat"))], "the")
     assert [(each["text"], each["start"], each["stop"]) for each in pair["places"]] == [
         ("The cat sat", 0, 3),
         ("on the mat", 3, 6),
     ]
 
-    head = similarity(loaded, "encoder", 1, 3)
+    head = qk_spectrum(loaded, "encoder", 1, 3)
     weight = loaded.model.encoder.blocks[1].attention.qkv.weight.detach().double()
     m = weight[24:32].T @ weight[32 + 24 : 32 + 32]
-    assert torch.allclose(head.singular, torch.linalg.svdvals(m)[:8], atol=1e-9)
+    assert torch.allclose(head.singular_values, torch.linalg.svdvals(m)[:8], atol=1e-9)
     exact = torch.linalg.eigvalsh((m + m.T) / 2).flip(0)
-    assert torch.allclose(head.eigenvalues[:8], exact[:8], atol=1e-9) and head.said.startswith("No metric")
-    assert of(torch.eye(3).double(), torch.eye(3).double()).said.startswith("Symmetric and positive")
+    assert torch.allclose(head.eigenvalues[:8], exact[:8], atol=1e-9) and head.summary.startswith("No metric")
+    assert spectrum_of(torch.eye(3).double(), torch.eye(3).double()).summary.startswith("Symmetric and positive")
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Laid, 1e-12), (Rounded, 0.02)])
@@ -248,28 +248,30 @@ def test_similarity_of_an_engine_that_was_prepared(tmp_path: Path, kind: type[La
     if kind is Laid and (why := cannot_lay(torch.float32)):
         pytest.skip(why)
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
-    plain = similarity(loaded, "encoder", 1, 3)
+    plain = qk_spectrum(loaded, "encoder", 1, 3)
     assert loaded.model.encoder is not None
     attention = loaded.model.encoder.blocks[1].attention
     attention.add_module("qkv", kind(attention.qkv))
-    found = similarity(loaded, "encoder", 1, 3)
-    assert torch.allclose(found.singular, plain.singular, rtol=0, atol=error * float(plain.singular[0]))
+    found = qk_spectrum(loaded, "encoder", 1, 3)
+    assert torch.allclose(
+        found.singular_values, plain.singular_values, rtol=0, atol=error * float(plain.singular_values[0])
+    )
 
 
 def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
-    inside = Inside(loaded, TEXT, target=TEXT[:11])
-    assert not inside.written and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
-    found = writing(inside, max_new_tokens=6, num_beams=2)
+    inside = Inspection(loaded, TEXT, target=TEXT[:11])
+    assert not inside.target_is_generated and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
+    found = decoding_report(inside, max_new_tokens=6, num_beams=2)
     assert found["steps"] and found["steps"][0]["candidates"][0]["text"] == found["steps"][0]["token"]
     (answer,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))([TEXT])
     assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
     assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
-    other = Inside(loaded, TEXT, target=TEXT[:7])
-    moved = states(inside, other, "cross")  # what looks across are the decoder's rows
+    other = Inspection(loaded, TEXT, target=TEXT[:7])
+    moved = hidden_state_similarity(inside, other, "cross")  # what looks across are the decoder's rows
     assert len(moved["tokens"]) == len(other.sides["target"]) < len(inside.sides["target"])
     assert torch.allclose(moved["cosines"][0], torch.ones(len(moved["tokens"])), atol=1e-6)
 
@@ -288,8 +290,8 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
     with pytest.raises(HeedfulError, match='"king" is not in the vocabulary'):
         analogy(plain, "good", "king", "very")
     for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the net"])):
-        inside = Inside(loaded, "the film was good . the end was not good")
-        told = in_context([inside], "good")
+        inside = Inspection(loaded, "the film was good . the end was not good")
+        told = contextual_similarity([inside], "good")
         assert told["names"] == names and len(told["places"]) == 2 and not told["unknown"]
         rows = loaded.rows(inside.source) if loaded is net else loaded.model.embedding(inside.source)
         cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
@@ -303,7 +305,7 @@ def test_recurrent_nets_show_what_they_looked_at() -> None:
     look = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8, feed=False))
     loaded = create(Config(family="heedful-classic", model=look, head=NextToken()), words, seed=1).double().eval()
     loaded.tokenizer = ending(words)
-    inside = Inside(loaded, TEXT, target=TEXT[:15])
+    inside = Inspection(loaded, TEXT, target=TEXT[:15])
     assert [(view.part, view.rows, view.keys) for view in inside.views] == [("cross", "target", "source")]
     model: Any = loaded.model
     weights = inside.weights("cross", 0)[0]
@@ -311,12 +313,14 @@ def test_recurrent_nets_show_what_they_looked_at() -> None:
         read = model.reading(model.embedding(inside.source), inside.source.bounds)
         states, _ = model.writing(model.embedding(inside.target), model._start(read, inside.source.bounds)[0][:, 0])
         rows = model.mix(torch.cat([weights @ read, states], -1)).tanh()
-    assert torch.allclose(rows, inside.rows, atol=1e-12) and torch.allclose(weights.sum(-1), torch.ones(5).double())
+    assert torch.allclose(rows, inside.last_hidden_state, atol=1e-12) and torch.allclose(
+        weights.sum(-1), torch.ones(5).double()
+    )
 
 
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
-    inside = Inside(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
-    ask = Asks([inside])
+    inside = Inspection(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
+    ask = PageAPI([inside])
     for name, params, why in (
         ("weights", {"part": "cross"}, 'there is no part "cross", but encoder'),
         ("weights", {"layer": "9"}, "layer is '9'; expected a whole number from 0 to 1"),

@@ -21,10 +21,10 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.cli import main
 from heedful.look import page
-from heedful.look.asks import Asks
-from heedful.look.inside import Inside, among
-from heedful.look.local import Local, background
-from heedful.look.notebook import answered, widget
+from heedful.look.inspection import Inspection, inspect_choices
+from heedful.look.local_server import LocalServer, serve_in_background
+from heedful.look.notebook import answer_message, make_widget
+from heedful.look.page_api import PageAPI
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
@@ -71,9 +71,9 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def asks(tmp_path_factory: pytest.TempPathFactory) -> Asks:
+def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
     loaded = heedful.load(make(tmp_path_factory.mktemp("single"), "single"))
-    other = Inside(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
+    other = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
     report = {
         "patterns": {"next": "the token that follows", "broad": "a bag of words"},
         "heads": [
@@ -83,24 +83,24 @@ def asks(tmp_path_factory: pytest.TempPathFactory) -> Asks:
         ],
         "said": "told", "measure": "", "price": None,
     }  # fmt: skip
-    return Asks([Inside(loaded, PAIR), other], more=[Inside(loaded, PAIR[0])], word="mat", report=report)
+    return PageAPI([Inspection(loaded, PAIR), other], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
 
 
 @pytest.fixture(scope="module")
-def local(asks: Asks) -> Iterator[Local]:
-    with background(asks) as server:
+def local(asks: PageAPI) -> Iterator[LocalServer]:
+    with serve_in_background(asks) as server:
         yield server
 
 
-def weights(asks: Asks, layer: int, head: int) -> np.ndarray:
-    found: np.ndarray = asks.looks[0].weights("encoder", layer, [head])[0].numpy()
+def weights(asks: PageAPI, layer: int, head: int) -> np.ndarray:
+    found: np.ndarray = asks.inspections[0].weights("encoder", layer, [head])[0].numpy()
     return found
 
 
 VIEWS = ("head", "model", "neuron", "steps", "prediction", "positions", "compare", "words", "similarity", "heads")
 
 
-def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser, local: Local) -> None:
+def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser, local: LocalServer) -> None:
     chrome.requests()
     chrome.dark(False)
     chrome.open(f"{local.url}#view=heads&layer=1&head=2")
@@ -122,8 +122,8 @@ def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser
     assert asked and all(url.startswith(local.url) for url in asked)
 
 
-def test_52_head_view_filters_and_merges(chrome: Browser, local: Local, asks: Asks) -> None:
-    inside = asks.looks[0]
+def test_52_head_view_filters_and_merges(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
+    inside = asks.inspections[0]
     segments = [0, *(s for s in inside.encoded.segments[1:])]
     last = 0
     sides = []
@@ -165,7 +165,7 @@ def test_52_head_view_filters_and_merges(chrome: Browser, local: Local, asks: As
     assert np.abs(np.reshape(found[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
 
 
-def test_keyboard_and_numbers(chrome: Browser, local: Local, asks: Asks) -> None:
+def test_keyboard_and_numbers(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
     chrome.open(f"{local.url}#view=model&layer=1&head=3")
     chrome.focus(".heat")
     chrome.keys("\ue015", "\ue015", "\ue014")  # down, down, right: row 2, key 1
@@ -186,13 +186,15 @@ def test_keyboard_and_numbers(chrome: Browser, local: Local, asks: Asks) -> None
     assert theme in ("light", "dark")
     chrome.js("document.querySelector('.reading textarea').value = 'the dog'")
     chrome.click(".reading button")
-    chrome.until(lambda: len(asks.looks[0].sides["source"]) == 14)
-    asks.looks[0] = Inside(asks.looks[0].loaded, PAIR)
+    chrome.until(lambda: len(asks.inspections[0].sides["source"]) == 14)
+    asks.inspections[0] = Inspection(asks.inspections[0].loaded, PAIR)
 
 
-def test_the_header_follows_what_is_compared(chrome: Browser, asks: Asks) -> None:
+def test_the_header_follows_what_is_compared(chrome: Browser, asks: PageAPI) -> None:
     """Whichever text is changed, and from where."""
-    with background(Asks([Inside(asks.looks[0].loaded, "the cat"), Inside(asks.looks[0].loaded, "the dog")])) as server:
+    with serve_in_background(
+        PageAPI([Inspection(asks.inspections[0].loaded, "the cat"), Inspection(asks.inspections[0].loaded, "the dog")])
+    ) as server:
         chrome.open(f"{server.url}#view=compare&side=1")
         field = "return document.querySelector('.reading textarea').value"
         assert chrome.js(field) == "the dog"
@@ -210,8 +212,8 @@ def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path
     loaded = heedful.load(make(tmp_path / "single", "single"))
     texts = ["\U0001f600\U0001f600\U0001f600 the cat sat", "\U0001f600" * 70 + " the cat"]
     file = tmp_path / "look.html"
-    first, *more = [Inside(loaded, text) for text in texts]
-    file.write_text(page.html(Asks([first], more=more, word="cat"), layers=[0], heads=[0]), encoding="utf-8")
+    first, *more = [Inspection(loaded, text) for text in texts]
+    file.write_text(page.render_html(PageAPI([first], extra=more, word="cat"), layers=[0], heads=[0]), encoding="utf-8")
     chrome.open(f"{file.as_uri()}#view=words")
     assert chrome.js("return [...document.querySelectorAll('.texts mark')].map((e) => e.textContent)") == ["cat", "cat"]
     shown = chrome.js("return [...document.querySelectorAll('.texts li')].map((e) => e.textContent)")
@@ -231,7 +233,7 @@ def hostile() -> heedful.Loaded:
 
 def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Path) -> None:
     text = " ".join(token for token in HOSTILE if "\u0000" not in token) + " \u0000\u0007"
-    made = page.html(Asks([Inside(hostile(), text)]))
+    made = page.render_html(PageAPI([Inspection(hostile(), text)]))
     assert made.count("</script>") == 2 and "\u202e" not in made
     file = tmp_path / "look.html"
     file.write_text(made, encoding="utf-8")
@@ -251,21 +253,21 @@ def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Pa
     assert policy and "connect-src 'none'" in policy[1] and "unsafe" not in policy[1]
 
 
-def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: Asks) -> None:
-    kept = page.keep(asks, layers=[1], heads=[0, 3])
+def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: PageAPI) -> None:
+    kept = page.collect_answers(asks, layers=[1], heads=[0, 3])
     weighed = [question for question in kept.answers if question.startswith("weights?")]
     assert weighed == [f"weights?head={h}&layer=1&part=encoder&side={s}" for s in (0, 1) for h in (0, 3)]
-    small = page.keep(asks, layers=[0], heads=[0], budget=30_000)
+    small = page.collect_answers(asks, layers=[0], heads=[0], budget=30_000)
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
 
 
 @pytest.mark.slow
-def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
+def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path: Path, asks: PageAPI) -> None:
     """Each view shows what was kept, and offers nothing else to choose."""
     file = tmp_path / "look.html"
     options = "return [...document.querySelectorAll('.controls select')].map((e) => [...e.options].map((o) => o.value))"
     chips = "return [...document.querySelectorAll('.chip:enabled')].map((e) => e.textContent)"
-    file.write_text(page.html(asks, layers=[1], heads=[2, 3]), encoding="utf-8")
+    file.write_text(page.render_html(asks, layers=[1], heads=[2, 3]), encoding="utf-8")
     for view in VIEWS:
         chrome.open(f"{file.as_uri()}#view={view}&layer=0&head=0")
         chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
@@ -293,7 +295,7 @@ def test_a_file_of_one_head_shows_where_it_looked(chrome: Browser, tmp_path: Pat
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
-    file.write_text(page.html(Asks([Inside(loaded, TEXT)]), layers=[1], heads=[2]), encoding="utf-8")
+    file.write_text(page.render_html(PageAPI([Inspection(loaded, TEXT)]), layers=[1], heads=[2]), encoding="utf-8")
     chrome.open(f"{file.as_uri()}#view=alignment")
     assert chrome.text(".alignment-view figcaption") == "Layer 1, head 2" and chrome.js(PROBLEMS) == ""
     chrome.open(f"{file.as_uri()}#view=decoder")
@@ -301,25 +303,25 @@ def test_a_file_of_one_head_shows_where_it_looked(chrome: Browser, tmp_path: Pat
 
 
 def test_a_file_offers_the_scores_that_it_holds(
-    chrome: Browser, tmp_path: Path, asks: Asks, monkeypatch: pytest.MonkeyPatch
+    chrome: Browser, tmp_path: Path, asks: PageAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another token of a tagger is none of them, nor is one of many classes."""
     file = tmp_path / "look.html"
     options = "return [...document.querySelectorAll('.bar-of option')].map((e) => e.value)"
-    tagger = Asks([Inside(heedful.load(make(tmp_path / "tag", "tag")), "ada lives in paris")])
+    tagger = PageAPI([Inspection(heedful.load(make(tmp_path / "tag", "tag")), "ada lives in paris")])
     monkeypatch.setattr(page, "SCORES", 2)
     usual = asks("prediction", {})["choices"]["label"]
     for shown, expected in ((tagger, set()), (asks, {"0", "1", str(usual)})):
-        file.write_text(page.html(shown), encoding="utf-8")
+        file.write_text(page.render_html(shown), encoding="utf-8")
         chrome.open(f"{file.as_uri()}#view=prediction")
         chrome.until(lambda: chrome.js("return document.querySelector('.prediction-view') !== null"))
         assert set(chrome.js(options)) == expected and chrome.js(PROBLEMS) == ""
-    with background(tagger) as server:
+    with serve_in_background(tagger) as server:
         chrome.open(f"{server.url}#view=prediction")
         assert len(chrome.until(lambda: chrome.js(options))) > 4
 
 
-def test_only_its_reader_gets_in(local: Local) -> None:
+def test_only_its_reader_gets_in(local: LocalServer) -> None:
     here = local.url.rstrip("/").rsplit("/", 1)[0]
 
     def status(url: str, **headers: str) -> tuple[int, Any]:
@@ -347,13 +349,13 @@ def test_only_its_reader_gets_in(local: Local) -> None:
         assert b" 501 " in plain.recv(1000)
 
 
-def test_notebook_and_command(tmp_path: Path, asks: Asks, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answered(asks, {"number": 3, "name": "weights", "params": {"layer": 1, "head": 2}})
-    assert told["number"] == 3 and told["answer"]["weights"]["shape"] == [len(asks.looks[0].encoded)] * 2
-    assert 'no part "x"' in answered(asks, {"number": 4, "name": "weights", "params": {"part": "x"}})["error"]
-    assert answered(asks, "nonsense")["error"]
+def test_notebook_and_command(tmp_path: Path, asks: PageAPI, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer_message(asks, {"number": 3, "name": "weights", "params": {"layer": 1, "head": 2}})
+    assert told["number"] == 3 and told["answer"]["weights"]["shape"] == [len(asks.inspections[0].encoded)] * 2
+    assert 'no part "x"' in answer_message(asks, {"number": 4, "name": "weights", "params": {"part": "x"}})["error"]
+    assert answer_message(asks, "nonsense")["error"]
     pytest.importorskip("anywidget")
-    made = widget(asks)
+    made = make_widget(asks)
     assert "startWidget" in made._esm and "import " not in re.sub(r'import\("', "", str(made._esm)).split("/**")[0]
     assert callable(heedful.look)
     run = make(tmp_path / "run", "single")
@@ -366,7 +368,7 @@ def test_notebook_and_command(tmp_path: Path, asks: Asks, capsys: pytest.Capture
 
 
 def test_layers_and_heads_that_are_not_there_are_refused(
-    tmp_path: Path, asks: Asks, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asks: PageAPI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for layers, heads, told in (
         ([1, 99], None, r"layers \[99\] were asked for, but there are 2, from 0"),
@@ -374,7 +376,7 @@ def test_layers_and_heads_that_are_not_there_are_refused(
         ([], None, "no layers were asked for: give numbers from 0 to 1, or None for all"),
     ):
         with pytest.raises(heedful.HeedfulError, match=told):
-            page.html(asks, layers=layers, heads=heads)
+            page.render_html(asks, layers=layers, heads=heads)
     run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
     for more, told in (
         (["the cat", "--html", str(file), "--layer", "99"], "layers [99] were asked for, but there are 2, from 0"),
@@ -415,15 +417,15 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
 
 
 def test_a_question_is_written_as_the_page_writes_it() -> None:
-    assert page.key("words", {"word": "don't (é) a/b"}) == "words?word=don't%20(%C3%A9)%20a%2Fb"
+    assert page.question_key("words", {"word": "don't (é) a/b"}) == "words?word=don't%20(%C3%A9)%20a%2Fb"
 
 
-def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
+def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: PageAPI) -> None:
     """The widget's module, with a model that passes questions and answers on, as anywidget's does."""
     place = {"side": "0", "part": "encoder", "layer": "0"}
     asked = [("about", {}), *(("weights", place | {"head": str(head)}) for head in range(4))]
-    told = [answered(asks, {"number": 0, "name": name, "params": params}) for name, params in asked]
-    kept = {page.key(name, params): each["answer"] for (name, params), each in zip(asked, told, strict=True)}
+    told = [answer_message(asks, {"number": 0, "name": name, "params": params}) for name, params in asked]
+    kept = {page.question_key(name, params): each["answer"] for (name, params), each in zip(asked, told, strict=True)}
     host = """
     const kept = JSON.parse(document.getElementById("kept").textContent);
     const model = { on(_, heard) { this.heard = heard; }, send({ number, name, params }) {
@@ -434,8 +436,9 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
     file = tmp_path / "host.html"
     data = json.dumps(kept)
     file.write_text(
-        f'<!doctype html><meta charset="utf-8"><body><style>{page.text(page.STYLE)}</style>'
-        f'<script type="application/json" id="kept">{data}</script><script type="module">{page.joined()}{host}</script>'
+        f'<!doctype html><meta charset="utf-8"><body><style>{page.read_asset(page.STYLE)}</style>'
+        f'<script type="application/json" id="kept">{data}</script>'
+        f'<script type="module">{page.bundled_script()}{host}</script>'
     )
     chrome.open(file.as_uri())
     chrome.js("document.body.dataset.jpThemeLight = 'false'")  # as JupyterLab tells that it is dark
@@ -453,8 +456,8 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
-    inside = Inside(loaded, TEXT, target=TEXT[:11])
-    with background(Asks([inside])) as server:
+    inside = Inspection(loaded, TEXT, target=TEXT[:11])
+    with serve_in_background(PageAPI([inside])) as server:
         chrome.open(f"{server.url}#view=alignment&layer=1")
         names = chrome.js("return [...document.querySelectorAll('.map .rows span')].map((e) => e.textContent)")
         assert names == [each["text"] for each in inside.sides["said"]]
@@ -481,20 +484,22 @@ def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> N
         **{"multiple": PAIR[0], "regression": PAIR[0], "bare": PAIR[0]},
         **{"span": ("who wrote it", "ada wrote the program"), "next": PAIR},
     }
-    shown = {name: Inside(heedful.load(make(tmp_path / name, name)), text) for name, text in texts.items()}
+    shown = {name: Inspection(heedful.load(make(tmp_path / name, name)), text) for name, text in texts.items()}
     shown |= {
-        name: Inside(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")
+        name: Inspection(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")
     }
     save_tiny(tmp_path / "t5", "t5", "T5ForConditionalGeneration", vocab_size=96)
     save_tiny(tmp_path / "gpt2", "gpt2", "GPT2LMHeadModel", vocab_size=96, bos_token_id=1, eos_token_id=1)
     for family in ("t5", "gpt2"):
         loaded = heedful.load(tmp_path / family)
         loaded.tokenizer = ending(word_tokenizer(WORDS))
-        shown[family] = Inside(loaded, TEXT)
+        shown[family] = Inspection(loaded, TEXT)
     seen = {name: [inside] for name, inside in shown.items()}
-    seen["choice"] = among(heedful.load(make(tmp_path / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"])
+    seen["choice"] = inspect_choices(
+        heedful.load(make(tmp_path / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"]
+    )
     for name, insides in seen.items():
-        with background(Asks(insides)) as server:
+        with serve_in_background(PageAPI(insides)) as server:
             chrome.open(server.url)
             views = chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)")
             assert ("decoder" in views) == (name in ("t5", "gpt2")) and ("alignment" in views) == (name == "t5"), name
@@ -515,7 +520,7 @@ def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
     loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
     torch.manual_seed(0)
     text = " ".join(f"w{number}" for number in torch.randint(0, 400, (512,)).tolist())
-    with background(Asks([Inside(loaded, text)])) as server:
+    with serve_in_background(PageAPI([Inspection(loaded, text)])) as server:
         for view in ("head", "model", "neuron"):
             times = []
             for _ in range(3):  # other processes may be in the way
@@ -538,6 +543,6 @@ def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> 
     loaded = heedful.load(make(tmp_path / "single", "single"))
     with torch.no_grad():
         loaded.model.embedding.tokens.weight.fill_(float("nan"))
-    kept = page.keep(Asks([Inside(loaded, "the cat")]))
+    kept = page.collect_answers(PageAPI([Inspection(loaded, "the cat")]))
     assert any("not finite" in answer.get("error", "") for answer in kept.answers.values())
     json.dumps(kept.answers, allow_nan=False)

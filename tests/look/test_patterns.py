@@ -12,9 +12,9 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.cli import main
 from heedful.errors import HeedfulError
-from heedful.look import patterns
-from heedful.look.gates import gated, ones
-from heedful.look.report import report, worth
+from heedful.look import head_patterns
+from heedful.look.head_masking import gated_heads, open_gates
+from heedful.look.head_report import head_importance, head_report
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.packed import Packed
 from tests.support.classic_models import classic
@@ -23,16 +23,16 @@ from tests.support.model_folders import make
 
 
 def test_54_known_heads_are_named(tmp_path: Path) -> None:
-    found = patterns.heads(known(tmp_path), pairs(40))
+    found = head_patterns.find_head_patterns(known(tmp_path), pairs(40))
     assert tuple(head.name for head in found) == KNOWN
     for head in found:
         best = head.patterns[head.name]
         assert best.score > 0.9 and 0 < best.lift <= 1 + 1e-6
-        assert head.name == "broad" or best.z > patterns.Z
+        assert head.name == "broad" or best.z > head_patterns.Z
     nothing = found[-1]  # all scores are equal: exactly what chance says, in every pattern
     for name, each in nothing.patterns.items():
         assert name == "broad" or abs(each.score - each.chance) < 1e-6
-    assert patterns.table(found, "encoder").shape == (1, 8)
+    assert head_patterns.name_table(found, "encoder").shape == (1, 8)
 
 
 def test_chance_names_no_head(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_chance_names_no_head(tmp_path: Path) -> None:
     for scale, most in ((0.5, 0), (200.0, 2)):
         stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
         config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
-        found = patterns.heads(create(config, words, seed=1).eval(), pairs(8), related=False)
+        found = head_patterns.find_head_patterns(create(config, words, seed=1).eval(), pairs(8), related=False)
         assert sum(head.name not in ("mixed", "broad") for head in found) <= most
     with pytest.raises(HeedfulError, match="no texts were given"):
-        patterns.heads(known(tmp_path), [])
+        head_patterns.find_head_patterns(known(tmp_path), [])
 
 
 def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
     batch = Packed.of([[5, 6, 7, 8], [9, 10]])
     with torch.no_grad():
         before = model.model(batch)
-        gates = ones(model.model)
+        gates = open_gates(model.model)
         gates["encoder"][:2, 1] = 0.0  # block 0 is layers 0 and 1
-        with gated(model.model, gates):
+        with gated_heads(model.model, gates):
             masked = model.model(batch)
         assert torch.equal(model.model(batch), before)
         model.model.encoder.blocks[0].attention.out.weight[:, 4:8] = 0.0
@@ -72,25 +72,25 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
         return model.model(batch).pow(3).sum()
 
     model.requires_grad_(False)
-    found = worth(model, [loss], [1.0], "loss")
+    found = head_importance(model, [loss], [1.0], "loss")
     step = 1e-5
     for place in ((0, 0), (2, 3)):
         sides = []
         for sign in (1, -1):
-            moved = ones(model.model)
+            moved = open_gates(model.model)
             moved["encoder"] = moved["encoder"].double()
             moved["encoder"][place] += sign * step
-            with gated(model.model, moved):
+            with gated_heads(model.model, moved):
                 sides.append(float(loss()))
         slope = (sides[0] - sides[1]) / (2 * step)
         assert abs(abs(slope) - float(found.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
     assert abs(float(found.effect["encoder"][0, 1])) < 1e-9 and len(found.order) == 16
-    assert found.price[0] == pytest.approx(found.whole) and found.masked[-1] == 16
+    assert found.pruning_losses[0] == pytest.approx(found.loss) and found.masked_counts[-1] == 16
 
 
 def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="has no heads of self-attention"):
-        report(classic("bag of means"), tmp_path / "is not read.csv")
+        head_report(classic("bag of means"), tmp_path / "is not read.csv")
 
 
 def test_a_text_that_is_too_long_is_refused_before_the_report(
@@ -106,14 +106,14 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
     loaded = heedful.load(make(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
-    found = report(loaded, data)
+    found = head_report(loaded, data)
     assert (
         found["price"] is None
         and "No head was masked, since there is no loss: the data has the labels" in found["said"]
     )
     assert found["said"].endswith("Rename them in the data")
     data.write_text("text,label\nthe cat sat,good\nthe dog ran,odd\na dog,bad\nthe cat,strange\n")
-    found = report(loaded, data)
+    found = head_report(loaded, data)
     assert found["texts"] == 2 and found["measure"] == "loss on 2 examples"
     assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in found["said"]
 
@@ -144,7 +144,7 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     words = ["cat", "dog", "mat", "program"] * 3
     rows = [f"the {word} sat here.,{'good' if number % 2 else 'bad'}" for number, word in enumerate(words)]
     data.write_text("\n".join(["text,label", *rows, ""]))
-    found = report(loaded, data)
+    found = head_report(loaded, data)
     assert len(found["heads"]) == 8 and found["texts"] == 12 and found["example"].startswith("the ")
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     texts = [row.split(",")[0] for row in rows]
@@ -156,10 +156,10 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
             scores = loaded(loaded.tokenizer.pack(texts))
         return float(torch.nn.functional.cross_entropy(scores, wanted))
 
-    gates = ones(loaded.model)
+    gates = open_gates(loaded.model)
     gates["encoder"][1, 2] = 0.0
     whole = loss()
-    with gated(loaded.model, gates):
+    with gated_heads(loaded.model, gates):
         masked = loss()
     one = next(each for each in found["heads"] if (each["layer"], each["head"]) == (1, 2))
     assert one["effect"] == pytest.approx(masked - whole, abs=1e-5)
@@ -172,7 +172,7 @@ def test_what_is_too_long_is_passed_over_and_not_counted(tmp_path: Path) -> None
     data = tmp_path / "data.csv"
     rows = [f"the {word} sat here.,good" for word in ("cat", "dog", "mat")]
     data.write_text("\n".join(["text,label", *rows, "cat " * 60 + ",bad", ""]))
-    found = report(loaded, data)
+    found = head_report(loaded, data)
     assert (found["texts"], found["passed_over"]) == (3, 1)
     assert found["said"].startswith(
         f"3 texts of {data} (1 more was passed over: too long to be read at once, or empty): "
@@ -180,9 +180,9 @@ def test_what_is_too_long_is_passed_over_and_not_counted(tmp_path: Path) -> None
     assert found["measure"] == "loss on 3 examples"
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["text,label", *rows, ""]))
-    assert [each["patterns"] for each in report(loaded, short)["heads"]] == [
+    assert [each["patterns"] for each in head_report(loaded, short)["heads"]] == [
         each["patterns"] for each in found["heads"]
     ]
-    assert report(loaded, short)["said"].startswith(f"3 texts of {short}: ")
+    assert head_report(loaded, short)["said"].startswith(f"3 texts of {short}: ")
     with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):
-        patterns.heads(loaded, ["cat " * 60, "dog " * 60])
+        head_patterns.find_head_patterns(loaded, ["cat " * 60, "dog " * 60])

@@ -13,12 +13,12 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
-from heedful.look.asks import Asks
-from heedful.look.attribute import _span
-from heedful.look.inside import Inside, among
-from heedful.look.notebook import looks
-from heedful.look.report import report
-from heedful.look.writing import writing
+from heedful.look.attribution import _span
+from heedful.look.decoding import decoding_report
+from heedful.look.head_report import head_report
+from heedful.look.inspection import Inspection, inspect_choices
+from heedful.look.notebook import make_page_api
+from heedful.look.page_api import PageAPI
 from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention, Writer
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train
@@ -34,7 +34,7 @@ PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france",
 def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
     folder = make(tmp_path / "choice", "choice")
     loaded = heedful.load(folder)
-    asks = Asks(among(loaded, PROMPT, CHOICES))
+    asks = PageAPI(inspect_choices(loaded, PROMPT, CHOICES))
     model, tokenizer = theirs(folder)
     batch = tokenizer([PROMPT] * 3, CHOICES, return_tensors="pt", padding=True)
     with torch.no_grad():
@@ -47,24 +47,24 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
         total = numbers(reasons["values"]).sum() + reasons["missing"]
         assert total == pytest.approx(reasons["at_text"] - reasons["at_baseline"], abs=1e-5)
     asks("look", {"side": "1", "text": PROMPT, "pair": "love"})
-    assert [each.choices[1] for each in asks.looks] == ["love"] * 3 and asks.looks[2].item[1] == CHOICES[2]
-    assert len(looks(loaded, [{"prompt": PROMPT, "choices": CHOICES}]).looks) == 3
-    alone = Asks([Inside(loaded, (PROMPT, CHOICES[0]))])("prediction", {})
+    assert [each.choices[1] for each in asks.inspections] == ["love"] * 3 and asks.inspections[2].item[1] == CHOICES[2]
+    assert len(make_page_api(loaded, [{"prompt": PROMPT, "choices": CHOICES}]).inspections) == 3
+    alone = PageAPI([Inspection(loaded, (PROMPT, CHOICES[0]))])("prediction", {})
     assert "each with --choice" in alone["told"] and alone["attribution"]
     with pytest.raises(HeedfulError, match="give two or more"):
-        among(loaded, PROMPT, ["one"])
+        inspect_choices(loaded, PROMPT, ["one"])
 
 
 def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) -> None:
     """None of more than 30 tokens, however much its ends score."""
     letters = [*string.ascii_lowercase, *string.digits]
-    inside = Inside(heedful.load(make(tmp_path / "span", "span")), ("who", " ".join(letters)))
+    inside = Inspection(heedful.load(make(tmp_path / "span", "span")), ("who", " ".join(letters)))
     first = inside.encoded.segments.index(1)
     outputs = torch.zeros(len(inside.encoded), 2)
     outputs[first + 1, 0] = outputs[first + 35, 1] = 9.0
     outputs[first + 4, 1] = 5.0
-    assert '"b" as the start and "e" as the end' in _span(inside, outputs).what
-    found = Asks([inside])("prediction", {})
+    assert '"b" as the start and "e" as the end' in _span(inside, outputs).name
+    found = PageAPI([inside])("prediction", {})
     start, end = found["answer"]["answer"][0], found["answer"]["answer"][-1]
     assert f'"{start}" as the start and "{end}" as the end' in found["attribution"]["score"]
 
@@ -74,9 +74,9 @@ def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
     config = Config(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
     loaded = create(config, bare.tokenizer, seed=3).eval()
     pair = ("the cat sat on the mat", "a dog ran to paris")
-    rows = [Inside(loaded, text).rows.double().mean(0).numpy() for text in pair]
+    rows = [Inspection(loaded, text).last_hidden_state.double().mean(0).numpy() for text in pair]
     cosine = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
-    for asks in (Asks([Inside(loaded, text) for text in pair]), Asks([Inside(loaded, pair)])):
+    for asks in (PageAPI([Inspection(loaded, text) for text in pair]), PageAPI([Inspection(loaded, pair)])):
         found = asks("prediction", {})
         assert found["answer"]["similarity"] == pytest.approx(cosine, abs=1e-5) and found["attention"] is None
         for each, text in zip(found["texts"], pair, strict=True):
@@ -85,29 +85,29 @@ def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
             values = numbers(reasons["values"])
             assert len(values) == len(each["tokens"]) and abs(values[0]) < 1e-6  # [CLS] is the same in the baseline
             assert abs(reasons["missing"]) < 0.02
-    assert "give a second text" in Asks([Inside(loaded, pair[0])])("prediction", {})["why"]
+    assert "give a second text" in PageAPI([Inspection(loaded, pair[0])])("prediction", {})["why"]
 
 
 def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_its_queries() -> None:
     text = "the film was not good . the end . very bad"
     for name in ("plain attention", "a query for each class", "structured", "hierarchical"):
-        inside = Inside(classic(name), text)
+        inside = Inspection(classic(name), text)
         heads = inside.weights("reader", 0)[:, 0].numpy()
         for label in (0, 1):
             expected = heads[-1] if name == "hierarchical" else heads.mean(0)
             if name == "a query for each class":
                 expected = heads[label]
-            found = Asks([inside])("prediction", {"label": str(label)})
+            found = PageAPI([inside])("prediction", {"label": str(label)})
             assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
             assert ("of its queries" in found["from"]) == (name == "structured")
             assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
     over = attach(bare(Attention(over=SelfAttention())), "sequence_classification", labels=("bad", "good")).eval()
-    assert Asks([Inside(over, text)])("prediction", {})["attention"] is not None
+    assert PageAPI([Inspection(over, text)])("prediction", {})["attention"] is not None
 
 
 def test_of_two_labels_with_one_score_both_have_reasons() -> None:
     loaded = attach(bare(Attention(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1).eval()
-    bad, good = (Asks([Inside(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
+    bad, good = (PageAPI([Inspection(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
     mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
     assert np.abs(other).max() > 0 and np.allclose(mine, -other)
     assert bad["attribution"]["at_text"] == pytest.approx(-good["attribution"]["at_text"])
@@ -118,26 +118,26 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
     nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
     loaded = create(Config(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
     loaded.tokenizer = ending(words)
-    inside = Inside(loaded, TEXT)
+    inside = Inspection(loaded, TEXT)
     said = [each["text"] for each in inside.sides["said"]]
-    steps = writing(inside)["steps"]
+    steps = decoding_report(inside)["steps"]
     assert said[: len(steps)] == [step["token"] for step in steps]
-    found = Asks([inside])("prediction", {"place": "2"})
+    found = PageAPI([inside])("prediction", {"place": "2"})
     assert f'"{said[2]}" at place 2' in found["attribution"]["score"]
     assert np.abs(numbers(found["attention"]) - inside.weights("cross", 0)[0, 2].numpy()).max() < 1e-6
     assert (
         found["choices"]["places"][2] == (2, said[2]) and found["choices"]["label"] == found["choices"]["labels"][0][0]
     )
-    given = Inside(loaded, TEXT, target=TEXT[:11])
+    given = Inspection(loaded, TEXT, target=TEXT[:11])
     assert [each["text"] for each in given.sides["said"]][:-1] == TEXT[:11].split()
-    assert Asks([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
+    assert PageAPI([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
 
 
 def test_bytes_are_read_as_characters() -> None:
     text = "le café, où naïve déjà vu"
     words = train([text] * 3, TokenizerSettings(algorithm="bpe", vocab_size=300))
     nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
-    inside = Inside(create(Config(family="heedful-classic", model=nets), words), text)
+    inside = Inspection(create(Config(family="heedful-classic", model=nets), words), text)
     names = [token["text"] for token in inside.sides["source"] if not token["special"]]
     assert "".join(names) == text.replace(" ", "\u2581") and "\u2581café" in names
 
@@ -155,7 +155,7 @@ def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
     loaded = heedful.load(make(tmp_path / "run", "single"))
     plain = tmp_path / "plain.txt"
     plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
-    found = report(loaded, plain)
+    found = head_report(loaded, plain)
     assert found["measure"] == "" and "since there is no loss: " in found["said"]
     best = {each["name"]: each["patterns"][each["name"]]["lift"] for each in found["strongest"]}
     assert best["next"] == max(each["patterns"]["next"]["lift"] for each in found["heads"])

@@ -14,21 +14,21 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.cli.family import family, measured
+from heedful.cli.family_table import newest_record, print_family_table
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.masked_lm import Masked
 from heedful.runs.plots import style
-from heedful.study import REAL, STUDIES, charts, complexity, frame, multi30k, scores
-from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
-from heedful.study.frame import Measure, Outcome, Plan, study
-from heedful.study.limits import turned
-from heedful.study.making import words
-from heedful.study.masking import shared
-from heedful.study.parts import Convolution, over_batch, softly
-from heedful.study.positions import ARMS, NONE, SPOKEN, change, model
-from heedful.study.reading import world
+from heedful.study import REAL, STUDIES, charts, complexity, multi30k, runner, scores
+from heedful.study.build import word_level_tokenizer
+from heedful.study.complexity import NEAR, THEORY, exponent, make_layer, saved_bytes
+from heedful.study.layers import Convolution, replace_layer_norms, unfused_self_attention
+from heedful.study.limits import negation_part
+from heedful.study.masking import with_shares
+from heedful.study.positions import ARMS, NONE, SPOKEN, build_model, permutation_change
+from heedful.study.pretraining_common import pretraining_data
+from heedful.study.runner import Measure, StudyConfig, StudyResult, run_study
 from heedful.tokenizer import TokenizerSettings, train
 
 
@@ -43,10 +43,10 @@ def one_thread() -> object:
 @pytest.mark.parametrize("name", STUDIES)
 def test_quick(tmp_path: Path, name: str) -> None:
     said: list[str] = []
-    done = study(name, Plan(seeds=(1,), scale="quick", log=said.append), tmp_path)
+    done = run_study(name, StudyConfig(seeds=(1,), scale="quick", log=said.append), tmp_path)
     assert all(path.stat().st_size > 500 for path in done.files) and said
     found = json.loads((tmp_path / f"{name}.json").read_text())
-    head, rows = done.outcome.table()
+    head, rows = done.result.table()
     assert found["table"] == [list(head), *map(list, rows)] and found["verdicts"]
     assert all(len(values) == 1 for each in found["measures"].values() for values in each["of"].values())
     assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -62,34 +62,34 @@ def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
         if len([each for each in said if " seed " in each]) == 2:
             raise KeyboardInterrupt
 
-    plan = Plan(seeds=(1, 2), scale="quick", log=said.append)
-    whole = study(name, plan, tmp_path / "whole")
+    plan = StudyConfig(seeds=(1, 2), scale="quick", log=said.append)
+    whole = run_study(name, plan, tmp_path / "whole")
     results = [each for each in said if " seed " in each]
     said.clear()
     with pytest.raises(KeyboardInterrupt):
-        study(name, replace(plan, log=stop), tmp_path / "parts")
+        run_study(name, replace(plan, log=stop), tmp_path / "parts")
     assert said[-1] == "stopped; the same command resumes it." and whole.files[0].name not in said
     said.clear()
-    again = study(name, plan, tmp_path / "parts")
+    again = run_study(name, plan, tmp_path / "parts")
     assert said[0] == "resuming: results so far 2"
     assert len([each for each in said if " seed " in each]) == len(results) - 2
     timed = "ms of a step"
-    for one, other in zip(whole.outcome.measures, again.outcome.measures, strict=True):
-        assert one.name == other.name and (one.of == other.of or one.name == timed)
-    assert again.outcome.facts == whole.outcome.facts
+    for one, other in zip(whole.result.measures, again.result.measures, strict=True):
+        assert one.name == other.name and (one.values == other.values or one.name == timed)
+    assert again.result.facts == whole.result.facts
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(path.name for path in whole.files)
 
 
 def test_what_was_kept_of_another_form_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = frame.Bench(Plan(scale="quick", kept=tmp_path / "kept.json"))
-    bench.note("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
-    assert frame.Bench(Plan(scale="quick", kept=tmp_path / "kept.json")).left("ab", 1) == ["b"]
-    assert frame.Bench(Plan(kept=tmp_path / "kept.json")).left("ab", 1) == ["a", "b"]
+    bench = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json"))
+    bench.record("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
+    assert runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["b"]
+    assert runner.Recorder(StudyConfig(partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["a", "b"]
     said: list[str] = []
-    torn = frame.Bench(Plan(scale="quick", kept=tmp_path / "none" / "kept.json", log=said.append))
-    torn.note("a", 1, {"x": 1.0})
+    torn = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "none" / "kept.json", log=said.append))
+    torn.record("a", 1, {"x": 1.0})
     assert "none/kept.json cannot be written: No such file or directory: stopped, this study begins again" in said[0]
-    assert torn.left("ab", 1) == ["b"] and torn.note("b", 1, {"x": 2.0}) is None and len(said) == 3
+    assert torn.missing_arms("ab", 1) == ["b"] and torn.record("b", 1, {"x": 2.0}) is None and len(said) == 3
 
 
 def test_exponents() -> None:
@@ -102,23 +102,23 @@ def test_exponents() -> None:
 
 def test_what_is_kept_for_the_backward_pass() -> None:
     x = torch.randn(40, 8, requires_grad=True)
-    assert kept(softly, x, None) >= 4 * (40 * 40 + 40 * 8), "all weights, and the rows"
+    assert saved_bytes(unfused_self_attention, x, None) >= 4 * (40 * 40 + 40 * 8), "all weights, and the rows"
     inner = Convolution(8, 3)
-    assert kept(lambda rows: inner(rows, (0, 40)), x, inner) == 4 * 40 * 8, "its input alone"
+    assert saved_bytes(lambda rows: inner(rows, (0, 40)), x, inner) == 4 * 40 * 8, "its input alone"
 
 
 @pytest.mark.parametrize("arm", THEORY)
 def test_memory_grows_with_the_width_as_in_theory(arm: str) -> None:
     theory, found = THEORY[arm], []
     for width in theory.widths:
-        run, inner = layer(arm, width, theory.at[1])
-        found.append((width, kept(run, torch.randn(theory.at[1], width, requires_grad=True), inner)))
+        run, inner = make_layer(arm, width, theory.at[1])
+        found.append((width, saved_bytes(run, torch.randn(theory.at[1], width, requires_grad=True), inner)))
     assert exponent(found) == pytest.approx(theory.exponents[3], abs=NEAR)
 
 
 def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> None:
     sizes = "n 16 to 32 at d = 16, d 16 to 32 at n = 16"
-    found = complexity.run(Plan(seeds=(1,), scale="quick"))
+    found = complexity.run(StudyConfig(seeds=(1,), scale="quick"))
     assert found.about.count(sizes) == len(THEORY) and "over one seed. " in found.about
     assert found.verdicts == ("the quick form's sizes are too small for a verdict",)
 
@@ -126,8 +126,8 @@ def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> Non
 def test_complexities_of_few_rounds_get_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complexity, "THEORY", complexity.QUICK)
     monkeypatch.setattr(complexity, "seconds", lambda run, x, least: float(x.shape[0] ** 2 * x.shape[1]))
-    assert complexity.run(Plan(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
-    told = dict(each.split(": ", 1) for each in complexity.run(Plan(seeds=(1, 2, 3))).verdicts)
+    assert complexity.run(StudyConfig(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
+    told = dict(each.split(": ", 1) for each in complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts)
     assert list(told) == list(THEORY)
     assert told["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known here")
 
@@ -138,16 +138,16 @@ def test_a_convolution_stays_in_its_sequence() -> None:
 
 
 def test_permutations() -> None:
-    tokenizer = words(SPOKEN)
+    tokenizer = word_level_tokenizer(SPOKEN)
     for arm in ARMS:
-        found = change(model(arm, tokenizer, 1))
+        found = permutation_change(build_model(arm, tokenizer, 1))
         assert (found < 1e-5) == (arm == NONE), (arm, found)
 
 
 def test_norms_over_the_batch() -> None:
-    loaded = model("learned", words(SPOKEN), 1)
+    loaded = build_model("learned", word_level_tokenizer(SPOKEN), 1)
     before = sum(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
-    over_batch(loaded.model)
+    replace_layer_norms(loaded.model)
     norms = [part for part in loaded.modules() if isinstance(part, torch.nn.BatchNorm1d)]
     assert before == len(norms) == 6 and not any(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
 
@@ -158,7 +158,7 @@ def test_masks_with_other_shares() -> None:
     sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
     usual = Masked(tokenizer=tokenizer, mask_prob=0.5)
     for hidden, replaced in ((1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)):
-        batch = shared(usual, hidden, replaced).batch([sample], [7])
+        batch = with_shares(usual, hidden, replaced).batch([sample], [7])
         assert batch.rows is not None and torch.equal(batch.rows, usual.batch([sample], [7]).rows)
         now = batch.packed.tokens[batch.rows]
         share = (now == mask).float().mean()
@@ -169,21 +169,21 @@ def test_masks_with_other_shares() -> None:
 def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All nine of them, on both lengths: each is made at 1 - 0.05 / 9."""
     counts: list[int] = []
-    usual = frame.verdict
+    usual = runner.verdict
 
     def noted(*given: Any, **how: Any) -> str:
         counts.append(how["comparisons"])
         return usual(*given, **how)
 
-    monkeypatch.setattr(frame, "verdict", noted)
-    study("positions", Plan(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
+    monkeypatch.setattr(runner, "verdict", noted)
+    run_study("positions", StudyConfig(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
     assert counts == [9] * 9
 
 
 def test_scores_differ_in_their_scores_alone() -> None:
     """What makes rows, and what stands behind the score, begin with the same weights."""
-    tokenizer = words(["ana has red"])
-    first, *others = (scores.model(arm, tokenizer, 3) for arm in scores.MAKES)
+    tokenizer = word_level_tokenizer(["ana has red"])
+    first, *others = (scores.build_model(arm, tokenizer, 3) for arm in scores.MAKES)
     assert list(scores.MAKES)[1] == "cosine × 8"
     shared = {name for name, _ in first.named_parameters()}
     assert any(name.endswith("out.weight") for name in shared)
@@ -196,7 +196,7 @@ def test_as_many_texts_are_measured_whatever_the_seed() -> None:
     """They are chosen by their words, of which each seed draws others."""
     abouts = set()
     for seed in (1, 2, 3):
-        with world(Plan(scale="quick"), seed, 16) as given:
+        with pretraining_data(StudyConfig(scale="quick"), seed, 16) as given:
             abouts.add(given.about)
             assert [len(each) for each in given.tests.values()] == [40, 40] and len(given.train) == 16
     assert len(abouts) == 1
@@ -204,16 +204,16 @@ def test_as_many_texts_are_measured_whatever_the_seed() -> None:
 
 def test_a_picture_says_how_many_seeds_it_shows() -> None:
     for seeds, told in ((1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")):
-        measure = Measure(name="all", of={"bag": (0.5,) * seeds})
-        assert charts.dots((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {told}"
-        assert charts.dots((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{told}"
+        measure = Measure(name="all", values={"bag": (0.5,) * seeds})
+        assert charts.dot_plot((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {told}"
+        assert charts.dot_plot((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{told}"
 
 
 def test_what_turns_a_text_is_found_beside_punctuation() -> None:
     turn = ("It is not, I think, good", "it isn't good", "it isn’t good", "is n't it", "Never!", "good (but long)")
-    assert [turned(Labelled(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
+    assert [negation_part(Labelled(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
     plain = ("a notable film", "nothings and butter", "an int", "")
-    assert [turned(Labelled(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
+    assert [negation_part(Labelled(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
@@ -244,11 +244,13 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         rows = "".join(f"das ist {word} {number},{word}\n" for number in range(8) for word in ("gut", "schlecht"))
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
-    plan = Plan(seeds=(1,), scale="full", data=tmp_path, log=lambda text: None)
-    done = study("limits", plan, tmp_path / "out")
-    assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
+    plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path, log=lambda text: None)
+    done = run_study("limits", plan, tmp_path / "out")
+    assert [measure.name for measure in done.result.measures] == ["all", "plain"]
     (tmp_path / "dev.csv").rename(tmp_path / "test.csv")  # as reviews have it, where none of train becomes dev
-    assert study("limits", plan, tmp_path / "out").outcome.about.startswith("16 labelled texts, twice; accuracy on 16")
+    assert run_study("limits", plan, tmp_path / "out").result.about.startswith(
+        "16 labelled texts, twice; accuracy on 16"
+    )
 
 
 @pytest.mark.slow
@@ -265,31 +267,31 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
     monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
-    plan = Plan(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
-    first = study("translation", plan, tmp_path / "out").outcome
+    plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
+    first = run_study("translation", plan, tmp_path / "out").result
     assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
     names = {each.name for each in (tmp_path / "out" / "runs").iterdir()}
     assert names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
     assert '"source": "ein hund sehr  rennt' in (tmp_path / "out" / "runs" / "data" / "train.jsonl").read_text()
     monkeypatch.setattr("heedful.runs.finetune.run.Trainer", None)
-    assert study("translation", plan, tmp_path / "out").outcome.table() == first.table()
+    assert run_study("translation", plan, tmp_path / "out").result.table() == first.table()
     with pytest.raises(HeedfulError, match=r"none lacks train\.de: give --data a folder that has tasks/multi30k"):
-        multi30k.pairs(tmp_path / "none", tmp_path / "made")
+        multi30k.write_pairs(tmp_path / "none", tmp_path / "made")
     assert not (tmp_path / "made").exists()
     (place / "val.en").write_text("a dog .\n")
     with pytest.raises(HeedfulError, match=r"val\.de has 12 lines and val\.en 1"):
-        study("translation", plan, tmp_path / "out")
+        run_study("translation", plan, tmp_path / "out")
 
 
 def test_files_that_cannot_be_written_lose_no_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun: list[Plan] = []
+    begun: list[StudyConfig] = []
 
-    def run(plan: Plan) -> Outcome:
+    def run(plan: StudyConfig) -> StudyResult:
         begun.append(plan)
-        measure = Measure(name="accuracy", of={"plain": (0.5,)})
-        return Outcome(measures=(measure,), verdicts=("nothing",), figure=style.blank(2, 2), about="of nothing")
+        measure = Measure(name="accuracy", values={"plain": (0.5,)})
+        return StudyResult(measures=(measure,), verdicts=("nothing",), figure=style.blank(2, 2), about="of nothing")
 
     monkeypatch.setattr("heedful.study.limits.run", run)
     (tmp_path / "limits.md").mkdir()  # in place of a disk that became full
@@ -304,14 +306,14 @@ def test_files_that_cannot_be_written_lose_no_results(
     def full(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("heedful.study.frame.writable", full)
+    monkeypatch.setattr("heedful.study.runner.writable", full)
     with pytest.raises(SystemExit):
         main(command)
     assert len(begun) == 2 and "Read-only file system: give another folder with --output" in capsys.readouterr().err
 
 
 def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    family(as_json=True, records=tmp_path)
+    print_family_table(as_json=True, records=tmp_path)
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert list(found) == ["BERT", "RoBERTa", "DistilBERT", "XLNet", "ALBERT", "T5", "GPT-2"]
     assert found["BERT"]["parameters"]["bert-base-uncased"] == 109_482_240
@@ -325,7 +327,7 @@ def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         {"ours": False, "to_best_peer": {"median": 9.0}}, {"ours": True, "to_best_peer": {"median": 1.5}},
     ]}]}  # fmt: skip
     (tmp_path / "decoding-2030-01-02.json").write_text(json.dumps(record))
-    assert list(measured("decoding", tmp_path)) == [
+    assert list(newest_record("decoding", tmp_path)) == [
         "decoding: 1.50 to 1.50 times the fastest peer's speed (2030-01-02)"
     ]
     rows = [
@@ -336,7 +338,7 @@ def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     for date, shown in (("2030-01-01", []), ("2030-01-02", rows)):
         text = json.dumps(record | {"tables": {"plan": shown}})
         (tmp_path / f"finetune-{date}.json").write_text(text)
-    assert list(measured("finetune", tmp_path)) == [
+    assert list(newest_record("finetune", tmp_path)) == [
         "finetune: all-MiniLM-L6-v2 with a fresh head, SST-2 accuracy 89.83 ± 0.52 (3 seeds), "
         "RTE accuracy 58.48 (1 seed) (2030-01-02)"
     ]

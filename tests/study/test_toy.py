@@ -10,10 +10,10 @@ import pytest
 
 from heedful.data import Labelled, Rewritten, read
 from heedful.errors import HeedfulError
-from heedful.study.toy.files import write
+from heedful.study.toy.files import write_toy_files
 from heedful.study.toy.language import NOUNS, VERBS, translations
-from heedful.study.toy.order import BAD, GOOD, HARD, PARTS, texts, words_of
-from heedful.study.toy.split import Drawn, Sizes, deal, split_of
+from heedful.study.toy.order import BAD, GOOD, HARD, PARTS, bag_of_words, texts
+from heedful.study.toy.split import Sampled, Sizes, sample_splits, split_of
 from heedful.study.toy.stories import stories
 
 SIZES = Sizes(train=2000, dev=200, test=200)
@@ -42,7 +42,7 @@ def test_the_language_agrees_and_moves_words() -> None:
         several = who.endswith("r")
         assert verb.endswith("r") == several, "the verb agrees with who does it, whatever stands between"
         noun = stems[who[:3]]
-        assert f" {noun.several if several else noun.one} " in f" {target} "
+        assert f" {noun.plural if several else noun.singular} " in f" {target} "
         assert rest.index(who) < rest.index(whom) < rest.index(verb), "whom stands before the verb"
         after = rest[rest.index(who) + 1]
         if after not in ("ta", "un"):
@@ -59,14 +59,14 @@ def test_a_bag_of_words_knows_nothing_of_the_hard_parts() -> None:
         for each in several:
             seen[each.text].add(split)
             if each.part in HARD:
-                labels[words_of(each.text)].append(each.label)
+                labels[bag_of_words(each.text)].append(each.label)
         assert all(sorted(twins) == [BAD, GOOD] for twins in labels.values()), "each bag has both classes, once"
     assert sum(map(len, found.values())) == len(seen) and all(len(splits) == 1 for splits in seen.values())
 
 
 def test_more_than_there_is() -> None:
     with pytest.raises(HeedfulError, match=r"more than there is to draw: 9 were found; ask for fewer"):
-        deal(lambda random: Drawn(str(random.randrange(9)), 0), Sizes(train=20, dev=9, test=9), 0)
+        sample_splits(lambda random: Sampled(str(random.randrange(9)), 0), Sizes(train=20, dev=9, test=9), 0)
 
 
 def test_stories_are_of_one_opinion() -> None:
@@ -75,7 +75,7 @@ def test_stories_are_of_one_opinion() -> None:
 
 
 def test_files_that_others_read(tmp_path: Path) -> None:
-    files = write(tmp_path / "toy", train=800)
+    files = write_toy_files(tmp_path / "toy", train=800)
     assert len(files) == 6
     for name, kind in (("order", Labelled), ("translation", Rewritten)):
         source = read(tmp_path / "toy" / name, kind)
@@ -84,6 +84,6 @@ def test_files_that_others_read(tmp_path: Path) -> None:
     with (tmp_path / "toy" / "order" / "test.csv").open() as file:
         assert {row["part"] for row in csv.DictReader(file)} == set(PARTS)
     with pytest.raises(HeedfulError, match="is not empty: give another folder"):
-        write(tmp_path / "toy")
+        write_toy_files(tmp_path / "toy")
     with pytest.raises(HeedfulError, match="train is 3; expected 80"):
-        write(tmp_path / "small", train=3)
+        write_toy_files(tmp_path / "small", train=3)

@@ -20,8 +20,8 @@ from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.new_head import attach
 from heedful.data import Rewritten
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside
-from heedful.look.writing import writing as written_of
+from heedful.look.decoding import decoding_report as written_of
+from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks.metrics import merge_all
@@ -386,7 +386,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
             all_of_it = theirs.generate(read, max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
         new = all_of_it[0, read.shape[1] :].tolist()
         assert answer["text"] == loaded.tokenizer.decode(new).strip()
-        inside = Inside(loaded, text)
+        inside = Inspection(loaded, text)
         assert inside.source.tokens.tolist() == read[0].tolist()
         assert written_of(inside, max_new_tokens=6, num_beams=2)["greedy"]["text"] == answer["text"]
     (plain,) = engine.tokenize(["red"])

@@ -14,17 +14,17 @@ from heedful.study.toy.order import Text, texts
 from heedful.study.toy.split import Sizes
 
 TRANSLATION, ORDER = "translation", "order"
-LEAST = 80  # training examples
+MIN_TRAIN = 80  # training examples
 
 
-def write(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
+def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
     """Write both sets, each with so many training examples and a tenth as many in dev and in test, those of
     order in groups of eight; a new folder.
 
     What is train, dev or test depends on a text alone: sets of other seeds or sizes do not leak into each other.
     """
-    if train < LEAST:
-        raise HeedfulError(f"train is {train}; expected {LEAST} examples or more")
+    if train < MIN_TRAIN:
+        raise HeedfulError(f"train is {train}; expected {MIN_TRAIN} examples or more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HeedfulError(f"{folder} exists and is not empty: give another folder")
     sizes = Sizes(train=train, dev=train // 10, test=train // 10)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from heedful.study.toy.split import Drawn, Sizes, deal
+from heedful.study.toy.split import Sampled, Sizes, sample_splits
 
 
 class Noun(NamedTuple):
@@ -24,16 +24,16 @@ class Noun(NamedTuple):
 
     stem: str
     kind: str
-    one: str
-    several: str
+    singular: str
+    plural: str
 
 
 class Verb(NamedTuple):
     """Stem, and the English verb: plain, with he or she, and past."""
 
     stem: str
-    plain: str
-    third: str
+    base: str
+    third_person: str
     past: str
 
 
@@ -81,26 +81,26 @@ JOINTS = {"perka": "because", "quama": "when", "etsi": "although"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thing:
+class NounPhrase:
     """A noun with what goes with it."""
 
     noun: Noun
     adjective: str  # its stem; "": none
-    several: bool
-    known: bool  # the, not a
+    plural: bool
+    definite: bool  # the, not a
 
     def melu(self, whom: bool) -> str:
         """Noun, adjective, article."""
-        ending = self.noun.kind + ("r" if self.several else "")
+        ending = self.noun.kind + ("r" if self.plural else "")
         words = [self.noun.stem + ending + ("n" if whom else "")]
         words += [self.adjective + ending] if self.adjective else []
-        return " ".join([*words, "ta" if self.known else "un"])
+        return " ".join([*words, "ta" if self.definite else "un"])
 
     def english(self) -> str:
         """Article, adjective, noun."""
         words = [ADJECTIVES[self.adjective]] if self.adjective else []
-        words.append(self.noun.several if self.several else self.noun.one)
-        article = "the" if self.known else "some" if self.several else "an" if words[0][0] in "aeiou" else "a"
+        words.append(self.noun.plural if self.plural else self.noun.singular)
+        article = "the" if self.definite else "some" if self.plural else "an" if words[0][0] in "aeiou" else "a"
         return " ".join([article, *words])
 
 
@@ -108,30 +108,30 @@ class Thing:
 class Clause:
     """Who does what to whom, and where."""
 
-    who: Thing
+    subject: NounPhrase
     verb: Verb
-    whom: Thing
+    object: NounPhrase
     past: bool
-    denied: bool
+    negated: bool
     place: str  # its stem; "": not said
     side: str
 
     def melu(self) -> str:
         """Place, who, whom, verb."""
         place = f"{self.place} {self.side} " if self.place else ""
-        ending = ("ud" if self.past else "a") + ("r" if self.who.several else "")
-        verb = self.verb.stem + ending + (" ne" if self.denied else "")
-        return f"{place}{self.who.melu(False)} {self.whom.melu(True)} {verb}"
+        ending = ("ud" if self.past else "a") + ("r" if self.subject.plural else "")
+        verb = self.verb.stem + ending + (" ne" if self.negated else "")
+        return f"{place}{self.subject.melu(False)} {self.object.melu(True)} {verb}"
 
     def english(self) -> str:
         """Who, verb, whom, place."""
-        if self.denied:
-            helper = "did" if self.past else "do" if self.who.several else "does"
-            verb = f"{helper} not {self.verb.plain}"
+        if self.negated:
+            helper = "did" if self.past else "do" if self.subject.plural else "does"
+            verb = f"{helper} not {self.verb.base}"
         else:
-            verb = self.verb.past if self.past else self.verb.plain if self.who.several else self.verb.third
+            verb = self.verb.past if self.past else self.verb.base if self.subject.plural else self.verb.third_person
         place = f" {SIDES[self.side]} the {PLACES[self.place]}" if self.place else ""
-        return f"{self.who.english()} {verb} {self.whom.english()}{place}"
+        return f"{self.subject.english()} {verb} {self.object.english()}{place}"
 
 
 class Translation(NamedTuple):
@@ -143,10 +143,10 @@ class Translation(NamedTuple):
 
 def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
     """Different sentences for each split, of at most so many clauses (1 or 2)."""
-    return deal(lambda random: _sentence(random, clauses), sizes, seed)
+    return sample_splits(lambda random: _sentence(random, clauses), sizes, seed)
 
 
-def _sentence(random: Random, clauses: int) -> Drawn[Translation]:
+def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
     past = random.random() < 0.5
     time, said = random.choice(list((PAST if past else PRESENT).items()))
     main = _clause(random, past)
@@ -158,26 +158,26 @@ def _sentence(random: Random, clauses: int) -> Drawn[Translation]:
         target = f"{main.english()}{after} {word} {other.english()} ."
     else:
         source, target = f"{before}{main.melu()} .", f"{main.english()}{after} ."
-    return Drawn(source, Translation(source, target))
+    return Sampled(source, Translation(source, target))
 
 
 def _clause(random: Random, past: bool) -> Clause:
     placed = random.random() < 0.4
     return Clause(
-        who=_thing(random),
+        subject=_thing(random),
         verb=random.choice(VERBS),
-        whom=_thing(random),
+        object=_thing(random),
         past=past,
-        denied=random.random() < 0.25,
+        negated=random.random() < 0.25,
         place=random.choice(list(PLACES)) if placed else "",
         side=random.choice(list(SIDES)) if placed else "",
     )
 
 
-def _thing(random: Random) -> Thing:
-    return Thing(
+def _thing(random: Random) -> NounPhrase:
+    return NounPhrase(
         noun=random.choice(NOUNS),
         adjective=random.choice(list(ADJECTIVES)) if random.random() < 0.5 else "",
-        several=random.random() < 0.4,
-        known=random.random() < 0.6,
+        plural=random.random() < 0.4,
+        definite=random.random() < 0.6,
     )

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from heedful.study.toy.split import Drawn, Sizes, deal
+from heedful.study.toy.split import Sampled, Sizes, sample_splits
 
 GOOD, BAD = "good", "bad"  # the classes
 LABELS = (BAD, GOOD)
-FINE = ["good", "great", "lovely", "brilliant", "charming", "clever", "funny", "moving", "fresh", "superb"]
-POOR = ["bad", "awful", "boring", "weak", "dull", "clumsy", "silly", "cold", "stale", "dreadful"]
+POSITIVE = ["good", "great", "lovely", "brilliant", "charming", "clever", "funny", "moving", "fresh", "superb"]
+NEGATIVE = ["bad", "awful", "boring", "weak", "dull", "clumsy", "silly", "cold", "stale", "dreadful"]
 ASPECTS = [
     "music",
     "end",
@@ -51,7 +51,7 @@ class Text(NamedTuple):
     part: str
 
 
-def words_of(text: str) -> tuple[str, ...]:
+def bag_of_words(text: str) -> tuple[str, ...]:
     """All that a bag of words sees.
 
     >>> words_of("good , not bad") == words_of("bad , not good")
@@ -63,7 +63,7 @@ def words_of(text: str) -> tuple[str, ...]:
 def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[Text]]:
     """So many texts for each split, a fourth of each part, twins side by side; sizes that eight divides come out."""
     quarter = Sizes(**{name: getattr(sizes, name) // 8 for name in ("train", "dev", "test")})
-    parts = [deal(draw, quarter, seed * len(PARTS) + number) for number, draw in enumerate(PARTS.values())]
+    parts = [sample_splits(draw, quarter, seed * len(PARTS) + number) for number, draw in enumerate(PARTS.values())]
     return {
         split: [text for four in zip(*(part[split] for part in parts), strict=True) for two in four for text in two]
         for split in ("train", "dev", "test")
@@ -72,21 +72,21 @@ def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[Text]]:
 
 def clause(random: Random, label: str) -> str:
     """One clause that says so, nothing denied."""
-    word = random.choice(FINE if label == GOOD else POOR)
+    word = random.choice(POSITIVE if label == GOOD else NEGATIVE)
     if random.random() < 0.3:
         return f"what a {word} {random.choice(ASPECTS)}"
     return f"the {random.choice(ASPECTS)} is {random.choice(DEGREES)}{word}"
 
 
-def _drawn(one: str, other: str, labels: tuple[str, str], part: str) -> Drawn[tuple[Text, Text]]:
+def _drawn(one: str, other: str, labels: tuple[str, str], part: str) -> Sampled[tuple[Text, Text]]:
     """Two texts that stay together; what is said with the words of one is said once."""
     both = Text(one, labels[0], part), Text(other, labels[1], part)
-    return Drawn(" ".join(words_of(one)), both)
+    return Sampled(" ".join(bag_of_words(one)), both)
 
 
-def _plain(random: Random) -> Drawn[tuple[Text, Text]]:
+def _plain(random: Random) -> Sampled[tuple[Text, Text]]:
     opening, aspect, degree = (random.choice(each) for each in (OPENINGS, ASPECTS, DEGREES))
-    fine, poor = random.choice(list(zip(FINE, POOR, strict=True)))  # so that a text has one twin, here too
+    fine, poor = random.choice(list(zip(POSITIVE, NEGATIVE, strict=True)))  # so that a text has one twin, here too
     if random.random() < 0.3:
         one, other = (f"{opening}what a {word} {aspect}" for word in (fine, poor))
     else:
@@ -94,31 +94,31 @@ def _plain(random: Random) -> Drawn[tuple[Text, Text]]:
     return _drawn(one, other, (GOOD, BAD), "plain")
 
 
-def _but(random: Random) -> Drawn[tuple[Text, Text]]:
+def _but(random: Random) -> Sampled[tuple[Text, Text]]:
     opening = random.choice(OPENINGS)
     fine, poor = clause(random, GOOD), clause(random, BAD)
     return _drawn(f"{opening}{poor} but {fine}", f"{opening}{fine} but {poor}", (GOOD, BAD), "but")
 
 
-def _not(random: Random) -> Drawn[tuple[Text, Text]]:
+def _not(random: Random) -> Sampled[tuple[Text, Text]]:
     opening, aspect = random.choice(OPENINGS), random.choice(ASPECTS)
-    fine, poor = random.choice(FINE), random.choice(POOR)
+    fine, poor = random.choice(POSITIVE), random.choice(NEGATIVE)
     form = random.choice(("the {a} is {x} , not {y}", "the {a} is not {y} , it is {x}", "{x} , not {y} : the {a}"))
     one, other = (f"{opening}{form.format(a=aspect, x=x, y=y)}" for x, y in ((fine, poor), (poor, fine)))
     return _drawn(one, other, (GOOD, BAD), "not")
 
 
-def _both(random: Random) -> Drawn[tuple[Text, Text]]:
+def _both(random: Random) -> Sampled[tuple[Text, Text]]:
     opening = random.choice(OPENINGS)
     first, last = random.sample(ASPECTS, 2)
     end = random.random() < 0.5
-    words = random.choice(FINE if end else POOR), random.choice(FINE if end else POOR)
+    words = random.choice(POSITIVE if end else NEGATIVE), random.choice(POSITIVE if end else NEGATIVE)
     one = f"{opening}the {first} is not {words[0]} but the {last} is {words[1]}"
     other = f"{opening}the {first} is {words[0]} but the {last} is not {words[1]}"
     return _drawn(one, other, (GOOD, BAD) if end else (BAD, GOOD), "both")
 
 
-PARTS: dict[str, Callable[[Random], Drawn[tuple[Text, Text]]]] = {
+PARTS: dict[str, Callable[[Random], Sampled[tuple[Text, Text]]]] = {
     "plain": _plain,
     "but": _but,
     "not": _not,

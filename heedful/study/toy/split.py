@@ -31,7 +31,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(Generic[T]):
+class Sampled(Generic[T]):
     """What was drawn, and what decides its split and whether it is new."""
 
     key: str
@@ -48,7 +48,7 @@ def split_of(key: str) -> str:
     return TENTHS.get(int.from_bytes(digest, "big") % 10, "train")
 
 
-def deal(draw: Callable[[Random], Drawn[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
+def sample_splits(draw: Callable[[Random], Sampled[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
     """So many draws with different keys for each split; the same for the same seed, on every machine."""
     random = Random(seed)
     wanted: Mapping[str, int] = {name: getattr(sizes, name) for name in SPLITS}

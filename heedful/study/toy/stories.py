@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from heedful.study.toy.order import ASPECTS, BAD, FINE, GOOD, POOR, clause
+from heedful.study.toy.order import ASPECTS, BAD, GOOD, NEGATIVE, POSITIVE, clause
 
 OPENINGS = (
     "yesterday i saw a {w} film .",
@@ -28,7 +28,7 @@ def stories(count: int, seed: int = 0) -> list[str]:
 
 def _story(random: Random) -> list[str]:
     label = random.choice((GOOD, BAD))
-    words = FINE if label == GOOD else POOR
+    words = POSITIVE if label == GOOD else NEGATIVE
     inner = [_sentence(random, label) for _ in range(random.randint(2, 6))]
     first, last = random.choice(OPENINGS), random.choice(ENDINGS)
     return [first.format(w=random.choice(words)), *inner, last.format(w=random.choice(words))]
@@ -37,7 +37,7 @@ def _story(random: Random) -> list[str]:
 def _sentence(random: Random, label: str) -> str:
     """Mostly three words that agree, side by side: what a word says can be read off its neighbours."""
     other = BAD if label == GOOD else GOOD
-    mine, theirs = (FINE, POOR) if label == GOOD else (POOR, FINE)
+    mine, theirs = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
     match random.randrange(10):
         case 0:
             return f"{clause(random, other)} but {clause(random, label)} ."

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import HeedfulError
-from heedful.look.gates import in_parts
-from heedful.look.inside import Inside
+from heedful.look.head_masking import unfused
+from heedful.look.inspection import Inspection
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Block, Placed, Stack
@@ -31,7 +31,7 @@ class Step:
     over: str = ""  # "keys": the numbers belong to the tokens that are looked at
 
 
-class _Enough(Exception):  # noqa: N818  # no error: the rest of the model need not run
+class _BlockRecorded(Exception):  # noqa: N818  # no error: the rest of the model need not run
     pass
 
 
@@ -50,7 +50,7 @@ def _watched(stack: Stack, layer: int, seen: dict[str, tuple[Tensor, Tensor]]) -
             if at[0] == layer:
                 seen[name] = given[0].detach(), output.detach()
                 if name == "block":
-                    raise _Enough
+                    raise _BlockRecorded
 
         return kept
 
@@ -64,14 +64,14 @@ def _watched(stack: Stack, layer: int, seen: dict[str, tuple[Tensor, Tensor]]) -
     if hasattr(block, "cross"):
         parts |= {"cross norm": block.cross_norm, "cross": block.cross, "cross out": block.cross.out}
     with ExitStack() as handles:
-        handles.enter_context(in_parts(block))
+        handles.enter_context(unfused(block))
         handles.callback(block.register_forward_pre_hook(note).remove)
         for name, module in parts.items():
             handles.callback(module.register_forward_hook(keep(name)).remove)
         yield
 
 
-def steps(inside: Inside, part: str, layer: int, head: int, row: int) -> list[Step]:
+def block_steps(inside: Inspection, part: str, layer: int, head: int, row: int) -> list[Step]:
     """From the embedding to the row that leaves the block, for one token and, in attention, one head."""
     view = inside.view(part)
     if part not in ("encoder", "decoder"):
@@ -91,23 +91,23 @@ def steps(inside: Inside, part: str, layer: int, head: int, row: int) -> list[St
         ]
 
 
-def _seen(inside: Inside, part: str, layer: int, stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+def _seen(inside: Inspection, part: str, layer: int, stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
     """What went through the block; that of the last one is remembered, for other tokens and heads of it."""
-    if inside.watched is not None and inside.watched[0] == (part, layer):
-        return inside.watched[1]
+    if inside.block_record is not None and inside.block_record[0] == (part, layer):
+        return inside.block_record[1]
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     training = inside.loaded.training
     inside.loaded.eval()
     try:
-        with torch.no_grad(), _watched(stack, layer, seen), suppress(_Enough):
+        with torch.no_grad(), _watched(stack, layer, seen), suppress(_BlockRecorded):
             inside.loaded.rows(inside.source, inside.target)
     finally:
         inside.loaded.train(training)
-    inside.watched = (part, layer), seen
+    inside.block_record = (part, layer), seen
     return seen
 
 
-def _embedding(inside: Inside, part: str, row: int) -> Iterator[Step]:
+def _embedding(inside: Inspection, part: str, row: int) -> Iterator[Step]:
     model = inside.loaded.model
     both = part == "decoder" and model.encoder is not None
     embedding: Embedding = model.output_embedding if both else model.embedding
@@ -139,16 +139,16 @@ def _embedding(inside: Inside, part: str, row: int) -> Iterator[Step]:
 
 
 def _attention(
-    inside: Inside, part: str, layer: int, head: int, row: int, seen: dict[str, tuple[Tensor, Tensor]], stack: Stack
+    inside: Inspection, part: str, layer: int, head: int, row: int, seen: dict[str, tuple[Tensor, Tensor]], stack: Stack
 ) -> Iterator[Step]:
-    x = inside.states(part)[layer][row]
+    x = inside.hidden_states(part)[layer][row]
     yield Step(
         name=f"Into block {layer}",
         formula="x",
         about="The token's row as it comes from below: for the first block the embedding, then the block before.",
         vectors={"x": x},
     )
-    one = inside.attended(part, layer, ("q", "k", "v", "scores", "weights"), heads=[head], rows=[row])
+    one = inside.attention(part, layer, ("q", "k", "v", "scores", "weights"), heads=[head], rows=[row])
     assert one.q is not None and one.k is not None and one.v is not None
     assert one.scores is not None and one.weights is not None
     read = "norm(x)" if stack.config.norm_at == "pre" else "x"

@@ -15,8 +15,8 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, LeaveOut, Source, read
 from heedful.errors import HeedfulError
-from heedful.look import patterns
-from heedful.look.gates import gated, ones
+from heedful.look import head_patterns
+from heedful.look.head_masking import gated_heads, open_gates
 from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
 from heedful.packed import Packed
@@ -30,31 +30,33 @@ POINTS = 12  # of the price's curve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Worth:
+class HeadImportance:
     """What a loss over some examples says of each head."""
 
     measure: str
-    whole: float  # the loss as it is
+    loss: float  # the loss as it is
     importance: dict[str, Tensor]  # by part, [layers, heads]: mean over batches of |d loss / d gate|
     effect: dict[str, Tensor]  # by part: the loss with that head masked, less the loss as it is
-    price: list[float]  # the loss with the first heads of `order` masked: none, then more and more
-    masked: list[int]  # how many those are
+    pruning_losses: list[float]  # the loss with the first heads of `order` masked: none, then more and more
+    masked_counts: list[int]  # how many those are
     order: list[tuple[str, int, int]]  # all heads, the least important ones first
 
 
-def worth(loaded: Loaded, batches: Sequence[Callable[[], Tensor]], weights: Sequence[float], measure: str) -> Worth:
+def head_importance(
+    loaded: Loaded, batches: Sequence[Callable[[], Tensor]], weights: Sequence[float], measure: str
+) -> HeadImportance:
     """From batches that give the sum of their losses; `weights` are how many losses each sums (Michel et al. 2019)."""
     total = sum(weights)
     if not total:
         raise HeedfulError("there is nothing in these examples that a loss could be taken of")
 
     def whole(gates: dict[str, Tensor] | None = None) -> float:
-        with torch.no_grad(), gated(loaded.model, gates or {}):
+        with torch.no_grad(), gated_heads(loaded.model, gates or {}):
             return sum(float(batch()) for batch in batches) / total
 
-    gates = {part: each.requires_grad_() for part, each in ones(loaded.model).items()}
+    gates = {part: each.requires_grad_() for part, each in open_gates(loaded.model).items()}
     importance = {part: torch.zeros_like(each) for part, each in gates.items()}
-    with torch.enable_grad(), gated(loaded.model, gates):
+    with torch.enable_grad(), gated_heads(loaded.model, gates):
         for batch in batches:
             found = torch.autograd.grad(batch(), list(gates.values()), allow_unused=True)
             for part, each in zip(gates, found, strict=True):
@@ -71,13 +73,13 @@ def worth(loaded: Loaded, batches: Sequence[Callable[[], Tensor]], weights: Sequ
         key=lambda place: float(importance[place[0]][place[1], place[2]]),
     )
     masked = sorted({round(len(order) * point / POINTS) for point in range(POINTS + 1)})
-    return Worth(
+    return HeadImportance(
         measure=measure,
-        whole=as_it_is,
+        loss=as_it_is,
         importance=importance,
         effect=effect,
-        price=[whole(_without(loaded, order[:count])) for count in masked],
-        masked=masked,
+        pruning_losses=[whole(_without(loaded, order[:count])) for count in masked],
+        masked_counts=masked,
         order=order,
     )
 
@@ -87,7 +89,7 @@ def _places(each: Tensor) -> list[tuple[int, int]]:
 
 
 def _without(loaded: Loaded, heads: Sequence[tuple[str, int, int]]) -> dict[str, Tensor]:
-    gates = ones(loaded.model)
+    gates = open_gates(loaded.model)
     for part, layer, head in heads:
         gates[part][layer, head] = 0.0
     return gates
@@ -96,7 +98,7 @@ def _without(loaded: Loaded, heads: Sequence[tuple[str, int, int]]) -> dict[str,
 # -- losses -----------------------------------------------------------------------------------------------------
 
 
-def of_task(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[Callable[[], Tensor]], list[float]]:
+def task_losses(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[Callable[[], Tensor]], list[float]]:
     """The task's own loss."""
     batches: list[Any] = []
     group: list[Any] = []
@@ -118,7 +120,7 @@ def of_task(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[Ca
     return [partial(loss, batch) for batch in made], counts
 
 
-def of_masks(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[Callable[[], Tensor]], list[float]]:
+def mlm_losses(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[Callable[[], Tensor]], list[float]]:
     """-log p of words that are masked, 15 % of each text (Devlin et al. 2019, section 3.1), always masked."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None and tokenizer.special.mask is not None
@@ -161,16 +163,16 @@ def of_masks(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[
 # -- the report -------------------------------------------------------------------------------------------------
 
 
-def report(
-    loaded: Loaded, data: str | Path, *, max_texts: int = patterns.TEXTS, settings: DataSettings | None = None
+def head_report(
+    loaded: Loaded, data: str | Path, *, max_texts: int = head_patterns.TEXTS, settings: DataSettings | None = None
 ) -> dict[str, Any]:
     """Every head with its name, its patterns, and, where the model has a loss on the data, its importance."""
-    if not ones(loaded.model):
+    if not open_gates(loaded.model):
         raise HeedfulError(f"{loaded.source} has no heads of self-attention: there is nothing to name in it")
     source, task, split = _data(loaded, data, settings or DataSettings(dev_fraction=0.0))
     examples = list(islice(source.examples(split), max_texts))
     texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples]
-    read = patterns.readable(loaded, texts)
+    read = head_patterns.readable_indices(loaded, texts)
     passed = len(texts) - len(read)
     examples, texts = [examples[number] for number in read], [texts[number] for number in read]
     training = loaded.training
@@ -178,13 +180,13 @@ def report(
     needs = [parameter.requires_grad for parameter in loaded.parameters()]
     loaded.requires_grad_(False)
     try:
-        heads = patterns.heads(loaded, texts, max_texts=max_texts)
+        heads = head_patterns.find_head_patterns(loaded, texts, max_texts=max_texts)
         found = _worth(loaded, task, examples[:EXAMPLES])
     finally:
         loaded.train(training)
         for parameter, need in zip(loaded.parameters(), needs, strict=True):
             parameter.requires_grad_(need)
-    plain = [head.plain() for head in heads]
+    plain = [head.to_dict() for head in heads]
     if found is not None:
         across = found.importance.get("cross", torch.zeros(0, 0))  # they look at another text
         plain += [
@@ -210,9 +212,9 @@ def report(
         "texts": len(texts),
         "passed_over": passed,
         "example": min(texts, key=lambda text: abs(len(" ".join(text) if isinstance(text, tuple) else text) - 120)),
-        "patterns": patterns.PATTERNS,
-        "counts": patterns.counts(heads),
-        "strongest": [head.plain() | {"name": name} for name, head in patterns.strongest(heads).items()],
+        "patterns": head_patterns.PATTERNS,
+        "counts": head_patterns.count_names(heads),
+        "strongest": [head.to_dict() | {"name": name} for name, head in head_patterns.strongest_heads(heads).items()],
         "heads": plain,
         "said": told,
         "measure": "" if found is None else found.measure,
@@ -220,25 +222,26 @@ def report(
     }
 
 
-def _price(found: Worth) -> dict[str, Any]:
-    half = next(place for place, count in enumerate(found.masked) if 2 * count >= len(found.order))
+def _price(found: HeadImportance) -> dict[str, Any]:
+    half = next(place for place, count in enumerate(found.masked_counts) if 2 * count >= len(found.order))
     said = (
-        f"{found.measure} is {found.whole:.4f} with all {len(found.order)} heads, and {found.price[half]:.4f} with "
-        f"{found.masked[half]} of them masked. Nothing was trained afterwards."
+        f"{found.measure} is {found.loss:.4f} with all {len(found.order)} heads, and "
+        f"{found.pruning_losses[half]:.4f} with {found.masked_counts[half]} of them masked. "
+        "Nothing was trained afterwards."
     )
-    return {"measure": found.measure, "values": found.price, "masked": found.masked, "said": said}
+    return {"measure": found.measure, "values": found.pruning_losses, "masked": found.masked_counts, "said": said}
 
 
-def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> Worth | None:
+def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> HeadImportance | None:
     """None: the model's head has no loss on such examples."""
     if isinstance(task, Task):
         read = task.read(examples)
-        batches, weights = of_task(loaded, task, read.samples)
-        return worth(loaded, batches, weights, f"loss on {read.examples - read.left_out} examples")
+        batches, weights = task_losses(loaded, task, read.samples)
+        return head_importance(loaded, batches, weights, f"loss on {read.examples - read.left_out} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):
         texts: list[Any] = [each.texts[0] for each in examples]
-        batches, weights = of_masks(loaded, texts)
-        return worth(loaded, batches, weights, f"-log p of masked words in {len(texts)} texts")
+        batches, weights = mlm_losses(loaded, texts)
+        return head_importance(loaded, batches, weights, f"-log p of masked words in {len(texts)} texts")
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside, named
+from heedful.look.inspection import Inspection, token_records
 from heedful.model.decode import Beam, Greedy, search, stream
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import marks
@@ -14,7 +14,7 @@ MOST = 48  # tokens
 CANDIDATES = 10
 
 
-def writing(inside: Inside, *, num_beams: int = 4, max_new_tokens: int = MOST) -> dict[str, Any]:
+def decoding_report(inside: Inspection, *, num_beams: int = 4, max_new_tokens: int = MOST) -> dict[str, Any]:
     """{"steps": [{"token", "candidates"}], "greedy", "beams"}: what is written, token by token and by beams."""
     loaded = inside.loaded
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
@@ -30,12 +30,12 @@ def writing(inside: Inside, *, num_beams: int = 4, max_new_tokens: int = MOST) -
     for step in stream(loaded.model, loaded.head, prompt, Greedy(), distribution=True, **shared):
         assert step.distribution is not None
         best = step.distribution[0].topk(min(CANDIDATES, step.distribution.shape[1]))
-        names = named(best.indices.tolist(), inside.tokenizer)
+        names = token_records(best.indices.tolist(), inside.tokenizer)
         shares = best.values.exp().tolist()
         entropy = float(-(step.distribution[0].exp() * step.distribution[0].clamp(min=-80)).sum())
         steps.append(
             {
-                "token": named([step.tokens[0]], inside.tokenizer)[0]["text"],
+                "token": token_records([step.tokens[0]], inside.tokenizer)[0]["text"],
                 "entropy": entropy,
                 "candidates": [
                     {"text": name["text"], "probability": share} for name, share in zip(names, shares, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import heedful
 from heedful.checkpoint import read_config
 from heedful.checkpoint.published_sizes import count_parameters
-from heedful.cli.show import note, table, write_json
+from heedful.cli.output import note, print_table, write_json
 from heedful.families import FAMILIES
 from heedful.families.family_facts import PORTRAITS, Portrait
 from heedful.model.config import ModelConfig
@@ -18,9 +18,9 @@ from heedful.model.config import ModelConfig
 RECORDS = Path(heedful.__file__).parent.parent / "benchmarks" / "results"  # in a checkout; a package has none
 
 
-def family(as_json: bool, records: Path = RECORDS) -> None:
+def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
     """Print it; parameters, sharing and positions are read off the configurations."""
-    found = [facts(each, records) for each in PORTRAITS]
+    found = [family_facts(each, records) for each in PORTRAITS]
     if as_json:
         return write_json(found)
     head = ["", "parameters", "objective", "shares", "positions"]
@@ -28,18 +28,18 @@ def family(as_json: bool, records: Path = RECORDS) -> None:
     for each in found:
         counts = "  ".join(f"{count / 1e6:,.1f} M" for count in each["parameters"].values())
         rows.append([each["name"], counts, each["objective"], each["shares"], each["positions"]])
-    table(rows, head=head)
+    print_table(rows, head=head)
     print("")
     rows = [[each["name"], each["of"], each["published"], each["source"]] for each in found]
-    table(rows, head=["", "of", "published", "source"])
+    print_table(rows, head=["", "of", "published", "source"])
     print("")
-    table([[each["name"], each["measured"]] for each in found], head=["", "measured by Heedful"])
+    print_table([[each["name"], each["measured"]] for each in found], head=["", "measured by Heedful"])
     note("Parameters are of bare models, counted on them, in the order of the sizes that `heedful models` lists.")
     if not records.is_dir():
         note(f"There are no recorded results in {records}.")
 
 
-def facts(portrait: Portrait, records: Path) -> dict[str, Any]:
+def family_facts(portrait: Portrait, records: Path) -> dict[str, Any]:
     """One row."""
     kind, published = portrait.kind, FAMILIES[portrait.kind].sizes
     first = dict(published[portrait.sizes[0]]) | {"model_type": kind}
@@ -49,23 +49,23 @@ def facts(portrait: Portrait, records: Path) -> dict[str, Any]:
         "paper": portrait.paper,
         "parameters": {name: count_parameters(kind, published[name]) for name in portrait.sizes},
         "objective": portrait.objective,
-        "shares": shares(model, tied=ties(kind, first)),
-        "positions": positions(model),
+        "shares": describe_sharing(model, tied=ties_embeddings(kind, first)),
+        "positions": describe_positions(model),
         "of": portrait.best or "–",
         "published": portrait.results or "–",
         "source": portrait.source or "–",
-        "measured": "; ".join(each for name in portrait.records for each in measured(name, records)) or "–",
+        "measured": "; ".join(each for name in portrait.records for each in newest_record(name, records)) or "–",
     }
 
 
-def ties(kind: str, config: dict[str, Any]) -> bool:
+def ties_embeddings(kind: str, config: dict[str, Any]) -> bool:
     """Whether the head that scores the vocabulary does so with the embedding that it reads."""
     names = (name for name, entry in FAMILIES[kind].heads.items() if hasattr(entry.head, "tied"))
     heads = (read_config(config | {"architectures": [name]}, kind).head for name in names)
     return any(getattr(head, "tied", False) for head in heads)
 
 
-def shares(model: ModelConfig, *, tied: bool) -> str:
+def describe_sharing(model: ModelConfig, *, tied: bool) -> str:
     """What several parts of the model share."""
     stack = model.encoder or model.decoder
     assert stack is not None
@@ -81,7 +81,7 @@ def shares(model: ModelConfig, *, tied: bool) -> str:
     return ", ".join(told) or "–"
 
 
-def positions(model: ModelConfig) -> str:
+def describe_positions(model: ModelConfig) -> str:
     """How the model knows where words stand."""
     stack = model.encoder or model.decoder
     place = model.embedding.positions or (stack.relation if stack is not None else None)
@@ -96,7 +96,7 @@ def positions(model: ModelConfig) -> str:
     return "none" if place is None else kinds[place.kind]
 
 
-def measured(name: str, records: Path) -> Iterator[str]:
+def newest_record(name: str, records: Path) -> Iterator[str]:
     """What the newest record of that name says, with its date."""
     found = sorted(path for path in records.glob(f"{name}-2*.json"))
     if not found:

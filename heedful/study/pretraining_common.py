@@ -24,22 +24,22 @@ from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import Classic
 from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, saved
 from heedful.runs.pretrain.settings import PretrainSettings, settled
-from heedful.study.frame import Plan, quiet
+from heedful.study.build import accuracy_by_part, classification_task, train_classifier
 from heedful.study.limits import SST2
-from heedful.study.making import accuracy, classify, learn
-from heedful.study.toy.order import FINE, LABELS, POOR, Text, texts
+from heedful.study.runner import StudyConfig, no_log
+from heedful.study.toy.order import LABELS, NEGATIVE, POSITIVE, Text, texts
 from heedful.study.toy.split import Sizes
 from heedful.study.toy.stories import stories
 from heedful.tokenizer import Tokenizer, TokenizerSettings
 from heedful.tokenizer import train as train_tokenizer
 from heedful.train.trainer import Trainer
 
-Remade = Callable[[Pretext], Pretext]
+ObjectiveTransform = Callable[[Pretext], Pretext]
 CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class World:
+class PretrainingData:
     """Text to read, and texts with labels: few to learn from, many to be measured on."""
 
     corpus: Corpus
@@ -51,19 +51,23 @@ class World:
 
 
 @contextmanager
-def world(plan: Plan, seed: int, few: int) -> Any:
+def pretraining_data(plan: StudyConfig, seed: int, few: int) -> Any:
     """The toy world, or a real one; its corpus is on disk as long as it is used."""
     with TemporaryDirectory(prefix="heedful-study-") as temporary:
-        yield _real(plan.real, Path(temporary), seed, few) if plan.real else _toy(plan, Path(temporary), seed, few)
+        yield (
+            _real(plan.real_data, Path(temporary), seed, few)
+            if plan.real_data
+            else _toy(plan, Path(temporary), seed, few)
+        )
 
 
-def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
-    documents = stories(plan.pick(6000, 120), seed)
+def _toy(plan: StudyConfig, folder: Path, seed: int, few: int) -> PretrainingData:
+    documents = stories(plan.by_scale(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
-    drawn, many = plan.pick((2400, 600), (320, 40))  # about 5 texts of 16 judge by words of one half alone
+    drawn, many = plan.by_scale((2400, 600), (320, 40))  # about 5 texts of 16 judge by words of one half alone
     data = texts(Sizes(train=8 * few, dev=0, test=drawn), seed)
-    old, new = ({*FINE[half], *POOR[half]} for half in (slice(0, 5), slice(5, 10)))
+    old, new = ({*POSITIVE[half], *NEGATIVE[half]} for half in (slice(0, 5), slice(5, 10)))
     train = _of(data["train"], old, new)[:few]
     known, unknown = _of(data["test"], old, new)[:many], _of(data["test"], new, old)[:many]
     settings = CorpusSettings(sample_by="paragraph")
@@ -74,7 +78,7 @@ def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
         "half, which no labelled text has: without reading they are guessed"
     )
     tests = {"known words": known, "new words": unknown}
-    return World(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
+    return PretrainingData(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
 
 
 def _of(given: Sequence[Text], some: set[str], others: set[str]) -> list[Labelled]:
@@ -83,7 +87,7 @@ def _of(given: Sequence[Text], some: set[str], others: set[str]) -> list[Labelle
     return [Labelled(text=each.text, label=each.label) for each in found]
 
 
-def _real(data: Path, folder: Path, seed: int, few: int) -> World:
+def _real(data: Path, folder: Path, seed: int, few: int) -> PretrainingData:
     text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
     if not text.is_file() or not task.is_dir():
         raise HeedfulError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
@@ -96,7 +100,7 @@ def _real(data: Path, folder: Path, seed: int, few: int) -> World:
     corpus = build([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
     about = f"{len(corpus):,} real documents are read; then {few:,} labelled sentences, {len(dev):,} to measure"
     tests = {"real sentences": dev}
-    return World(
+    return PretrainingData(
         corpus=corpus,
         tokenizer=tokenizer,
         labels=source.labels,
@@ -109,7 +113,7 @@ def _real(data: Path, folder: Path, seed: int, few: int) -> World:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -> Pieces:
+def pretraining_components(given: PretrainingData, objective: str, seed: int, *, steps: int, full: bool) -> Pieces:
     """What `heedful pretrain` would be made of: one shape of one family for all objectives, one number of tokens."""
     layers, width, heads, length = (4, 256, 4, 128) if full else (2, 128, 4, 64)
     settings: PretrainSettings = settled(
@@ -126,31 +130,37 @@ def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -
     return Pieces(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
 
 
-def started(made: Pieces, *, reads: bool, remade: Remade = lambda objective: objective) -> tuple[Loaded, list[float]]:
+def pretrain_encoder(
+    made: Pieces, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
+) -> tuple[Loaded, list[float]]:
     """The model, after it has read where it does; the loss of each step."""
     loaded, losses = fresh_or_started(made), []
-    if reads:
+    if pretrain:
         rows = samples_of(made)[0]
-        samples, objective = rows[0], remade(objectives_of(made, loaded, rows)[0])
+        samples, objective = rows[0], transform(objectives_of(made, loaded, rows)[0])
         losses = [step.loss for step in Trainer(loaded, objective, samples, made.settings.train)]
     return saved(loaded, made), losses
 
 
-def fine_tuned(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 1e-3) -> dict[str, float]:
+def finetuned_accuracy(
+    loaded: Loaded, given: PretrainingData, seed: int, *, steps: int, rate: float = 1e-3
+) -> dict[str, float]:
     """Accuracy on each test after so many steps on the labelled texts."""
     return _learned(attach(loaded, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
 
 
-def as_it_is(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 5e-3) -> dict[str, float]:
+def frozen_accuracy(
+    loaded: Loaded, given: PretrainingData, seed: int, *, steps: int, rate: float = 5e-3
+) -> dict[str, float]:
     """The same of an encoder that stays as it is, its rows read by attention with a trained query."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
         asked = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
-        made = classic_start(asked, [], seed, quiet)
+        made = classic_start(asked, [], seed, no_log)
     return _learned(attach(made, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
 
 
-def _learned(made: Loaded, given: World, seed: int, steps: int, rate: float) -> dict[str, float]:
-    task = classify(given.tokenizer, given.labels, made)
-    learn(made, task, task.read(given.train).samples, steps=steps, seed=seed, rate=rate)
-    return {name: accuracy(made, task, each)["all"] for name, each in given.tests.items()}
+def _learned(made: Loaded, given: PretrainingData, seed: int, steps: int, rate: float) -> dict[str, float]:
+    task = classification_task(given.tokenizer, given.labels, made)
+    train_classifier(made, task, task.read(given.train).samples, steps=steps, seed=seed, lr=rate)
+    return {name: accuracy_by_part(made, task, each)["all"] for name, each in given.tests.items()}

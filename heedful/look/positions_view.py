@@ -21,7 +21,7 @@ PLACES = 128  # that are shown
 FAR = 64  # distances in each direction
 
 
-def clock(loaded: Loaded, places: int = PLACES) -> list[dict[str, Any]]:
+def positions_view(loaded: Loaded, places: int = PLACES) -> list[dict[str, Any]]:
     """What a model has for positions, each as {"name", "about", "rows"...}; tensors stay tensors."""
     found = []
     with torch.no_grad():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside, encoded, spelled
+from heedful.look.inspection import Inspection, encode_item, readable_token
 from heedful.nn.layout import allowed, gaps
 
 PATTERNS = {
@@ -44,7 +44,7 @@ KINDS = 512  # of tokens that are told apart where deviations are summed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class PatternScore:
     """One pattern in one head: share of attention, what chance gives, and how far from chance to all."""
 
     score: float
@@ -59,16 +59,16 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class HeadPatterns:
     """One head, its patterns, and the name that the strongest of them gives it."""
 
     part: str
     layer: int
     head: int
     name: str  # one of PATTERNS, or "mixed"
-    patterns: Mapping[str, Found]
+    patterns: Mapping[str, PatternScore]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         each = {
             name: {"score": found.score, "chance": found.chance, "lift": found.lift, "z": found.z, "rows": found.rows}
@@ -90,9 +90,9 @@ class _Sums:
 Sums = dict[tuple[str, str], _Sums]  # by part and pattern
 
 
-def heads(
+def find_head_patterns(
     loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, max_texts: int = TEXTS, related: bool = True
-) -> list[Head]:
+) -> list[HeadPatterns]:
     """Every self-attention head of a model, named by what it does on these texts, of which at most so many are taken.
 
     What the model does not read at once is passed over, see `readable`.
@@ -103,32 +103,32 @@ def heads(
     entropy / log m, and its chance that of a random distribution over m keys, uniform on the simplex.
     """
     given = list(islice(texts, max_texts))
-    items = [given[place] for place in readable(loaded, given)]
+    items = [given[place] for place in readable_indices(loaded, given)]
     alike = _related(loaded) if related else None
     sums: Sums = {}
     pairs = _keen(_words(loaded, items))
     for item in items:
-        inside = Inside(loaded, item)
+        inside = Inspection(loaded, item)
         for view in inside.views:
             if view.part in ("encoder", "decoder"):
                 _add(inside, view.part, sums, alike, pairs)
     return _named(sums)
 
 
-def readable(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> list[int]:
+def readable_indices(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> list[int]:
     """The numbers of those that the model reads at once, neither empty nor too long; without one, a HeedfulError."""
     if not texts:
         raise HeedfulError("no texts were given: patterns are found over texts")
-    found = [number for number, text in enumerate(texts) if not encoded(loaded, text)[1]]
+    found = [number for number, text in enumerate(texts) if not encode_item(loaded, text)[1]]
     if not found:
         raise HeedfulError(f"none of the {len(texts)} texts fits the model: give texts it can read at once")
     return found
 
 
-def _add(inside: Inside, part: str, sums: Sums, alike: Any, pairs: Any) -> None:
+def _add(inside: Inspection, part: str, sums: Sums, alike: Any, pairs: Any) -> None:
     view = inside.view(part)
     side = inside.sides[view.rows]
-    where = targets(side, alike, pairs)
+    where = pattern_targets(side, alike, pairs)
     weights = torch.stack([inside.weights(part, layer) for layer in range(view.layers)]).double()
     sees = torch.stack([_sees(inside, part, layer, len(side)) for layer in range(view.layers)])[:, None]
     words = torch.tensor([not each["special"] for each in side])
@@ -150,8 +150,8 @@ def _add(inside: Inside, part: str, sums: Sums, alike: Any, pairs: Any) -> None:
     _sum(sums, part, "broad", entropy, chance, torch.zeros_like(entropy), rows, ids)
 
 
-def _sees(inside: Inside, part: str, layer: int, n: int) -> Bool[Tensor, "n n"]:
-    *_, call = inside.kept.calls[part, layer]
+def _sees(inside: Inspection, part: str, layer: int, n: int) -> Bool[Tensor, "n n"]:
+    *_, call = inside.trace.calls[part, layer]
     return allowed(gaps(n, n), call)
 
 
@@ -171,7 +171,7 @@ def _sum(
     held.rows += int(rows[0].sum())
 
 
-def _named(sums: Sums) -> list[Head]:
+def _named(sums: Sums) -> list[HeadPatterns]:
     found = []
     for part in dict.fromkeys(part for part, _ in sums):
         layers, count = next(held.mass.shape for (each, _), held in sums.items() if each == part)
@@ -182,18 +182,18 @@ def _named(sums: Sums) -> list[Head]:
                     for (where, name), held in sums.items()
                     if where == part and held.rows
                 }
-                found.append(Head(part=part, layer=layer, head=head, name=_name(each), patterns=each))
+                found.append(HeadPatterns(part=part, layer=layer, head=head, name=_name(each), patterns=each))
     return found
 
 
-def _found(held: _Sums, layer: int, head: int) -> Found:
+def _found(held: _Sums, layer: int, head: int) -> PatternScore:
     mass, chance = float(held.mass[layer, head]), float(held.chance[layer, head])
     deviation = sqrt(float((held.deviation[:, layer, head] ** 2).sum()))
     z = (mass - chance) / deviation if deviation > 1e-12 else 0.0
-    return Found(score=mass / held.rows, chance=chance / held.rows, z=z, rows=held.rows)
+    return PatternScore(score=mass / held.rows, chance=chance / held.rows, z=z, rows=held.rows)
 
 
-def _name(patterns: Mapping[str, Found]) -> str:
+def _name(patterns: Mapping[str, PatternScore]) -> str:
     """The pattern with the largest lift that is no chance; else broad, or mixed."""
     sure = {name: each.lift for name, each in patterns.items() if name != "broad" and each.z >= Z and each.lift >= LIFT}
     if sure:
@@ -204,7 +204,7 @@ def _name(patterns: Mapping[str, Found]) -> str:
 # -- what the patterns point at -----------------------------------------------------------------------------------
 
 
-def targets(
+def pattern_targets(
     side: Sequence[Mapping[str, Any]],
     alike: Float[Tensor, "tokens width"] | None = None,
     pairs: Mapping[tuple[str, str], float] | None = None,
@@ -279,7 +279,7 @@ def _words(loaded: Loaded, items: Sequence[str | tuple[str, str]]) -> list[set[s
     for item in items:
         encoded = loaded.tokenizer.encode(item)
         inner = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
-        names = {_bare(spelled(id, loaded.tokenizer)) for id in inner}
+        names = {_bare(readable_token(id, loaded.tokenizer)) for id in inner}
         found.append({name for name in names if name and not set(name) <= ENDS})
     return found
 
@@ -308,13 +308,13 @@ def _pair(a: str, b: str) -> tuple[str, str]:
     return (a, b) if a < b else (b, a)
 
 
-def counts(found: Sequence[Head]) -> dict[str, int]:
+def count_names(found: Sequence[HeadPatterns]) -> dict[str, int]:
     """How many heads have each name, the most frequent one first."""
     names = Counter(head.name for head in found)
     return dict(names.most_common())
 
 
-def strongest(found: Sequence[Head]) -> dict[str, Head]:
+def strongest_heads(found: Sequence[HeadPatterns]) -> dict[str, HeadPatterns]:
     """The head in which each pattern is furthest above chance, whatever the head is called."""
     names = [name for name in PATTERNS if any(name in head.patterns for head in found)]
     return {
@@ -323,7 +323,7 @@ def strongest(found: Sequence[Head]) -> dict[str, Head]:
     }
 
 
-def table(found: Sequence[Head], part: str) -> np.ndarray:
+def name_table(found: Sequence[HeadPatterns], part: str) -> np.ndarray:
     """The names as [layers, heads]."""
     mine = [head for head in found if head.part == part]
     shape = (1 + max(head.layer for head in mine), 1 + max(head.head for head in mine))

@@ -37,17 +37,17 @@ from heedful.train.trainer import Trainer
 HEAD = 16  # width of a head
 CLASSIC = "heedful-classic"
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-Part = Callable[[Labelled], str]
+PartOf = Callable[[Labelled], str]
 
 POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # the mean of the rows, and W h + b
 
 
-def words(texts: Iterable[str]) -> Tokenizer:
+def word_level_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """A token for each word of the texts."""
     return word_tokenizer([word for word, _ in count_words(texts).most_common()])
 
 
-def encoder(
+def transformer_classifier(
     tokenizer: Tokenizer,
     labels: Sequence[str],
     seed: int,
@@ -55,7 +55,7 @@ def encoder(
     positions: Positions = None,
     width: int = 64,
     layers: int = 2,
-    pre: bool = True,
+    pre_norm: bool = True,
     head: Classes = POOLED,
 ) -> Loaded:
     """A small Transformer encoder that classifies; norms come first unless told otherwise."""
@@ -73,8 +73,8 @@ def encoder(
             heads=width // HEAD,
             head_width=HEAD,
             inner_width=4 * width,
-            norm_at="pre" if pre else "post",
-            final_norm=pre,
+            norm_at="pre" if pre_norm else "post",
+            final_norm=pre_norm,
             relation=None if isinstance(positions, Learned | Sinusoidal) else positions,
         ),
         initialisation=Xavier(),
@@ -83,34 +83,36 @@ def encoder(
     return create(config, tokenizer, seed=seed)
 
 
-def classic(tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Readers, *, width: int = 64) -> Loaded:
+def classic_classifier(
+    tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Readers, *, width: int = 64
+) -> Loaded:
     """A model from before the Transformer that classifies."""
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
     bare = create(Config(family=CLASSIC, model=model), tokenizer, seed=seed)
     return attach(bare, "sequence_classification", labels=tuple(labels), seed=seed)
 
 
-def classify(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:
+def classification_task(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:
     """The task."""
     return Classify(tokenizer=tokenizer, limit=loaded.limit, labels=tuple(labels))
 
 
-def learn(
+def train_classifier(
     loaded: Loaded,
     task: Classify,
     samples: Sequence[Sample],
     *,
     steps: int,
     seed: int,
-    rate: float = 2e-3,
-    batch: int = 32,
+    lr: float = 2e-3,
+    batch_size: int = 32,
     schedule: Linear | Constant | None = None,
 ) -> list[float]:
     """Train for so many steps; the loss of each."""
     settings = TrainSettings(
         max_steps=steps,
-        batch_size=batch,
-        optimizer=AdamW(lr=rate),
+        batch_size=batch_size,
+        optimizer=AdamW(lr=lr),
         schedule=schedule or Linear(warmup_ratio=0.1),
         precision="float32",
         seed=seed,
@@ -118,8 +120,8 @@ def learn(
     return [step.loss for step in Trainer(loaded, task, samples, settings)]
 
 
-def accuracy(
-    loaded: Loaded, task: Classify, examples: Sequence[Labelled], part: Part = lambda example: ""
+def accuracy_by_part(
+    loaded: Loaded, task: Classify, examples: Sequence[Labelled], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
     """The share of right answers in each part, and under "all" in all of them."""
     right: dict[str, list[bool]] = {}
@@ -133,12 +135,12 @@ def accuracy(
     return {name: sum(each) / len(each) for name, each in right.items()}
 
 
-def labelled(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
+def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
     """Texts with their labels, as examples."""
     return [Labelled(text=text, label=label) for text, label in rows]
 
 
-def read_rows(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
+def head_outputs(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
     """What the head says of each text."""
     engine = Engine(loaded)
     pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]

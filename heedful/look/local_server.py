@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from heedful.errors import HeedfulError
 from heedful.look import page
-from heedful.look.asks import Asks
+from heedful.look.page_api import PageAPI
 
 PATIENCE = 20.0  # seconds for a client to say what it wants
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
@@ -31,12 +31,12 @@ HEADERS = {
 }
 
 
-class Local(ThreadingHTTPServer):
+class LocalServer(ThreadingHTTPServer):
     """Serves one page; whoever does not know its token finds nothing."""
 
     daemon_threads = True
 
-    def __init__(self, asks: Asks, port: int = 0) -> None:
+    def __init__(self, asks: PageAPI, port: int = 0) -> None:
         self.asks, self.token = asks, secrets.token_urlsafe(24)
         self.turn = threading.Lock()  # one question at a time: models are watched while they run
         super().__init__(("127.0.0.1", port), _Handler)
@@ -53,7 +53,7 @@ class Local(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Local
+    server: LocalServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "heedful", ""
     timeout = PATIENCE
@@ -77,15 +77,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, name: str) -> None:
         kind = KINDS[name[name.rindex(".") :]]
-        self._say(HTTPStatus.OK, f"{kind}; charset=utf-8", page.text(name).encode())
+        self._say(HTTPStatus.OK, f"{kind}; charset=utf-8", page.read_asset(name).encode())
 
     def _answer(self, name: str, params: dict[str, str]) -> None:
         """What cannot be answered is told in the same form: it is for the reader, not for the browser's console."""
         try:
             with self.server.turn:
-                found = page.as_json(self.server.asks(name, params))
+                found = page.to_json(self.server.asks(name, params))
         except HeedfulError as error:
-            found = page.as_json({"error": str(error)})
+            found = page.to_json({"error": str(error)})
         self._say(HTTPStatus.OK, "application/json", found.encode())
 
     def _say(self, status: HTTPStatus, kind: str, body: bytes) -> None:
@@ -100,10 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def background(asks: Asks, port: int = 0) -> Iterator[Local]:
+def serve_in_background(asks: PageAPI, port: int = 0) -> Iterator[LocalServer]:
     """The page in a thread of this process."""
     try:
-        server = Local(asks, port)
+        server = LocalServer(asks, port)
     except OSError as error:
         raise HeedfulError(f"port {port} of 127.0.0.1 cannot be listened on: {error.strerror or error}") from error
     thread = threading.Thread(target=server.serve_forever, name="heedful-look", daemon=True)

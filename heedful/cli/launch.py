@@ -16,7 +16,7 @@ Nproc = Annotated[
 ]
 
 
-def several(count: int, given: Sequence[str]) -> None:
+def launch(count: int, given: Sequence[str]) -> None:
     """Run the command in several processes; if one fails, exit with its status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise HeedfulError("--nproc starts processes, but torchrun has started this one already: leave it out")
@@ -27,7 +27,7 @@ def several(count: int, given: Sequence[str]) -> None:
     flags = ["--standalone", f"--nproc-per-node={count}", "--module", "heedful"]
     try:
         with _threads(count):
-            run(get_args_parser().parse_args([*flags, *without(given)]))
+            run(get_args_parser().parse_args([*flags, *without_nproc(given)]))
     except ChildFailedError as error:
         _, first = error.get_first_failure()
         raise SystemExit(first.exitcode if first.exitcode > 0 else 1) from None
@@ -35,7 +35,7 @@ def several(count: int, given: Sequence[str]) -> None:
         raise SystemExit(130) from None
 
 
-def without(given: Sequence[str]) -> list[str]:
+def without_nproc(given: Sequence[str]) -> list[str]:
     """The words of a command but --nproc and its number.
 
     >>> without(["pretrain", "a", "--nproc", "2", "--nproc=3", "--json"])

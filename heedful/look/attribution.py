@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside, named
+from heedful.look.inspection import Inspection, token_records
 from heedful.model.classic import Classic
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
@@ -58,7 +58,7 @@ def _embedded(loaded: Loaded, rows: Tensor) -> Iterator[None]:
 
 
 def integrated_gradients(
-    inside: Inside, score: Score, what: str, *, steps: int = STEPS, within: int | None = None
+    inside: Inspection, score: Score, name: str, *, steps: int = STEPS, within: int | None = None
 ) -> Attribution:
     """(x - b) times the mean gradient of the score on the way from b to x (Sundararajan et al. 2017, section 3).
 
@@ -88,10 +88,10 @@ def integrated_gradients(
         for parameter, need in zip(loaded.parameters(), needs, strict=True):
             parameter.requires_grad_(need)
     values = ((x - b) * total / steps).sum(-1)
-    return Attribution(score=what, values=values, at_text=ends[0], at_baseline=ends[1])
+    return Attribution(score=name, values=values, at_text=ends[0], at_baseline=ends[1])
 
 
-def _gradients(inside: Inside, score: Score, x: Tensor, b: Tensor, shares: list[float]) -> Tensor:
+def _gradients(inside: Inspection, score: Score, x: Tensor, b: Tensor, shares: list[float]) -> Tensor:
     """The sum of the gradients at those points of the way."""
     points = torch.cat([b + share * (x - b) for share in shares]).requires_grad_()
     with torch.enable_grad():
@@ -101,7 +101,7 @@ def _gradients(inside: Inside, score: Score, x: Tensor, b: Tensor, shares: list[
     return summed
 
 
-def _scores(inside: Inside, score: Score, rows: Tensor, copies: int) -> Tensor:
+def _scores(inside: Inspection, score: Score, rows: Tensor, copies: int) -> Tensor:
     batch = _copies(inside.source, copies)
     target = None if inside.target is None else _copies(inside.target, copies)
     with _embedded(inside.loaded, rows):
@@ -112,7 +112,7 @@ def _copies(batch: Packed, count: int) -> Packed:
     return Packed.of([batch.tokens.tolist()] * count, [batch.types.tolist()] * count)
 
 
-def _baseline(inside: Inside) -> Packed:
+def _baseline(inside: Inspection) -> Packed:
     special = inside.tokenizer.special
     blank = next((id for id in (special.mask, special.unknown, special.pad) if id is not None), None)
     if blank is None:
@@ -123,21 +123,21 @@ def _baseline(inside: Inside) -> Packed:
 
 # -- which score ------------------------------------------------------------------------------------------------
 
-Named = tuple[tuple[int, str], ...]  # numbers and what they stand for
+Choices = tuple[tuple[int, str], ...]  # numbers and what they stand for
 
 
-class Aim(NamedTuple):
+class ExplainedScore(NamedTuple):
     """The score that a prediction rests on, what it is called, and what else could be asked for."""
 
     score: Score
-    what: str
+    name: str
     row: int | None = None  # that it is read off; None: all of them
     label: int | None = None  # the class or token
-    places: Named = ()
-    labels: Named = ()
+    positions: Choices = ()
+    labels: Choices = ()
 
 
-def score_of(inside: Inside, place: int | None = None, label: int | None = None) -> Aim:
+def explained_score(inside: Inspection, position: int | None = None, label: int | None = None) -> ExplainedScore:
     """The score that a head's prediction rests on.
 
     `place` is the token that is tagged, filled in or written, `label` the class or token; None: what the model says.
@@ -152,14 +152,14 @@ def score_of(inside: Inside, place: int | None = None, label: int | None = None)
             chosen = int(outputs[0].argmax()) if label is None else _within(label, len(labels))
             said = f'the score of "{labels[chosen]}"'
             score = _of_one(chosen) if getattr(inside.loaded.head, "one", False) else _of_class(chosen)
-            return Aim(score, said, _pooled(inside), chosen, (), tuple(enumerate(labels)))
+            return ExplainedScore(score, said, _pooled(inside), chosen, (), tuple(enumerate(labels)))
         case TokenClasses(labels=labels):
-            row = _surest(inside, outputs) if place is None else _within(place, len(outputs))
+            row = _surest(inside, outputs) if position is None else _within(position, len(outputs))
             chosen = int(outputs[row].argmax()) if label is None else _within(label, len(labels))
             said = f'the score of "{labels[chosen]}" for "{_name(inside, row)}"'
-            return Aim(_at(row, chosen), said, row, chosen, _inner(inside), tuple(enumerate(labels)))
+            return ExplainedScore(_at(row, chosen), said, row, chosen, _inner(inside), tuple(enumerate(labels)))
         case Choice():
-            return Aim(
+            return ExplainedScore(
                 lambda out, _: out,
                 "the score of this candidate, which counts against those of the others",
                 _pooled(inside),
@@ -168,33 +168,33 @@ def score_of(inside: Inside, place: int | None = None, label: int | None = None)
     if kind == "question_answering":
         return _span(inside, outputs)
     if kind in ("masked_lm", "pretraining", "language_model", "double_heads"):
-        return _token(inside, kind, outputs, place, label)
+        return _token(inside, kind, outputs, position, label)
     if kind == "next_sentence":
-        return Aim(lambda out, _: out[:, 0], "the score of: the second text follows", 0)
+        return ExplainedScore(lambda out, _: out[:, 0], "the score of: the second text follows", 0)
     if isinstance(head, SentenceEmbedding):
         raise HeedfulError("a vector has no score: give a second text, and how alike both are is one")
     raise HeedfulError(f"a model with {kind} head has no single score whose reasons could be shown")
 
 
-def alike(inside: Inside, other: Inside) -> Aim:
+def similarity_score(inside: Inspection, other: Inspection) -> ExplainedScore:
     """The cosine of the first text's vector with the second's, which stays as it is."""
     with torch.no_grad():
         vector = other.loaded(other.source)
     what = "the likeness (cosine) to the other text, whose vector stays as it is"
-    return Aim(lambda out, _: F.cosine_similarity(out, vector, dim=-1), what)
+    return ExplainedScore(lambda out, _: F.cosine_similarity(out, vector, dim=-1), what)
 
 
-def _span(inside: Inside, outputs: Tensor) -> Aim:
+def _span(inside: Inspection, outputs: Tensor) -> ExplainedScore:
     """Of the span that the engine answers with."""
     inner = [n for n, segment in enumerate(inside.encoded.segments) if segment == max(_segments(inside))]
     start, end, _ = best_span(outputs, inner, inner[-1], max_answer_tokens_of(inside.loaded.thresholds))
     ends = f'"{_name(inside, start)}" as the start and "{_name(inside, end)}" as the end'
     first, last = _at(start, 0), _at(end, 1)
     said = f"the scores of {ends} of the best answer in the text"
-    return Aim(lambda out, batch: first(out, batch) + last(out, batch), said, start)
+    return ExplainedScore(lambda out, batch: first(out, batch) + last(out, batch), said, start)
 
 
-def _token(inside: Inside, kind: str, outputs: Tensor, place: int | None, label: int | None) -> Aim:
+def _token(inside: Inspection, kind: str, outputs: Tensor, place: int | None, label: int | None) -> ExplainedScore:
     """A token that is filled in or written."""
     writes = kind in ("language_model", "double_heads")
     places = _written(inside) if writes else _masks(inside)
@@ -207,10 +207,12 @@ def _token(inside: Inside, kind: str, outputs: Tensor, place: int | None, label:
     listed = best if chosen in best else [chosen, *best]
     labels = tuple(zip(listed, _names(inside, listed), strict=True))
     said = dict(labels)[chosen]
-    return Aim(_at(row, chosen), f'the score of the token "{said}" at place {row}', row, chosen, places, labels)
+    return ExplainedScore(
+        _at(row, chosen), f'the score of the token "{said}" at place {row}', row, chosen, places, labels
+    )
 
 
-def _pooled(inside: Inside) -> int | None:
+def _pooled(inside: Inspection) -> int | None:
     """The row that stands for the text."""
     head = inside.loaded.config.head
     if not isinstance(head, Classes | Choice) or isinstance(inside.loaded.model, Classic):
@@ -236,24 +238,24 @@ def _at(row: int, column: int) -> Score:
     return score
 
 
-def _inner(inside: Inside) -> Named:
+def _inner(inside: Inspection) -> Choices:
     """The tokens that stand for a part of the text."""
     return tuple((row, _name(inside, row)) for row, around in enumerate(inside.encoded.special) if not around)
 
 
-def _masks(inside: Inside) -> Named:
+def _masks(inside: Inspection) -> Choices:
     mask = inside.tokenizer.special.mask
     return tuple((row, _name(inside, row)) for row, id in enumerate(inside.encoded.ids) if id == mask)
 
 
-def _written(inside: Inside) -> Named:
+def _written(inside: Inspection) -> Choices:
     """The places at which a token is written: of a decoder beside an encoder by that token, else by the one before."""
     if "said" in inside.sides:
         return tuple((row, str(each["text"])) for row, each in enumerate(inside.sides["said"]))
     return tuple((row, f"after {each['text']}") for row, each in enumerate(inside.sides["source"]))
 
 
-def _surest(inside: Inside, outputs: Tensor) -> int:
+def _surest(inside: Inspection, outputs: Tensor) -> int:
     """The token that is the surest to be no "O"; else the surest one."""
     around = torch.tensor(inside.encoded.special)
     sure = outputs.softmax(-1).max(-1).values.masked_fill(around, -1.0)
@@ -261,16 +263,16 @@ def _surest(inside: Inside, outputs: Tensor) -> int:
     return int((other if bool((other >= 0).any()) else sure).argmax())
 
 
-def _segments(inside: Inside) -> list[int]:
+def _segments(inside: Inspection) -> list[int]:
     return [segment for segment in inside.encoded.segments if segment is not None] or [0]
 
 
-def _name(inside: Inside, row: int) -> str:
+def _name(inside: Inspection, row: int) -> str:
     return str(inside.sides["source"][row]["text"])
 
 
-def _names(inside: Inside, ids: Sequence[int]) -> list[str]:
-    return [str(each["text"]) for each in named(ids, inside.tokenizer)]
+def _names(inside: Inspection, ids: Sequence[int]) -> list[str]:
+    return [str(each["text"]) for each in token_records(ids, inside.tokenizer)]
 
 
 def _within(number: int, count: int) -> int:

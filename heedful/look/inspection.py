@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look import reading
+from heedful.look import classic_attention
 from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
@@ -42,7 +42,7 @@ class View:
 
 
 @dataclass(kw_only=True, eq=False)
-class Kept(Trace):
+class ProjectionTrace(Trace):
     """A trace that keeps q, k and v of all layers, so that any head's scores can be computed afterwards."""
 
     calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, Call]] = field(default_factory=dict, init=False)
@@ -52,7 +52,7 @@ class Kept(Trace):
         self.calls[part, layer] = q, k, v, call
 
 
-class Inside:
+class Inspection:
     """A model and a text, or a pair; weights, scores and states of any layer and head are computed when asked for."""
 
     def __init__(
@@ -68,29 +68,31 @@ class Inside:
 
         `choices` are all candidates of a prompt, of which the item's second text is one.
         """
-        self.encoded, why = encoded(loaded, item)
+        self.encoded, why = encode_item(loaded, item)
         if why:
             raise HeedfulError(why)
         assert loaded.tokenizer is not None
         self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
         self.name, self.choices = name or loaded.source, tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
-        self.target, self.written = self._target(target)
+        read, written = self._target(target)
+        self.target = read
+        self.target_is_generated = written
         wanted: tuple[What, ...] = ("states", "weights")
-        self.kept = Kept(what=[each for each in wanted if each in loaded.model.gives])
+        self.trace = ProjectionTrace(what=[each for each in wanted if each in loaded.model.gives])
         training = loaded.training
         loaded.eval()
         try:
             with torch.no_grad():
-                self.rows: Tensor = loaded.rows(self.source, self.target, trace=self.kept)
+                self.last_hidden_state: Tensor = loaded.rows(self.source, self.target, trace=self.trace)
         finally:
             loaded.train(training)
-        self.watched: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None  # see steps.py
+        self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None  # see block_steps.py
         self.views = tuple(self._views())
-        self.sides: dict[str, list[dict[str, Any]]] = {"source": tokens(self.encoded, self.tokenizer)}
+        self.sides: dict[str, list[dict[str, Any]]] = {"source": text_token_records(self.encoded, self.tokenizer)}
         read_too = self.target if self.target is not None else self._shifted()
         if read_too is not None:
-            self.sides["target"] = named(read_too.tokens.tolist(), self.tokenizer)
+            self.sides["target"] = token_records(read_too.tokens.tolist(), self.tokenizer)
         if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "language_model":
             self.sides["said"] = self._said(self.target)
         if any(view.rows == "text" for view in self.views):
@@ -123,8 +125,8 @@ class Inside:
         """What stands after each token that the decoder reads; after the last one, what the model would write."""
         assert self.loaded.head is not None
         with torch.no_grad():
-            last = self.loaded.head(self.rows[-1:], Packed.of([[0]]))
-        return named([*target.tokens.tolist()[1:], int(last[0].argmax())], self.tokenizer)
+            last = self.loaded.head(self.last_hidden_state[-1:], Packed.of([[0]]))
+        return token_records([*target.tokens.tolist()[1:], int(last[0].argmax())], self.tokenizer)
 
     def _shifted(self) -> Packed | None:
         """What a decoder reads whose head reads no other text than the encoder's."""
@@ -143,10 +145,10 @@ class Inside:
             views.append(View(part="decoder", layers=stack.layers, heads=stack.heads, rows=own, keys=own))
             if stack.cross:
                 views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=own, keys="source"))
-        if ("cross", 0, 0) in self.kept.attention:  # recurrent nets that look without queries and keys
+        if ("cross", 0, 0) in self.trace.attention:  # recurrent nets that look without queries and keys
             views.append(View(part="cross", layers=1, heads=1, rows="target", keys="source"))
         if isinstance(self.loaded.model, Classic):
-            for part, names, rows in reading.parts(self.loaded):
+            for part, names, rows in classic_attention.attention_parts(self.loaded):
                 side: Side = "text" if rows == "text" else "source"
                 views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))
         if not views:
@@ -160,7 +162,7 @@ class Inside:
                 return view
         raise HeedfulError(f'there is no part "{part}", but {", ".join(view.part for view in self.views)}')
 
-    def attended(
+    def attention(
         self,
         part: str,
         layer: int,
@@ -173,11 +175,11 @@ class Inside:
         view = self.view(part)
         within("layers", [layer], view.layers)
         with torch.no_grad():
-            if (part, layer) not in self.kept.calls:
+            if (part, layer) not in self.trace.calls:
                 found = self._without_scores(part, layer)
                 chosen = list(within("heads", heads, len(found)))
                 return Attended(scale=1.0, weights=found[chosen] if rows is None else found[chosen][:, list(rows)])
-            q, k, v, call = self.kept.calls[part, layer]
+            q, k, v, call = self.trace.calls[part, layer]
             kind: Any = part
             trace = Trace(what=what, heads=heads, rows=rows)
             trace.take(kind, layer, 1, q, k, v, call)
@@ -186,22 +188,22 @@ class Inside:
     def _without_scores(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
         """Weights of what looks without queries and keys that were kept."""
         kind: Any = part
-        kept = self.kept.attention.get((kind, layer, 0))
+        kept = self.trace.attention.get((kind, layer, 0))
         if kept is None:
-            return reading.weights(self.loaded, self.source, part)
+            return classic_attention.attention_weights(self.loaded, self.source, part)
         assert kept.weights is not None
         return kept.weights
 
     def weights(self, part: str, layer: int, heads: Sequence[int] | None = None) -> Float[Tensor, "heads rows keys"]:
         """How much each row takes of each key."""
-        found = self.attended(part, layer, heads=heads).weights
+        found = self.attention(part, layer, heads=heads).weights
         assert found is not None
         return found
 
-    def thumbnails(self, part: str, layer: int, most: int = 48) -> Float[Tensor, "heads rows keys"]:
+    def thumbnails(self, part: str, layer: int, max_size: int = 48) -> Float[Tensor, "heads rows keys"]:
         """The same made small: the largest weight of each tile, so that a thin line stays one."""
         found = self.weights(part, layer)[None]
-        size = tuple(min(most, length) for length in found.shape[2:])
+        size = tuple(min(max_size, length) for length in found.shape[2:])
         if size == tuple(found.shape[2:]):
             return found[0]
         small: Tensor = F.adaptive_max_pool2d(found, size)[0]
@@ -213,7 +215,7 @@ class Inside:
         Abnar and Zuidema 2020, section 3. Half of what goes on is taken to be the residual.
         """
         view = self.view(part)
-        if view.rows != view.keys or (part, 0) not in self.kept.calls:
+        if view.rows != view.keys or (part, 0) not in self.trace.calls:
             raise HeedfulError(f"the {part} does not look at its own rows, so its layers cannot be multiplied")
         with torch.no_grad():
             mixed = torch.eye(len(self.sides[view.rows]))
@@ -222,14 +224,14 @@ class Inside:
                 mixed = (0.5 * mean + 0.5 * torch.eye(len(mean))) @ mixed
             return mixed
 
-    def states(self, part: str) -> list[Float[Tensor, "rows width"]]:
+    def hidden_states(self, part: str) -> list[Float[Tensor, "rows width"]]:
         """The rows before each block, and those that come out of the last one."""
         kind: Any = part
         count = self.view(part).layers
-        return [self.kept.states[kind, layer, 0] for layer in range(count + 1)]
+        return [self.trace.states[kind, layer, 0] for layer in range(count + 1)]
 
 
-def encoded(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
+def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
     """A text's tokens, and why the model does not read them at once; nothing, where it does."""
     if loaded.tokenizer is None:
         raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
@@ -241,9 +243,9 @@ def encoded(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
     return found, "" if 1 <= len(found) <= most else why
 
 
-def among(
+def inspect_choices(
     loaded: Loaded, prompt: str, choices: Sequence[str], *, target: str | None = None, name: str = ""
-) -> list[Inside]:
+) -> list[Inspection]:
     """A prompt beside each of its candidates."""
     head = loaded.config.head
     if head is None or head.kind != "multiple_choice":
@@ -253,10 +255,10 @@ def among(
         )
     if len(choices) < 2:
         raise HeedfulError(f"{len(choices)} candidate was given: give two or more, of which one is chosen")
-    return [Inside(loaded, (prompt, each), target=target, name=name, choices=choices) for each in choices]
+    return [Inspection(loaded, (prompt, each), target=target, name=name, choices=choices) for each in choices]
 
 
-def tokens(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def text_token_records(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Each token as plain data: its name, segment and word, and which characters of its text it stands for."""
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
     found: list[dict[str, Any]] = []
@@ -264,12 +266,12 @@ def tokens(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     for id, segment, word, (start, stop) in columns:
         goes_on = word is not None and (segment, word) == last
         more = {"start": start, "stop": stop, "segment": segment, "special": segment is None, "continues": goes_on}
-        found.append(_token(spelled(id, tokenizer), id) | more)
+        found.append(_token(readable_token(id, tokenizer), id) | more)
         last = segment, word
     return found
 
 
-def named(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Tokens that belong to no text, as what a decoder reads; the embedding may have more rows than there are names."""
     special = tokenizer.special
     around = {special.first, special.separator, special.pad, special.mask}
@@ -280,7 +282,7 @@ def named(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     found = []
     for place, id in enumerate(ids):
         try:
-            name = spelled(id, tokenizer)
+            name = readable_token(id, tokenizer)
         except HeedfulError:
             name = f"token {id}"
         goes_on = place > 0 and id < len(continues) and bool(continues[id]) and id not in around
@@ -288,7 +290,7 @@ def named(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     return found
 
 
-def spelled(id: int, tokenizer: Tokenizer) -> str:
+def readable_token(id: int, tokenizer: Tokenizer) -> str:
     """A token's name to read: bytes become their characters where they are whole ones, and "\u2581" stands for a space.
 
     A byte-level vocabulary spells "\u0120caf\u00c3\u00a9" what is read as "\u2581caf\u00e9".

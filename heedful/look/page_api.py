@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.look import words
-from heedful.look.compare import difference, states
-from heedful.look.inside import Inside, View, among
-from heedful.look.places import clock
-from heedful.look.prediction import prediction
-from heedful.look.similarity import similarity
-from heedful.look.steps import steps
-from heedful.look.writing import writing
+from heedful.look import word_vectors
+from heedful.look.block_steps import block_steps
+from heedful.look.compare import attention_difference, hidden_state_similarity
+from heedful.look.decoding import decoding_report
+from heedful.look.inspection import Inspection, View, inspect_choices
+from heedful.look.positions_view import positions_view
+from heedful.look.prediction import explain_prediction
+from heedful.look.qk_spectrum import qk_spectrum
 
 Kind = Literal["f4", "u2", "u1"]
 LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # shares from 0 to 1 in whole numbers
@@ -25,7 +25,7 @@ NOT_FINITE = "the model computes a number here that is not finite, so there is n
 Params = Mapping[str, str]
 
 
-def pack(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
+def encode_tensor(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
     """Numbers as a page reads them: their shape, and their bytes, little-endian, in base64.
 
     >>> pack(torch.tensor([0.0, 1.0]), "u1")
@@ -41,26 +41,26 @@ def pack(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-def packed(found: Any) -> Any:
+def encode_tensors(found: Any) -> Any:
     """The same with its tensors packed."""
     match found:
         case Tensor():
-            return pack(found)
+            return encode_tensor(found)
         case dict():
-            return {name: packed(each) for name, each in found.items()}
+            return {name: encode_tensors(each) for name, each in found.items()}
         case list():
-            return [packed(each) for each in found]
+            return [encode_tensors(each) for each in found]
     return found
 
 
-class Asks:
+class PageAPI:
     """Answers a page's questions about one look, or about two side by side."""
 
     def __init__(
         self,
-        looks: Sequence[Inside],
+        inspections: Sequence[Inspection],
         *,
-        more: Sequence[Inside] = (),
+        extra: Sequence[Inspection] = (),
         word: str = "",
         report: Mapping[str, Any] | None = None,
     ) -> None:
@@ -68,46 +68,48 @@ class Asks:
 
         A word that stands in none of the texts is a HeedfulError, and so are more than two texts without a word.
         """
-        self.looks, self.more, self.word, self.report = list(looks), list(more), word, report
+        self.inspections = list(inspections)
+        self.extra = list(extra)
+        self.word, self.report = word, report
         if word:
-            words.stands_in([*self.looks[:1], *self.more], word)
-        elif len(self.more) > 1:
+            word_vectors.check_occurs([*self.inspections[:1], *self.extra], word)
+        elif len(self.extra) > 1:
             raise HeedfulError(
-                f"{1 + len(more)} texts were given: two stand side by side, and a word is followed in more"
+                f"{1 + len(extra)} texts were given: two stand side by side, and a word is followed in more"
             )
 
     def __call__(self, name: str, params: Params) -> dict[str, Any]:
         """The answer to one question; what cannot be answered is a HeedfulError."""
-        if name not in ASKS:
-            raise HeedfulError(f'a page asks for {", ".join(ASKS)}, not for "{name[:40]}"')
-        return ASKS[name](self, params)
+        if name not in ENDPOINTS:
+            raise HeedfulError(f'a page asks for {", ".join(ENDPOINTS)}, not for "{name[:40]}"')
+        return ENDPOINTS[name](self, params)
 
-    def side(self, params: Params) -> Inside:
+    def side(self, params: Params) -> Inspection:
         """Which of the looks is meant."""
-        return self.looks[number(params, "side", len(self.looks), usual=0)]
+        return self.inspections[parse_index(params, "side", len(self.inspections), usual=0)]
 
     def look(self, params: Params) -> dict[str, Any]:
         """Another text in the place of one look, or beside it."""
         text, pair = params.get("text", ""), params.get("pair", "")
-        place = number(params, "side", max(2, len(self.looks)), usual=0)
-        beside = self.looks[min(place, len(self.looks) - 1)]
-        if beside.choices and place < len(self.looks) and pair:
+        place = parse_index(params, "side", max(2, len(self.inspections)), usual=0)
+        beside = self.inspections[min(place, len(self.inspections) - 1)]
+        if beside.choices and place < len(self.inspections) and pair:
             candidates = [*beside.choices]
             candidates[place] = pair
-            self.looks = among(beside.loaded, text, candidates, name=beside.name)
+            self.inspections = inspect_choices(beside.loaded, text, candidates, name=beside.name)
             return self.about({})
         target = params.get("target") or None
-        self.looks[place : place + 1] = [
-            Inside(beside.loaded, (text, pair) if pair else text, target=target, name=beside.name)
+        self.inspections[place : place + 1] = [
+            Inspection(beside.loaded, (text, pair) if pair else text, target=target, name=beside.name)
         ]
         return self.about({})
 
     def about(self, params: Params) -> dict[str, Any]:
         """What is looked at."""
         return {
-            "looks": [_about(each) for each in self.looks],
+            "looks": [_about(each) for each in self.inspections],
             "word": self.word,
-            "texts": [each.item for each in self.more],
+            "texts": [each.item for each in self.extra],
             "report": self.report is not None,
         }
 
@@ -115,38 +117,44 @@ class Asks:
         """[rows, keys] of one head."""
         inside = self.side(params)
         view, layer, head = _place(inside, params)
-        return {"weights": pack(inside.weights(view.part, layer, [head])[0], "u2")}
+        return {"weights": encode_tensor(inside.weights(view.part, layer, [head])[0], "u2")}
 
     def thumbnails(self, params: Params) -> dict[str, Any]:
         """[heads, at most 48, at most 48] of one layer."""
         inside = self.side(params)
         view, layer, _ = _place(inside, params)
-        return {"heads": pack(inside.thumbnails(view.part, layer), "u1")}
+        return {"heads": encode_tensor(inside.thumbnails(view.part, layer), "u1")}
 
     def rollout(self, params: Params) -> dict[str, Any]:
         """[rows, keys] through all layers."""
         inside = self.side(params)
-        return {"weights": pack(inside.rollout(params.get("part", inside.views[0].part)), "u2")}
+        return {"weights": encode_tensor(inside.rollout(params.get("part", inside.views[0].part)), "u2")}
 
     def neuron(self, params: Params) -> dict[str, Any]:
         """q [rows, d] and k [keys, d] of one head, and its scores, which are scale q k + bias."""
         inside = self.side(params)
         view, layer, head = _place(inside, params)
-        one = inside.attended(view.part, layer, ("q", "k", "scores", "weights"), heads=[head])
+        one = inside.attention(view.part, layer, ("q", "k", "scores", "weights"), heads=[head])
         if one.q is None or one.k is None or one.scores is None or one.weights is None:
             raise HeedfulError(f"the {view.part} of this model has no queries and keys to take apart")
         q, k, scores = one.q[:, 0], one.k[:, 0], one.scores[0]
         seen = scores > -torch.inf
         plain = one.scale * q @ k.T
         biased = bool((plain - scores)[seen].abs().max() > 1e-4) if bool(seen.any()) else False
-        return {"q": pack(q), "k": pack(k), "scale": one.scale, "biased": biased, "scores": pack(scores)}
+        return {
+            "q": encode_tensor(q),
+            "k": encode_tensor(k),
+            "scale": one.scale,
+            "biased": biased,
+            "scores": encode_tensor(scores),
+        }
 
     def steps(self, params: Params) -> dict[str, Any]:
         """One block, step by step."""
         inside = self.side(params)
         view, layer, head = _place(inside, params)
-        row = number(params, "row", len(inside.sides[view.rows]), usual=0)
-        found = steps(inside, view.part, layer, head, row)
+        row = parse_index(params, "row", len(inside.sides[view.rows]), usual=0)
+        found = block_steps(inside, view.part, layer, head, row)
         return {
             "steps": [
                 {
@@ -154,7 +162,9 @@ class Asks:
                     "formula": each.formula,
                     "about": each.about,
                     "over": each.over,
-                    "vectors": [{"name": name, "values": pack(vector)} for name, vector in each.vectors.items()],
+                    "vectors": [
+                        {"name": name, "values": encode_tensor(vector)} for name, vector in each.vectors.items()
+                    ],
                 }
                 for each in found
             ]
@@ -163,39 +173,41 @@ class Asks:
     def prediction(self, params: Params) -> dict[str, Any]:
         """What the head says, and what it rests on."""
         place, label = (int(params[key]) if params.get(key, "").isdecimal() else None for key in ("place", "label"))
-        found = prediction(self.looks, number(params, "side", len(self.looks), usual=0), place, label)
-        shown: dict[str, Any] = packed(found)
+        found = explain_prediction(
+            self.inspections, parse_index(params, "side", len(self.inspections), usual=0), place, label
+        )
+        shown: dict[str, Any] = encode_tensors(found)
         return shown
 
     def positions(self, params: Params) -> dict[str, Any]:
         """How the model knows places."""
-        return {"clocks": packed(clock(self.side(params).loaded))}
+        return {"clocks": encode_tensors(positions_view(self.side(params).loaded))}
 
     def writing(self, params: Params) -> dict[str, Any]:
         """How the decoder writes."""
-        return writing(self.side(params))
+        return decoding_report(self.side(params))
 
     def compare(self, params: Params) -> dict[str, Any]:
         """Both looks and their difference."""
-        if len(self.looks) < 2:
+        if len(self.inspections) < 2:
             raise HeedfulError("there is one text: give another one to compare it with")
-        a, b = self.looks[:2]
+        a, b = self.inspections[:2]
         view = a.view(params.get("part", a.views[0].part))
         other = b.view(view.part)
-        layer = number(params, "layer", view.layers, usual=0)
-        layers = layer, number(params, "other_layer", other.layers, usual=layer)
+        layer = parse_index(params, "layer", view.layers, usual=0)
+        layers = layer, parse_index(params, "other_layer", other.layers, usual=layer)
         heads = _maybe(params, "head", view.heads), _maybe(params, "other_head", other.heads)
-        found = difference(a, b, view.part, layers, heads)
+        found = attention_difference(a, b, view.part, layers, heads)
         answer = {
-            "a": pack(found["a"], "u2"),
-            "b": pack(found["b"], "u2"),
-            "difference": pack(found["difference"]),
+            "a": encode_tensor(found["a"], "u2"),
+            "b": encode_tensor(found["b"], "u2"),
+            "difference": encode_tensor(found["difference"]),
             "rows": found["rows"],
             "keys": found["keys"],
         }
         try:
-            alike = states(a, b, view.part)
-            answer |= {"tokens": alike["tokens"], "cosines": pack(alike["cosines"])}
+            alike = hidden_state_similarity(a, b, view.part)
+            answer |= {"tokens": alike["tokens"], "cosines": encode_tensor(alike["cosines"])}
         except HeedfulError as error:
             answer["apart"] = str(error)
         return answer
@@ -203,26 +215,26 @@ class Asks:
     def words(self, params: Params) -> dict[str, Any]:
         """One word in all texts."""
         word = params.get("word", "") or self.word
-        found = words.in_context([*self.looks[:1], *self.more], word)
-        return found | {"layers": [pack(each) for each in found["layers"]]}
+        found = word_vectors.contextual_similarity([*self.inspections[:1], *self.extra], word)
+        return found | {"layers": [encode_tensor(each) for each in found["layers"]]}
 
     def analogy(self, params: Params) -> dict[str, Any]:
         """a is to b as c is to these."""
         loaded = self.side(params).loaded
         a, b, c = (params.get(each, "") for each in "abc")
-        return {"words": words.analogy(loaded, a, b, c)}
+        return {"words": word_vectors.analogy(loaded, a, b, c)}
 
     def similarity(self, params: Params) -> dict[str, Any]:
         """The spectrum of one head's W_Q W_K."""
         inside = self.side(params)
         view, layer, head = _place(inside, params)
-        found = similarity(inside.loaded, view.part, layer, head)
+        found = qk_spectrum(inside.loaded, view.part, layer, head)
         return {
-            "singular": pack(found.singular),
-            "eigenvalues": pack(found.eigenvalues),
-            "symmetric": found.symmetric,
-            "positive": found.positive,
-            "said": found.said,
+            "singular": encode_tensor(found.singular_values),
+            "eigenvalues": encode_tensor(found.eigenvalues),
+            "symmetric": found.symmetric_share,
+            "positive": found.positive_share,
+            "said": found.summary,
         }
 
     def heads(self, params: Params) -> dict[str, Any]:
@@ -232,29 +244,29 @@ class Asks:
         return dict(self.report)
 
 
-ASKS: dict[str, Callable[[Asks, Params], dict[str, Any]]] = {
+ENDPOINTS: dict[str, Callable[[PageAPI, Params], dict[str, Any]]] = {
     each.__name__: each
     for each in (
-        Asks.about,
-        Asks.look,
-        Asks.weights,
-        Asks.thumbnails,
-        Asks.rollout,
-        Asks.neuron,
-        Asks.steps,
-        Asks.prediction,
-        Asks.positions,
-        Asks.writing,
-        Asks.compare,
-        Asks.words,
-        Asks.analogy,
-        Asks.similarity,
-        Asks.heads,
+        PageAPI.about,
+        PageAPI.look,
+        PageAPI.weights,
+        PageAPI.thumbnails,
+        PageAPI.rollout,
+        PageAPI.neuron,
+        PageAPI.steps,
+        PageAPI.prediction,
+        PageAPI.positions,
+        PageAPI.writing,
+        PageAPI.compare,
+        PageAPI.words,
+        PageAPI.analogy,
+        PageAPI.similarity,
+        PageAPI.heads,
     )
 }
 
 
-def number(params: Params, name: str, count: int, *, usual: int) -> int:
+def parse_index(params: Params, name: str, count: int, *, usual: int) -> int:
     """A whole number from 0 to count - 1."""
     text = params.get(name, "")
     if not text:
@@ -265,15 +277,15 @@ def number(params: Params, name: str, count: int, *, usual: int) -> int:
 
 
 def _maybe(params: Params, name: str, count: int) -> int | None:
-    return None if params.get(name, "") in ("", "mean") else number(params, name, count, usual=0)
+    return None if params.get(name, "") in ("", "mean") else parse_index(params, name, count, usual=0)
 
 
-def _place(inside: Inside, params: Params) -> tuple[View, int, int]:
+def _place(inside: Inspection, params: Params) -> tuple[View, int, int]:
     view = inside.view(params.get("part", inside.views[0].part))
-    return view, number(params, "layer", view.layers, usual=0), number(params, "head", view.heads, usual=0)
+    return view, parse_index(params, "layer", view.layers, usual=0), parse_index(params, "head", view.heads, usual=0)
 
 
-def _about(inside: Inside) -> dict[str, Any]:
+def _about(inside: Inspection) -> dict[str, Any]:
     loaded = inside.loaded
     head = loaded.config.head
     return {
@@ -282,7 +294,7 @@ def _about(inside: Inside) -> dict[str, Any]:
         "head": None if head is None else head.kind,
         "parameters": loaded.count(),
         "item": inside.item,
-        "written": inside.written,
+        "written": inside.target_is_generated,
         "choices": list(inside.choices),
         "sides": inside.sides,
         "views": [

@@ -26,22 +26,22 @@ Scale = Literal["quick", "usual", "full"]
 RUNS = "runs"  # in the folder of a study
 
 
-def quiet(text: str) -> None:
+def no_log(text: str) -> None:
     """Says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class StudyConfig:
     """How much is to be done, and on what."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
     scale: Scale = "usual"
     data: Path | None = None  # real data, where the scale is "full"
-    log: Callable[[str], None] = quiet
-    place: Path | None = None  # where runs of hours are kept, so that they go on; `study` gives it
-    kept: Path | None = None  # where numbers are kept until it is over; `study` gives it
+    log: Callable[[str], None] = no_log
+    runs_dir: Path | None = None  # where runs of hours are kept, so that they go on; `study` gives it
+    partial_results: Path | None = None  # where numbers are kept until it is over; `study` gives it
 
-    def pick(self, usual: T, quick: T, full: T | None = None) -> T:
+    def by_scale(self, usual: T, quick: T, full: T | None = None) -> T:
         """One of them, by the scale; a full one is as the usual one unless given."""
         match self.scale:
             case "quick":
@@ -51,7 +51,7 @@ class Plan:
         return usual
 
     @property
-    def real(self) -> Path | None:
+    def real_data(self) -> Path | None:
         """Where real data are, where they are asked for."""
         return self.data if self.scale == "full" else None
 
@@ -61,14 +61,14 @@ class Measure:
     """One number of each arm and seed."""
 
     name: str
-    of: Mapping[str, tuple[float, ...]]  # by arm
+    values: Mapping[str, tuple[float, ...]]  # by arm
     unit: Unit = "share"
     chance: float | None = None  # what a guess gets
     grain: float = 0.0  # the least that it can change by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class StudyResult:
     """What a study found."""
 
     measures: tuple[Measure, ...]
@@ -76,14 +76,14 @@ class Outcome:
     figure: Figure
     about: str  # of the task and the budget, for whoever reads the table
     facts: Mapping[str, Any] = field(default_factory=dict)  # what else is kept
-    others: Mapping[str, Figure] = field(default_factory=dict)  # more pictures, by what they show
+    extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # more pictures, by what they show
     columns: tuple[str, ...] = ()  # a table of its own, where arms and measures are not one
     rows: tuple[tuple[str, ...], ...] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
         """In their order."""
-        return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.of))
+        return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.values))
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """Head and rows: an arm in each row, mean ± standard deviation over seeds in each column."""
@@ -91,37 +91,37 @@ class Outcome:
             return self.columns, self.rows
         rows = []
         for arm in self.arms:
-            cells = (spread(each.of[arm], each.unit) if arm in each.of else "–" for each in self.measures)
+            cells = (spread(each.values[arm], each.unit) if arm in each.values else "–" for each in self.measures)
             rows.append((arm, *cells))
         return ("", *(each.name for each in self.measures)), tuple(rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Studied:
+class CompletedStudy:
     """An outcome, and where it lies."""
 
     name: str
-    outcome: Outcome
+    result: StudyResult
     seconds: float
     files: tuple[Path, ...]
-    lost: str = ""  # why some of them could not be written
+    write_error: str = ""  # why some of them could not be written
 
 
-class Bench:
+class Recorder:
     """Numbers as they come in: of arms, by measure, one for each seed; kept on the disk until the study is over."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StudyConfig) -> None:
         self.plan = plan
         self._began = time.monotonic()
         self._found = _Found(plan)
         if self._found.rows:
             plan.log(f"resuming: results so far {len(self._found.rows)}")
 
-    def left(self, arms: Iterable[str], seed: int) -> list[str]:
+    def missing_arms(self, arms: Iterable[str], seed: int) -> list[str]:
         """Those of which nothing is known yet with this seed."""
         return [arm for arm in arms if (arm, seed) not in self._found.rows]
 
-    def note(
+    def record(
         self, arm: str, seed: int, numbers: Mapping[str, float], lines: Mapping[str, Sequence[float]] | None = None
     ) -> None:
         """One seed of one arm, with its curves; the numbers are said too."""
@@ -135,9 +135,9 @@ class Bench:
     ) -> Measure:
         """All of one name; a share is of so many tests."""
         of = {arm: tuple(row["numbers"][name] for row in rows) for arm, rows in self._by_arm().items()}
-        return Measure(name=name, of=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
+        return Measure(name=name, values=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
 
-    def curves(self, name: str) -> dict[str, list[float]]:
+    def mean_curves(self, name: str) -> dict[str, list[float]]:
         """Of each arm, the mean over seeds."""
         return {
             arm: [fmean(each) for each in zip(*(row["lines"][name] for row in rows), strict=True)]
@@ -153,9 +153,13 @@ class Bench:
 class _Found:
     """What a study has found so far, by arm and seed, in a file that is gone when it is over."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.path, self.rows = plan.kept, dict[tuple[str, int], dict[str, Any]]()
-        self._facts = {"scale": plan.scale, "data": str(plan.real and plan.real.absolute()), "version": __version__}
+    def __init__(self, plan: StudyConfig) -> None:
+        self.path, self.rows = plan.partial_results, dict[tuple[str, int], dict[str, Any]]()
+        self._facts = {
+            "scale": plan.scale,
+            "data": str(plan.real_data and plan.real_data.absolute()),
+            "version": __version__,
+        }
         self._log = plan.log
         if self.path is not None and self.path.is_file():
             kept = read_json(self.path)
@@ -174,14 +178,16 @@ class _Found:
             self.path = None
 
 
-def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], beside: int = 0) -> tuple[str, ...]:
+def compare_arms(
+    measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], other_comparisons: int = 0
+) -> tuple[str, ...]:
     """A verdict for each pair of arms on each measure; with so many `beside` they are one family of comparisons."""
-    count = len(measures) * len(pairs) + beside
+    count = len(measures) * len(pairs) + other_comparisons
     return tuple(
         verdict(
             ours,
             theirs,
-            (each.of[ours], each.of[theirs]),
+            (each.values[ours], each.values[theirs]),
             on=each.name,
             unit=each.unit,
             comparisons=count,
@@ -195,7 +201,7 @@ def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], besi
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def study(name: str, plan: Plan, output_dir: Path) -> Studied:
+def run_study(name: str, plan: StudyConfig, output_dir: Path) -> CompletedStudy:
     """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time.
 
     What was found is returned even where a file of it could not be written: `lost` then says why.
@@ -212,7 +218,7 @@ def study(name: str, plan: Plan, output_dir: Path) -> Studied:
         raise HeedfulError(
             f"{output_dir} cannot be written: {error.strerror}: give another folder with --output"
         ) from None
-    run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
+    run: Callable[[StudyConfig], StudyResult] = import_module(f"heedful.study.{name}").run
     began = time.monotonic()
     kept = output_dir / f"{name}-so-far.json"
     try:
@@ -223,7 +229,7 @@ def study(name: str, plan: Plan, output_dir: Path) -> Studied:
     seconds = time.monotonic() - began
     about = environment()
     texts = {"json": _plain(name, plan, outcome, seconds, about), "md": markdown(name, plan, outcome, seconds, about)}
-    pictures = {name: outcome.figure} | {f"{name}-{what}": each for what, each in outcome.others.items()}
+    pictures = {name: outcome.figure} | {f"{name}-{what}": each for what, each in outcome.extra_figures.items()}
     files: list[Path] = []
     try:
         for kind, text in texts.items():
@@ -232,12 +238,14 @@ def study(name: str, plan: Plan, output_dir: Path) -> Studied:
         files += (style.write(output_dir / f"{each}.png", figure) for each, figure in pictures.items())
     except OSError as error:
         lost = f"{output_dir} did not take all files: {error.strerror or error}"
-        return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files), lost=lost)
+        return CompletedStudy(name=name, result=outcome, seconds=seconds, files=tuple(files), write_error=lost)
     kept.unlink(missing_ok=True)
-    return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files))
+    return CompletedStudy(name=name, result=outcome, seconds=seconds, files=tuple(files))
 
 
-def _plain(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(
+    name: str, plan: StudyConfig, outcome: StudyResult, seconds: float, about: Mapping[str, Any]
+) -> dict[str, Any]:
     head, rows = outcome.table()
     return {
         "study": name,
@@ -246,7 +254,7 @@ def _plain(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mappi
         "scale": plan.scale,
         "seeds": list(plan.seeds),
         "measures": {
-            each.name: {"unit": each.unit, "chance": each.chance, "of": {k: list(v) for k, v in each.of.items()}}
+            each.name: {"unit": each.unit, "chance": each.chance, "of": {k: list(v) for k, v in each.values.items()}}
             for each in outcome.measures
         },
         "table": [list(head), *map(list, rows)],
@@ -258,7 +266,7 @@ def _plain(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mappi
     }
 
 
-def markdown(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mapping[str, Any]) -> str:
+def markdown(name: str, plan: StudyConfig, outcome: StudyResult, seconds: float, about: Mapping[str, Any]) -> str:
     """The outcome as a page."""
     head, rows = outcome.table()
     lines = [f"# {name}", "", STUDIES[name], "", outcome.about, ""]
@@ -266,7 +274,7 @@ def markdown(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Map
     lines += [f"* {each}" for each in outcome.verdicts]
     lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, "]
     lines[-1] += f"{counted(len(plan.seeds))}, {seconds:.0f} s, scale {plan.scale}."
-    pictures = [name, *(f"{name}-{what}" for what in outcome.others)]
+    pictures = [name, *(f"{name}-{what}" for what in outcome.extra_figures)]
     return "\n".join([*lines, "", *(f"![{each}]({each}.png)" for each in pictures), ""])
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 500  # characters of an input that are shown again
 
 
-def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
+def show_answer(given: Any, answer: dict[str, Any], top_k: int) -> None:
     """An answer for a person: the input, and below it what was found."""
     match given:
         case {"question": question, "context": _}:
@@ -28,7 +28,7 @@ def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
         case _:
             print(_input(given) if isinstance(given, str) else " | ".join(map(_input, given)))
     if rows := list(_rows(given, answer, top_k)):
-        table(rows, indent=2)
+        print_table(rows, indent=2)
     if remark := answer.get("note"):
         print(f"  ({remark})")
     if answer.get("windows", 1) > 1:
@@ -39,7 +39,7 @@ def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
 
 
 def _input(text: str) -> str:
-    return clean(text) if len(text) <= MOST else f"{clean(text[:MOST])} ... ({len(text):,} characters)"
+    return escape(text) if len(text) <= MOST else f"{escape(text[:MOST])} ... ({len(text):,} characters)"
 
 
 def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
@@ -47,42 +47,42 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
         case {"masks": masks}:
             for number, mask in enumerate(masks, start=1):
                 for each in mask["tokens"]:
-                    row = [_percent(each["probability"]), clean(each["text"] or each["token"])]
+                    row = [_percent(each["probability"]), escape(each["text"] or each["token"])]
                     yield [str(number), *row] if len(masks) > 1 else row
         case {"follows": probability}:
             yield [_percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
             for each in entities or words:
-                yield [_percent(each["probability"]), each["label"] or "", clean(each.get("text", each.get("word")))]
+                yield [_percent(each["probability"]), each["label"] or "", escape(each.get("text", each.get("word")))]
         case {"choice": _, "probabilities": list(probabilities)}:
             for probability, choice in sorted(zip(probabilities, given["choices"], strict=True), key=lambda p: -p[0]):
-                yield [_percent(probability), clean(choice)]
+                yield [_percent(probability), escape(choice)]
         case {"probabilities": dict(probabilities)}:
             chosen = answer.get("labels", [answer.get("label")])
             for label, probability in sorted(probabilities.items(), key=lambda pair: -pair[1])[
                 : max(top_k, len(chosen))
             ]:
-                yield [_percent(probability), clean(label), "*" if label in chosen else ""]
+                yield [_percent(probability), escape(label), "*" if label in chosen else ""]
         case {"numbers": numbers}:
             for label, value in numbers.items():
-                yield [f"{value:.4f}", clean(label)]
+                yield [f"{value:.4f}", escape(label)]
         case {"answer": text, "score": score, "no_answer_score": nothing}:
-            yield ["answer", clean(text) or "(none)"]
+            yield ["answer", escape(text) or "(none)"]
             yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
         case {"text": _, "complete": _}:
             for each in (answer, *answer.get("others", [])):
                 end = "" if each["complete"] else "(not finished)"
-                yield [clean(each["text"]) or "(nothing)", f"{each['log_probability']:.2f}", end]
+                yield [escape(each["text"]) or "(nothing)", f"{each['log_probability']:.2f}", end]
         case {"similarity": similarity}:
             yield [f"{similarity:.4f}", "cosine of both vectors"]
         case {"vector": vector, "tokens": tokens}:
             yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
         case _:
             for name, value in answer.items():
-                yield [f"{value:.4f}" if isinstance(value, float) else clean(str(value)), name]
+                yield [f"{value:.4f}" if isinstance(value, float) else escape(str(value)), name]
 
 
-def facts_of(loaded: Loaded) -> dict[str, Any]:
+def model_facts(loaded: Loaded) -> dict[str, Any]:
     head = loaded.config.head
     return {
         "read": loaded.source,
@@ -92,7 +92,9 @@ def facts_of(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def table(rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0) -> None:
+def print_table(
+    rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0
+) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -114,12 +116,12 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:6.1%}"
 
 
-def clean(text: str) -> str:
+def escape(text: str) -> str:
     """Control characters written out, so that no text steers the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """In words.
 
     >>> duration(42.0), duration(150.0), duration(9000.0)
@@ -146,13 +148,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def note_reading(usual: DataSettings) -> None:
+def note_data_settings(usual: DataSettings) -> None:
     """How data are read since a run read its own so."""
     from heedful.data import DataOptions, DataSettings
     from heedful.runs.finetune.settings import changed
 
     if kept := changed(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
-        note(clean(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))
+        note(escape(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))
 
 
 def show_warning(

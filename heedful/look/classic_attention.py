@@ -22,7 +22,7 @@ ALIKE = ("each word alike",)  # a mean, or so many means as there are words
 HIERARCHY = ("word in its sentence", "sentence in the text", "word in the text")
 
 
-def parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
+def attention_parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
     """Of a classic model: the parts that look, the names of their heads, and whether their rows are tokens or texts."""
     model, head = cast(Classic, loaded.model), loaded.head
     found: list[tuple[str, tuple[str, ...], str]] = []
@@ -41,7 +41,7 @@ def parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
     return found
 
 
-def weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
+def attention_weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
     """Of one sequence, as the model computes them."""
     model, head = cast(Classic, loaded.model), loaded.head
     below: Tensor = super(Classic, model).forward(batch)

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside, spelled
+from heedful.look.inspection import Inspection, readable_token
 from heedful.model.classic import Classic
 from heedful.model.recurrent_seq2seq import RecurrentWriter
 
 NEIGHBOURS = 10
 
 
-def occurrences(inside: Inside, word: str) -> list[tuple[str, list[int]]]:
+def occurrences(inside: Inspection, word: str) -> list[tuple[str, list[int]]]:
     """The text and the rows of each occurrence of a word, whatever its case; one of several tokens has several rows."""
     if not word.strip():
         raise HeedfulError("the word is empty: give one that stands in the texts")
@@ -38,20 +38,20 @@ def occurrences(inside: Inside, word: str) -> list[tuple[str, list[int]]]:
     return found
 
 
-def stands_in(insides: Sequence[Inside], word: str) -> None:
+def check_occurs(insides: Sequence[Inspection], word: str) -> None:
     """A HeedfulError where a word stands in none of the texts."""
     if not any(occurrences(inside, word) for inside in insides):
         raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
 
 
-def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
+def contextual_similarity(insides: Sequence[Inspection], word: str) -> dict[str, Any]:
     """The cosines of all occurrences of a word with each other, before the first block and after each, and neighbours.
 
     {"places": [{"text", "start", "stop"}], "layers": [one matrix for each], "names": [of the layers], "neighbours":
     [for each place], "static": [{"text", "cosine"}], "unknown": why there are no static ones}; a word's vector is the
     mean of its tokens'.
     """
-    stands_in(insides, word)
+    check_occurs(insides, word)
     names: list[str] = []
     vectors: list[list[Tensor]] = []
     places: list[dict[str, Any]] = []
@@ -73,12 +73,12 @@ def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
     }
 
 
-def _states(inside: Inside) -> tuple[list[str], list[Tensor]]:
+def _states(inside: Inspection) -> tuple[list[str], list[Tensor]]:
     """The rows of the text's tokens as they are embedded and after each layer, and what these are called."""
     model = inside.loaded.model
     part = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
     if part is not None:
-        states = inside.states(part)
+        states = inside.hidden_states(part)
         return ["in the embedding", *(f"after block {layer}" for layer in range(len(states) - 1))], states
     with torch.no_grad():
         table = model.embedding(inside.source)
@@ -86,7 +86,7 @@ def _states(inside: Inside) -> tuple[list[str], list[Tensor]]:
             return ["in the embedding", "after the net"], [table, model.reading(table, inside.source.bounds)]
     if not isinstance(model, Classic) or model.over is None:
         return ["in the embedding"], [table]
-    return ["in the embedding", "after the net"], [table, inside.rows]
+    return ["in the embedding", "after the net"], [table, inside.last_hidden_state]
 
 
 def _static(loaded: Loaded, word: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _static(loaded: Loaded, word: str) -> dict[str, Any]:
         return {"static": [], "unknown": str(error)}
 
 
-def _others(inside: Inside, states: list[Tensor], rows: list[int]) -> list[tuple[str, list[Tensor]]]:
+def _others(inside: Inspection, states: list[Tensor], rows: list[int]) -> list[tuple[str, list[Tensor]]]:
     side = inside.sides["source"]
     rest = [place for place in range(len(side)) if place not in rows and not side[place]["special"]]
     return [(str(side[place]["text"]), [state[place] for state in states]) for place in rest]
@@ -119,7 +119,7 @@ def _nearest(mine: list[Tensor], around: list[tuple[str, list[Tensor]]]) -> list
 # -- static vectors ---------------------------------------------------------------------------------------------
 
 
-def static(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
+def static_vector(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
     """The mean of the embedding table's rows of a word's tokens, and these tokens' ids."""
     tokenizer = loaded.tokenizer
     if tokenizer is None:
@@ -136,13 +136,13 @@ def static(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int
 
 def neighbours(loaded: Loaded, word: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
     """The tokens whose static vectors point most nearly the same way."""
-    vector, ids = static(loaded, word)
+    vector, ids = static_vector(loaded, word)
     return _closest(loaded, vector, set(ids), count)
 
 
 def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
     """a is to b as c is to what? The tokens nearest to b - a + c, of unit vectors (Mikolov et al. 2013)."""
-    parts = [static(loaded, word) for word in (a, b, c)]
+    parts = [static_vector(loaded, word) for word in (a, b, c)]
     one, two, three = (F.normalize(vector, dim=-1) for vector, _ in parts)
     return _closest(loaded, two - one + three, {id for _, ids in parts for id in ids}, count)
 
@@ -161,7 +161,7 @@ def _closest(loaded: Loaded, vector: Tensor, without: set[int], count: int) -> l
         if len(found) == count:
             break
         try:
-            found.append({"text": spelled(id, tokenizer), "cosine": float(cosines[id])})
+            found.append({"text": readable_token(id, tokenizer), "cosine": float(cosines[id])})
         except HeedfulError:
             continue
     return found

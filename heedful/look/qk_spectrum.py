@@ -16,34 +16,37 @@ from heedful.nn.inference_linear import Laid, Panels, Rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Similarity:
+class QKSpectrum:
     """Of one head: score(x, y) = x M y, without biases and positions; M = W_Q^T W_K has the rank of a head's width."""
 
-    singular: Float[Tensor, " rank"]  # of M, largest first
+    singular_values: Float[Tensor, " rank"]  # of M, largest first
     eigenvalues: Float[Tensor, " kept"]  # of (M + M^T) / 2, those that are not 0, largest first
-    symmetric: float  # share of |M|^2 (Frobenius) in its symmetric part: 1 for a symmetric M, 0 for one with M^T = -M
+    symmetric_share: (
+        float  # share of |M|^2 (Frobenius) in its symmetric part: 1 for a symmetric M, 0 for one with M^T = -M
+    )
 
     @property
-    def positive(self) -> float:
+    def positive_share(self) -> float:
         """The share of the positive ones in the sum of |eigenvalues|."""
         return float(self.eigenvalues.clamp(min=0).sum() / self.eigenvalues.abs().sum().clamp(min=1e-30))
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Whether it is an inner product, in a sentence."""
-        if self.symmetric > 0.999 and self.positive > 0.999:
+        if self.symmetric_share > 0.999 and self.positive_share > 0.999:
             return "Symmetric and positive: an inner product, so a distance belongs to it."
-        why, even = [], 100 * self.symmetric
-        if self.symmetric <= 0.999:
+        why, even = [], 100 * self.symmetric_share
+        if self.symmetric_share <= 0.999:
             why.append(f"only {even:.0f} % of it is symmetric, so x may look at y without y looking at x")
-        if self.positive <= 0.999:
+        if self.positive_share <= 0.999:
             why.append(
-                f"{100 - 100 * self.positive:.0f} % of its symmetric part is negative, so a row may be unlike itself"
+                f"{100 - 100 * self.positive_share:.0f} % of its symmetric part is negative, "
+                "so a row may be unlike itself"
             )
         return f"No metric: {'; '.join(why)}."
 
 
-def similarity(loaded: Loaded, part: str, layer: int, head: int) -> Similarity:
+def qk_spectrum(loaded: Loaded, part: str, layer: int, head: int) -> QKSpectrum:
     """Of one head. M is never made: its spectrum is that of small matrices of a head's width."""
     model = loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
@@ -62,7 +65,7 @@ def similarity(loaded: Loaded, part: str, layer: int, head: int) -> Similarity:
         inner = config.heads * d
         both = _weight(block.attention.qkv)
         q, k = both[:inner][mine], both[inner : 2 * inner][mine]
-    return of(q, k)
+    return spectrum_of(q, k)
 
 
 def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
@@ -72,7 +75,7 @@ def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
     return weight * parts["scale"] if "scale" in parts else weight
 
 
-def of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> Similarity:
+def spectrum_of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> QKSpectrum:
     """From the rows of W_Q and W_K of a head.
 
     With Q = A S (thin QR), M = Q^T K; all that is not 0 in M + M^T lives in the span of the rows of both.
@@ -82,8 +85,8 @@ def of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> Similarity:
     symmetric = (small + small.T) / 2
     total = float((small**2).sum())
     values = torch.linalg.eigvalsh(symmetric).flip(0)
-    return Similarity(
-        singular=torch.linalg.svdvals(small)[: len(q)],
+    return QKSpectrum(
+        singular_values=torch.linalg.svdvals(small)[: len(q)],
         eigenvalues=values,
-        symmetric=float((symmetric**2).sum()) / max(total, 1e-300),
+        symmetric_share=float((symmetric**2).sum()) / max(total, 1e-300),
     )

@@ -25,13 +25,13 @@ class BatchNorm(nn.Module):
         return normed
 
 
-def over_batch(module: nn.Module) -> nn.Module:
+def replace_layer_norms(module: nn.Module) -> nn.Module:
     """The same module with every layer norm in it replaced by one over the batch."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.LayerNorm):
             setattr(module, name, BatchNorm(child.normalized_shape[0]))
         else:
-            over_batch(child)
+            replace_layer_norms(child)
     return module
 
 
@@ -46,6 +46,6 @@ class Convolution(nn.Module):
         return torch.cat([self.inner(x[a:b].T[None])[0].T for a, b in pairwise(bounds)])
 
 
-def softly(x: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+def unfused_self_attention(x: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
     """softmax(x x / sqrt(d)) x, written out, so that all n x n weights are there."""
     return F.softmax(x @ x.T * x.shape[1] ** -0.5, dim=-1) @ x

@@ -19,7 +19,7 @@ Gates = Mapping[str, Float[Tensor, "layers heads"]]  # by part: encoder, decoder
 
 
 @contextmanager
-def gated(model: Transformer, gates: Gates) -> Iterator[None]:
+def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
     """While it lasts, each head's result counts by its gate: 1 as usual, 0 not at all."""
     with ExitStack() as stack:
         for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
@@ -28,7 +28,7 @@ def gated(model: Transformer, gates: Gates) -> Iterator[None]:
             for block in side.blocks:
                 assert isinstance(block, Block)
                 layer: list[int] = [0]
-                stack.enter_context(in_parts(block))
+                stack.enter_context(unfused(block))
                 stack.enter_context(_hooked(block, _noting(layer)))
                 if part in gates:
                     stack.enter_context(_hooked(block.attention.out, _scaling(gates[part], layer)))
@@ -38,7 +38,7 @@ def gated(model: Transformer, gates: Gates) -> Iterator[None]:
 
 
 @contextmanager
-def in_parts(block: Block) -> Iterator[None]:
+def unfused(block: Block) -> Iterator[None]:
     """While it lasts, the block calls its modules, so that hooks on them are heard: a kernel may do all in one call."""
     before, block.at_once = block.at_once, None
     try:
@@ -75,7 +75,7 @@ def _scaling(gates: Tensor, layer: list[int]) -> Any:
     return scale
 
 
-def ones(model: Transformer) -> dict[str, Tensor]:
+def open_gates(model: Transformer) -> dict[str, Tensor]:
     """Gates that change nothing."""
     found = {}
     for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
