@@ -26,11 +26,11 @@ from heedful.checkpoint.new_head import attach
 from heedful.data import Scored
 from heedful.runs.scoring import measure
 from heedful.tasks.classify import Classify
-from heedful.tasks.qa import Extract
+from heedful.tasks.qa import QuestionAnswering
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task as Learning
-from heedful.train.checkpoint import Store
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 
@@ -58,7 +58,7 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
         return made, attach(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
     if task.kind == "qa":
-        return Extract(impossible=False, **common), attach(loaded, "question_answering", seed=seed)
+        return QuestionAnswering(impossible=False, **common), attach(loaded, "question_answering", seed=seed)
     if task.kind == "tag":
         return Tag(labels=task.labels, **common), attach(loaded, "token_classification", labels=task.labels, seed=seed)
     return Classify(labels=task.labels, **common), attach(
@@ -96,7 +96,7 @@ def main() -> None:
     )
     trainer = Trainer(loaded, made, learned.samples, settings)
     print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total} steps", flush=True)
-    store, recent = Store(given.out.with_suffix(".state")), 0.0
+    store, recent = CheckpointManager(given.out.with_suffix(".state")), 0.0
     asked = {"plan": asdict(plan), "layer decay": given.layer_decay, "precision": given.precision, "seed": given.seed}
     if (saved := store.load()) is not None:
         if saved.values["asked"] != asked:

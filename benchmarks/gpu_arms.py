@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from heedful.objectives import Sample
     from heedful.objectives.base import Batch
-    from heedful.objectives.masked_lm import Masked
+    from heedful.objectives.masked_lm import MaskedLM
 
 RATE, CHECKS, ROOM, FULL = 1e-4, 3, 1.3, 0.975
 Losses = list[float]
@@ -99,11 +99,11 @@ class Given:
         ]
 
 
-def objective(case: Case) -> Masked:
+def objective(case: Case) -> MaskedLM:
     """A constant number of hidden tokens in each step, the same ones in each round."""
-    from heedful.objectives.masked_lm import Masked
+    from heedful.objectives.masked_lm import MaskedLM
 
-    return Masked(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, count=case.asked)
+    return MaskedLM(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, count=case.asked)
 
 
 def given(case: Case) -> Given:
@@ -127,7 +127,7 @@ def given(case: Case) -> Given:
 def rows(case: Case) -> list[Sample]:
     """A step each: as many tokens and sequences in all of them."""
     from heedful.objectives import Sample
-    from heedful.objectives.packing import Steady, fitted
+    from heedful.objectives.packing import FixedShape, pack_best_fit
 
     draw = random.Random(SEED)
 
@@ -143,9 +143,9 @@ def rows(case: Case) -> list[Sample]:
     mean = (lengths.DISTRIBUTIONS | lengths.TRAINING)[case.distribution].mean
     several = np.array(lengths.draw(case.distribution, int(ROOM * (case.steps + 1) * case.tokens / mean)))
     several = np.minimum(several, case.most)
-    steady = Steady(sequences=int(1.2 * case.tokens / mean) + 2, pad=PAD)
+    steady = FixedShape(sequences=int(1.2 * case.tokens / mean) + 2, pad=PAD)
     room, most = steady.room(case.tokens)
-    full = [row for row in fitted(several, room, SEED, most) if several[row].sum() >= FULL * case.tokens]
+    full = [row for row in pack_best_fit(several, room, SEED, most) if several[row].sum() >= FULL * case.tokens]
     assert len(full) >= case.steps, f"{len(full)} full rows of {case.steps}: draw more lengths"
     return [steady.filled(sample(several[row].tolist()), case.tokens) for row in full[: case.steps]]
 
@@ -182,12 +182,12 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     import torch
 
     import heedful
-    from heedful.train.compiled import Compiled
+    from heedful.train.compiled import CompiledBlocks
     from heedful.train.optim import AdamW, Optimizer
 
     loaded, drawn = heedful.load(folder).to(device).train(), objective(made.case)
     if backend:
-        stack.enter_context(Compiled(loaded, backend=backend))
+        stack.enter_context(CompiledBlocks(loaded, backend=backend))
     parameters = {name: each for name, each in loaded.named().items() if each.requires_grad}
     optimizer = Optimizer(parameters, AdamW(lr=RATE))
 
@@ -213,14 +213,14 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
 def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
     """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
     import heedful
-    from heedful.train.compiled import Compiled
+    from heedful.train.compiled import CompiledBlocks
     from heedful.train.optim import AdamW, Constant
     from heedful.train.trainer import Trainer, TrainSettings
 
     def rounds(part: Given) -> Callable[[], Losses]:
         loaded = heedful.load(folder).to(device)
         if backend:
-            stack.enter_context(Compiled(loaded, backend=backend))
+            stack.enter_context(CompiledBlocks(loaded, backend=backend))
         settings = TrainSettings(
             max_steps=10**9,
             batch_size=1,

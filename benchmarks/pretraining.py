@@ -74,11 +74,11 @@ class Job:
 def packed(job: Job, folder: str, given: Round) -> Epoch:
     """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
     from heedful.train.optim import AdamW, Constant
     from heedful.train.trainer import Trainer, TrainSettings
 
-    keep_freed()
+    disable_malloc_trim()
     settings = TrainSettings(
         max_steps=10**9,
         batch_size=job.batch,

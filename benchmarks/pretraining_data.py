@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from heedful.objectives import Sample
-    from heedful.objectives.masked_lm import Masked
+    from heedful.objectives.masked_lm import MaskedLM
 
 PAD, UNKNOWN, MASK = 0, 100, 103  # of BERT's English vocabulary, as CLS and SEP are
 LENGTH, SHARE, SEED = 128, 0.15, 1
@@ -50,7 +50,7 @@ class Round:
     counts: NDArray[np.int64]  # how many sequences each row has
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], objective: Masked) -> Round:
+    def of(cls, samples: Sequence[Sample], objective: MaskedLM) -> Round:
         """What Heedful's trainer makes of the samples in every epoch."""
         from heedful.data.sampler import mixed
 
@@ -139,9 +139,9 @@ def windows(given: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
     from heedful.data.sampler import order
     from heedful.objectives import rows
-    from heedful.objectives.special_tokens import Frame, run_of
+    from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
-    frame = Frame(runs=(run_of([(CLS, 0)]), run_of([(SEP, 0)])), kinds=(0,))
+    frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), kinds=(0,))
     ranges = rows.windows(given, np.arange(len(given)), frame.room(LENGTH))
     made = rows.Rows(given, frame, ranges, case.row, SEED)
     found = [row for row in (made[number] for number in order(len(made), SEED, 0)) if len(row) >= rows.FULL * case.row]
@@ -166,14 +166,14 @@ def blocks(given: Any, case: Case) -> list[Sample]:
 
 
 @cache
-def objective(vocabulary: int) -> Masked:
+def objective(vocabulary: int) -> MaskedLM:
     """Masked tokens, the same ones in every epoch, of a vocabulary of so many words."""
     import tokenizers
 
-    from heedful.objectives.masked_lm import Masked
+    from heedful.objectives.masked_lm import MaskedLM
     from heedful.tokenizer import Tokenizer
 
     special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     words = {str(number): number for number in range(FIRST_WORD, vocabulary)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(special | words, unk_token="unk_token"))
-    return Masked(tokenizer=Tokenizer(backend, {name: name for name in special}), mask_prob=SHARE, num_static_masks=1)
+    return MaskedLM(tokenizer=Tokenizer(backend, {name: name for name in special}), mask_prob=SHARE, num_static_masks=1)

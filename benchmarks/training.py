@@ -87,11 +87,11 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     import heedful
     from heedful.objectives import Sample
     from heedful.tasks.classify import Classify
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
     from heedful.train.optim import AdamW, Constant
     from heedful.train.trainer import Trainer, TrainSettings
 
-    keep_freed()
+    disable_malloc_trim()
     loaded = heedful.load(folder)
     assert loaded.tokenizer is not None
     samples = [

@@ -32,9 +32,9 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.study import multi30k
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.train.fit import EvalResult, Reporter
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 from heedful.train.trainer import Step, Trainer
 
 BEAMS = 5
@@ -105,7 +105,7 @@ def perplexity(loaded: heedful.Loaded, folder: Path) -> dict[str, float]:
 
 def curve(run: Path) -> dict[str, Any]:
     """The mean loss of each hundredth of the training steps, and what dev said at each look."""
-    lines = list(records(run / "journal.jsonl"))
+    lines = list(read_journal(run / "journal.jsonl"))
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     size = max(1, len(losses) // 100)
     parts = [losses[start : start + size] for start in range(0, len(losses), size)]
@@ -139,8 +139,8 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     examples = list(read(pairs, Rewritten).examples("test"))
     golds, found = [example.rewritten for example in examples], {}
     for name, writing in (
-        ("greedy", Writing(max_new_tokens=60)),
-        ("beams", Writing(how=Beam(width=BEAMS), max_new_tokens=60)),
+        ("greedy", GenerationConfig(max_new_tokens=60)),
+        ("beams", GenerationConfig(how=Beam(width=BEAMS), max_new_tokens=60)),
     ):
         start = time.perf_counter()
         said = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)([each.text for each in examples])]

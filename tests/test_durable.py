@@ -29,7 +29,7 @@ from torch import Tensor
 
 from heedful import atomic_io
 from heedful.errors import HeedfulError
-from heedful.train.checkpoint import Store
+from heedful.train.checkpoint import CheckpointManager
 
 REFUSABLE = ("_open", "_write", "_fsync", "_mkdir", "_rename")  # _remove does what it can
 OPERATIONS = (*REFUSABLE, "_remove")
@@ -41,7 +41,7 @@ def state(number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {"a": torch.randn(3, 5, generator=generator), "b": torch.tensor(number)}, {"number": number}
 
 
-def commit(store: Store, step: int, number: int | None = None) -> None:
+def commit(store: CheckpointManager, step: int, number: int | None = None) -> None:
     tensors, values = state(step if number is None else number)
     store.commit(step, tensors, values)
 
@@ -50,7 +50,7 @@ def newest(folder: Path) -> int | None:
     """The number of the commit that is found; every byte of it must be right, and nothing damaged be passed over."""
     if (folder / "latest").exists():
         assert (folder / (folder / "latest").read_text().strip() / "manifest.json").exists()
-    saved = Store(folder).load()
+    saved = CheckpointManager(folder).load()
     if saved is None:
         return None
     tensors, values = state(saved.values["number"])
@@ -246,7 +246,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
 
     with monkeypatch.context() as patch:
         disk.watch(patch, cut)
-        store = Store(tmp_path / "run" / "state", keep=keep)
+        store = CheckpointManager(tmp_path / "run" / "state", keep=keep)
         for step, number in commits:
             commit(store, step, number)
             returned = number
@@ -259,7 +259,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
         lay(tmp_path / "cut", files)
         folder = tmp_path / "cut" / "run" / "state"
         assert (newest(folder) or 0) >= expected, files
-        commit(Store(folder, keep=keep), 9)  # and it goes on from there
+        commit(CheckpointManager(folder, keep=keep), 9)  # and it goes on from there
         assert newest(folder) == 9
         assert not leftovers(folder)
         shutil.rmtree(tmp_path / "cut")
@@ -291,7 +291,7 @@ def operations_of(work: Callable[[], None], names: tuple[str, ...]) -> list[str]
 
 def test_t4_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     folder = tmp_path / "counted"
-    store = Store(folder)
+    store = CheckpointManager(folder)
     commit(store, 1)
     commit(store, 2)
     count = len(operations_of(lambda: commit(store, 3), REFUSABLE))
@@ -299,7 +299,7 @@ def test_t4_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     codes = itertools.cycle([errno.ENOSPC, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS])
     for at, code in zip(range(count), codes, strict=False):
         folder = tmp_path / str(at)
-        store = Store(folder)
+        store = CheckpointManager(folder)
         commit(store, 1)
         commit(store, 2)
         with pytest.MonkeyPatch.context() as patch:
@@ -315,9 +315,9 @@ def test_t4_a_full_disk_at_any_operation(tmp_path: Path) -> None:
 
 
 def test_t4_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
-    count = len(operations_of(lambda: commit(Store(tmp_path / "counted" / "state"), 1), REFUSABLE))
+    count = len(operations_of(lambda: commit(CheckpointManager(tmp_path / "counted" / "state"), 1), REFUSABLE))
     for at in range(count):
-        store = Store(tmp_path / str(at) / "state")
+        store = CheckpointManager(tmp_path / str(at) / "state")
         with pytest.MonkeyPatch.context() as patch:
             refusing(patch, at, errno.ENOSPC)
             with pytest.raises(HeedfulError, match="step 1 could not be saved: No space left on device"):
@@ -329,7 +329,7 @@ def test_t4_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
 
 
 def test_t4_an_interrupt_at_any_operation(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     commit(store, 1)
     for at in itertools.count():
         with pytest.MonkeyPatch.context() as patch:
@@ -351,7 +351,7 @@ def test_t4_an_interrupt_at_any_operation(tmp_path: Path) -> None:
 
 
 def test_t4_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     commit(store, 1)
 
     def work() -> None:
@@ -379,7 +379,7 @@ def test_t4_a_small_disk(tmp_path: Path) -> None:
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mounted, capture_output=True).returncode:
         pytest.skip("a disk of 20 MB cannot be mounted here")
     try:
-        store = Store(disk / "state")
+        store = CheckpointManager(disk / "state")
         with pytest.raises(HeedfulError, match=r"expected 24,000,000: 3 checkpoints of 8,000,000, since 2 stay"):
             store.need(8_000_000)
         store.need(6_000_000)
@@ -419,7 +419,7 @@ def killed(folder: Path, at: int, step: int, half: bool) -> bool:
 
         with pytest.MonkeyPatch.context() as patch:
             watched(patch, OPERATIONS, die)
-            commit(Store(folder), step)
+            commit(CheckpointManager(folder), step)
 
     code = in_child(work)
     assert code in (0, -signal.SIGKILL)
@@ -427,7 +427,7 @@ def killed(folder: Path, at: int, step: int, half: bool) -> bool:
 
 
 def test_t1_killed_at_any_operation(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     commit(store, 1)
     commit(store, 2)
     step = 3
@@ -452,7 +452,7 @@ def test_t1_killed_again_after_it_was_killed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # a killed process loses nothing that it wrote
     for first, second in itertools.product(range(32), repeat=2):
         folder = tmp_path / f"{first}-{second}"
-        store = Store(folder)
+        store = CheckpointManager(folder)
         commit(store, 1)
         commit(store, 2)
         killed(folder, first, 3, half=True)
@@ -505,7 +505,7 @@ def valid(folder: Path) -> bool:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_t11_a_valid_one_before_every_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    store = Store(tmp_path, keep=keep)
+    store = CheckpointManager(tmp_path, keep=keep)
     commit(store, 1)
     if keep == 2:
         commit(store, 2)
@@ -523,7 +523,7 @@ def test_t11_a_valid_one_before_every_operation(tmp_path: Path, monkeypatch: pyt
 
 
 def test_t11_a_watcher_always_finds_a_valid_one(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     commit(store, 1)
     done, bad, looks = threading.Event(), [], list[Path]()
 
@@ -563,7 +563,7 @@ def test_a_write_that_takes_less_than_it_was_given_is_continued(
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: random.randint(1, 7)]))
-    commit(Store(tmp_path), 1)
+    commit(CheckpointManager(tmp_path), 1)
     monkeypatch.undo()
     assert newest(tmp_path) == 1
 

@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 import heedful
 from heedful.objectives import Batch, Loss, Objective, Sample
-from heedful.objectives.base import pack, weighted
+from heedful.objectives.base import pack_samples, weighted_loss
 from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 
@@ -64,7 +64,7 @@ class Given(Objective):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as one batch; each target is (places, labels)."""
-        packed = pack(samples)
+        packed = pack_samples(samples)
         rows = [start + place for start, each in zip(packed.bounds, samples, strict=False) for place in each.target[0]]
         targets = torch.tensor([label for each in samples for label in each.target[1]])
         weights = torch.ones(len(targets))
@@ -75,7 +75,7 @@ class Given(Objective):
         assert loaded.head is not None
         rows = loaded.model(batch.packed)
         scores = loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed)
-        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+        return weighted_loss(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
 
 
 def examples(head: str) -> list[Example]:

@@ -88,12 +88,12 @@ def distil(
     options: dict[str, Any] = {"overrides": overrides, "on_bad_row": check_on_bad_row(on_bad_row)}
 
     from heedful.cli.progress import Progress
-    from heedful.train.memory import keep_freed
-    from heedful.train.ranks import ranks
+    from heedful.train.memory import disable_malloc_trim
+    from heedful.train.ranks import connect_ranks
 
-    keep_freed()
+    disable_malloc_trim()
     with (
-        ranks() as group,
+        connect_ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
         replacing_run(folder, group, overwrite),
     ):

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
 
 def writing_of(
     top_k: int, num_beams: int | None, temperature: float | None, max_new_tokens: int | None, seed: int | None
-) -> Writing:
+) -> GenerationConfig:
     """The generation settings of predict from its options."""
     from heedful.model.decode import Beam, Greedy, How, Sample
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
     if num_beams is not None and temperature is not None:
         raise HeedfulError(
@@ -28,4 +28,4 @@ def writing_of(
         how = Sample(temperature=temperature)
     if seed is not None and temperature is None:
         raise HeedfulError("--seed is for sampling, which needs --temperature: give both or none")
-    return Writing(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)
+    return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)

@@ -65,7 +65,7 @@ def pretrain(
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command resumes.
     """
     from heedful.runs.pretrain.settings import overrides_of, settled
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
 
     given = list(data or [])
     if len(given) == 1 and given[0].suffix == ".toml":
@@ -90,15 +90,15 @@ def pretrain(
         return launch(nproc, context.obj)
     note_renamed(overrides)
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
-    keep_freed()
+    disable_malloc_trim()
 
     from heedful.cli.progress import Progress
     from heedful.runs.card.baseline import comparisons
     from heedful.runs.pretrain.run import run
-    from heedful.train.ranks import ranks
+    from heedful.train.ranks import connect_ranks
 
     with (
-        ranks() as group,
+        connect_ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
         replacing_run(folder, group, overwrite),
     ):

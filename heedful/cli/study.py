@@ -70,9 +70,9 @@ def study(
 
     from heedful.study.runner import StudyConfig
     from heedful.study.runner import run_study as run
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
 
-    keep_freed()
+    disable_malloc_trim()
     plan = StudyConfig(
         seeds=tuple(range(1, count + 1)), scale=scale, data=_data(data) if full else None, log=_said(as_json)
     )

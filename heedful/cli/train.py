@@ -18,7 +18,7 @@ from heedful.cli.launch import Nproc, launch
 from heedful.cli.output import escape, note, note_data_settings, print_table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.tasks.specs import task_names, variants
+from heedful.tasks.specs import specs_named, task_names
 
 if TYPE_CHECKING:
     from heedful.runs.overrides import Overrides
@@ -62,7 +62,7 @@ Track = Annotated[
     ),
 ]
 TASKS_HELP = ", ".join(
-    f"{name} ({variants(name)[0].help})" if variants(name)[0].help else name for name in task_names()
+    f"{name} ({specs_named(name)[0].help})" if specs_named(name)[0].help else name for name in task_names()
 )
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
@@ -79,9 +79,9 @@ def quickstart(
     """
     from heedful.cli.progress import Progress
     from heedful.runs.finetune.quickstart import quickstart as run
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
 
-    keep_freed()
+    disable_malloc_trim()
     with Progress(quiet=as_json) as progress:
         done = run(out, progress)
     place = quote(str(out))
@@ -170,9 +170,9 @@ def finetune(
     given: Any = as_said(data)
     folder = out or Path(f"{task}-{_first(given).absolute().stem}")
     options: dict[str, Any] = {"overrides": overrides, "on_bad_row": check_on_bad_row(on_bad_row)}
-    from heedful.train.memory import keep_freed
+    from heedful.train.memory import disable_malloc_trim
 
-    keep_freed()
+    disable_malloc_trim()
     if dry_run:
         from heedful.runs.finetune.dry_run import dry_run as estimate
 
@@ -182,10 +182,10 @@ def finetune(
     from heedful.cli.progress import Progress
     from heedful.runs.card.finetuned import learned_pairs
     from heedful.runs.finetune.run import finetune as run
-    from heedful.train.ranks import ranks
+    from heedful.train.ranks import connect_ranks
 
     with (
-        ranks() as group,
+        connect_ranks() as group,
         Progress(quiet=as_json or not group.first) as progress,
         replacing_run(folder, group, overwrite),
     ):
@@ -206,7 +206,7 @@ def finetune(
     held = ["model", *(name for name, files in kept.items() if any(folder.glob(files))), "model card"]
     print(f"\nThe run is in {folder}: {', '.join(held)}.\nNext:")
     pair = ' --pair "Its pair."' if learned_pairs(folder, done.results) else ""
-    print(f"  heedful predict {place} {variants(task)[0].predict_arguments}{pair}")
+    print(f"  heedful predict {place} {specs_named(task)[0].predict_arguments}{pair}")
     print(f"  heedful evaluate {place} --data YOUR-DATA")
 
 

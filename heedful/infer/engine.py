@@ -28,11 +28,11 @@ from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks.answer_heads import answerers_of
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, all_windows, of_windows
-from heedful.tasks.next_sentence import FOLLOWING
-from heedful.tasks.predictions import AnyPrediction, of_type
-from heedful.tasks.seq2seq import Writing, encode_cut, open_ended
+from heedful.tasks.answer_heads import answer_heads_of
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
+from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
+from heedful.tasks.predictions import AnyPrediction, check_prediction_type
+from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
@@ -44,7 +44,7 @@ TYPICAL = 64  # tokens of a text, for explain()
 class Piece(NamedTuple):
     """A window that waits for its scores."""
 
-    answerer: Answerer
+    answerer: AnswerHead
     encoded: Encoded
     places: list[int]  # the tokens to score; none: the whole window
 
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     """An input that was read: what answers it, and its windows in which something is to be scored."""
 
     given: Any
-    answerer: Answerer
+    answerer: AnswerHead
     pieces: list[Piece]
     dropped: int = 0  # tokens of its end that are in no window
     seen: Sequence[Encoded] = ()  # all its windows
@@ -77,7 +77,7 @@ class Engine:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         token_budget: int = TOKEN_BUDGET,
-        writing: Writing | None = None,
+        writing: GenerationConfig | None = None,
         cut: int | None = None,
     ) -> None:
         """Load a folder, or a name on the hub at a revision, or take what is loaded as it is.
@@ -108,7 +108,7 @@ class Engine:
             self.parameters = self.loaded.count()
             if chosen is not None:
                 self.way = prepare(self.loaded, chosen)
-        self.token_budget, self.writing = token_budget, writing or Writing()
+        self.token_budget, self.writing = token_budget, writing or GenerationConfig()
         self._head, self._answerers = _able(self.loaded)
         if self.loaded.tokenizer is None:
             raise HeedfulError(
@@ -179,7 +179,9 @@ class Engine:
         given = self._listed(inputs)
         answers = self(given, top_k=top_k)
         read = [self._read(number, each)[0] for number, each in enumerate(given)]
-        return of_type([each.prediction(answer) for each, answer in zip(read, answers, strict=True)], answer_type)
+        return check_prediction_type(
+            [each.prediction(answer) for each, answer in zip(read, answers, strict=True)], answer_type
+        )
 
     def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
         """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.
@@ -256,7 +258,7 @@ class Engine:
     def score(
         self,
         pieces: Sequence[Piece],
-        writing: Writing | None = None,
+        writing: GenerationConfig | None = None,
         *,
         top_k: int | None = None,
     ) -> list[Any]:
@@ -276,7 +278,7 @@ class Engine:
             if training:
                 self.loaded.train()
 
-    def decode(self, pieces: Sequence[Piece], writing: Writing | None = None) -> Decoding:
+    def decode(self, pieces: Sequence[Piece], writing: GenerationConfig | None = None) -> Decoding:
         """The second step of one batch for which texts are written, as a decoding that its caller takes step by step.
 
         Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
@@ -298,9 +300,9 @@ class Engine:
         answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}
 
-    def _setting(self, top_k: int, seen: Sequence[Encoded] = ()) -> Setting:
+    def _setting(self, top_k: int, seen: Sequence[Encoded] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
-        return Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, seen=seen)
+        return AnswerContext(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, seen=seen)
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
@@ -337,23 +339,23 @@ class Engine:
                 found |= answerer.columns(self.loaded, self.writing)
         return found
 
-    def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
+    def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[Item]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
                 return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
-    def _windows(self, number: int, answerer: Answerer, items: list[Item], encoded: list[Encoded]) -> list[Encoded]:
+    def _windows(self, number: int, answerer: AnswerHead, items: list[Item], encoded: list[Encoded]) -> list[Encoded]:
         try:
-            return [each for seen in all_windows(answerer, items, encoded, self.limit) for each in seen]
+            return [each for seen in input_windows(answerer, items, encoded, self.limit) for each in seen]
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
-    def _pieces(self, answerer: Answerer, several: list[Encoded]) -> list[Piece]:
+    def _pieces(self, answerer: AnswerHead, several: list[Encoded]) -> list[Piece]:
         """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.places is None:
             return [Piece(answerer, each, []) for each in several]
-        places = of_windows(answerer.places(several, self.tokenizer), len(several))
+        places = group_by_window(answerer.places(several, self.tokenizer), len(several))
         return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
@@ -363,8 +365,8 @@ class Engine:
         if cut is None:
             seen = self.tokenizer.encode_batch(items)
         else:
-            seen = encode_cut(self.tokenizer, items, self.loaded.text_suffix, cut)
-        return open_ended(self.loaded, self.tokenizer, seen)
+            seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, cut)
+        return decoder_prompts(self.loaded, self.tokenizer, seen)
 
     def _blame(self, number: int, items: list[Item]) -> None:
         """Say that it is this input that cannot be made into tokens, if so."""
@@ -391,7 +393,7 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Piece], writing: Writing, top_k: int | None) -> list[Any]:
+    def _run(self, pieces: Sequence[Piece], writing: GenerationConfig, top_k: int | None) -> list[Any]:
         batch, answerer = self._packed(pieces), pieces[0].answerer
         if answerer.writes is not None:
             return answerer.writes(self.loaded, self.tokenizer, batch, writing).run()
@@ -420,10 +422,10 @@ class Engine:
             return self.loaded.rows(batch, wanted=wanted)
         return only(self._graphs(batch), wanted)
 
-    def _module(self, answerer: Answerer) -> nn.Module:
+    def _module(self, answerer: AnswerHead) -> nn.Module:
         head = self.loaded.head
         if isinstance(head, PretrainingHead):
-            return head.next if answerer is FOLLOWING else head.masked
+            return head.next if answerer is NEXT_SENTENCE_HEAD else head.masked
         assert head is not None
         return head
 
@@ -432,12 +434,12 @@ def _on_host(scores: Tensor) -> Tensor:
     return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)
 
 
-def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
+def _able(loaded: Loaded) -> tuple[Head, tuple[AnswerHead, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
-    if head is not None and (answerers := answerers_of(head.kind)):
+    if head is not None and (answerers := answer_heads_of(head.kind)):
         return head, answerers
-    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answerers_of(kind)]
+    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answer_heads_of(kind)]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
     raise HeedfulError(
         f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of {', '.join(can)}, "

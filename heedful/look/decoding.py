@@ -8,7 +8,7 @@ from heedful.errors import HeedfulError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.decode import Beam, Greedy, search, stream
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import marks
+from heedful.tasks.seq2seq import sequence_ends
 
 MOST = 48  # tokens
 CANDIDATES = 10
@@ -19,7 +19,7 @@ def decoding_report(inside: Inspection, *, num_beams: int = 4, max_new_tokens: i
     loaded = inside.loaded
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
         raise HeedfulError("this model has no head that writes")
-    mark = marks(loaded.config.model, inside.tokenizer)
+    mark = sequence_ends(loaded.config.model, inside.tokenizer)
     prompt, source = inside.source, None
     if mark.start is not None:
         prompt, source = Packed.of([[mark.start]]), inside.source

@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import Writing, marks, open_ended, start_writing
+from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, sequence_ends, start_generation
 from heedful.tokenizer import Encoded, Tokenizer
 
 LONGEST = 4096  # tokens, where the model itself has no limit
@@ -107,7 +107,7 @@ class Inspection:
             return None, False
         if given is None and loaded.head is None:
             return self.source.shifted(loaded.config.model.start or 0), False
-        mark = marks(loaded.config.model, self.tokenizer)
+        mark = sequence_ends(loaded.config.model, self.tokenizer)
         start = 0 if mark.start is None else mark.start
         if given is not None:
             encoded = self.tokenizer.encode(given)
@@ -116,7 +116,9 @@ class Inspection:
         training = loaded.training
         loaded.eval()
         try:
-            ((best, *_),) = start_writing(loaded, self.tokenizer, self.source, Writing(max_new_tokens=WRITES)).run()
+            ((best, *_),) = start_generation(
+                loaded, self.tokenizer, self.source, GenerationConfig(max_new_tokens=WRITES)
+            ).run()
         finally:
             loaded.train(training)
         return Packed.of([[start, *best.tokens]]), True
@@ -236,7 +238,7 @@ def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, s
     if loaded.tokenizer is None:
         raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
     read = item + loaded.text_suffix if isinstance(item, str) else item
-    (found,) = open_ended(loaded, loaded.tokenizer, [loaded.tokenizer.encode(read)])
+    (found,) = decoder_prompts(loaded, loaded.tokenizer, [loaded.tokenizer.encode(read)])
     most = LONGEST if loaded.limit is None else loaded.limit
     wanted = "a shorter one" if found.ids else "one with words"
     why = f"the text has {len(found)} tokens, and this model reads 1 to {most} at once: give {wanted}"

@@ -13,7 +13,7 @@ from heedful.infer.engine import Engine
 from heedful.look.attribution import ExplainedScore, explained_score, integrated_gradients, similarity_score
 from heedful.look.classic_attention import HIERARCHY
 from heedful.look.inspection import Inspection
-from heedful.tasks.answer_heads import answerers_of
+from heedful.tasks.answer_heads import answer_heads_of
 
 
 def explain_prediction(looks: Sequence[Inspection], side: int, place: int | None, label: int | None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def explain_prediction(looks: Sequence[Inspection], side: int, place: int | None
 def engine_answer(inside: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> dict[str, Any] | None:
     """The engine's answer to the text; None: the model has no head that answers it."""
     head = inside.loaded.config.head
-    if head is None or not answerers_of(head.kind):
+    if head is None or not answer_heads_of(head.kind):
         return None
     given: Any = inside.item
     if pair is not None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from heedful.objectives.base import Batch, Changing, Loss, Objective, Pretext, Sample, Term
+from heedful.objectives.base import Batch, Loss, Objective, PerEpochSamples, Sample, SelfSupervised, Term
 
-__all__ = ["Batch", "Changing", "Loss", "Objective", "Pretext", "Sample", "Term"]
+__all__ = ["Batch", "Loss", "Objective", "PerEpochSamples", "Sample", "SelfSupervised", "Term"]

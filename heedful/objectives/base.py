@@ -95,7 +95,7 @@ class Batch:
         )
 
 
-class Changing(ABC, Sequence[Sample]):
+class PerEpochSamples(ABC, Sequence[Sample]):
     """Samples that are made anew for each epoch; there are as many in each."""
 
     @abstractmethod
@@ -144,7 +144,7 @@ class Term:
         return float(len(self.losses) if self.weights is None else self.weights.sum())
 
 
-class Pretext(Objective):
+class SelfSupervised(Objective):
     """An objective that makes its own targets of texts, so that nobody has to label them."""
 
     head: str = "masked_lm"  # which one of the family it trains
@@ -161,7 +161,7 @@ class Pretext(Objective):
         """
         first, *others = self.terms(loaded, batch)
         counts = batch.counts or (first.count,)
-        scales = batch.scales or ratios(counts)
+        scales = batch.scales or term_scales(counts)
         total = first.sum * self.balance[0]
         for term, balance, scale in zip(others, self.balance[1:], scales[1:], strict=True):
             total = total + term.sum * (balance * scale)
@@ -179,17 +179,17 @@ class Pretext(Objective):
         return found
 
 
-def ratios(counts: Sequence[float]) -> tuple[float, ...]:
+def term_scales(counts: Sequence[float]) -> tuple[float, ...]:
     """What turns sums into means over as many targets as the first term that has some; 0 where a term has none.
 
-    >>> ratios((6.0, 2.0, 0.0)), ratios((0.0, 2.0, 4.0))
+    >>> term_scales((6.0, 2.0, 0.0)), term_scales((0.0, 2.0, 4.0))
     ((1.0, 3.0, 0.0), (0.0, 1.0, 0.5))
     """
     first = next((count for count in counts if count), 0.0)
     return tuple(first / count if count else 0.0 for count in counts)
 
 
-def crossed(
+def cross_entropy_term(
     name: str,
     scores: Float[Tensor, "targets classes"],
     targets: Int[Tensor, " targets"],
@@ -199,7 +199,7 @@ def crossed(
     if torch.is_grad_enabled():
         losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
         return Term(name, losses, None, weights)
-    losses = torch.nn.functional.cross_entropy(wide(scores), targets, reduction="none")
+    losses = torch.nn.functional.cross_entropy(upcast(scores), targets, reduction="none")
     return Term(name, losses, scores.argmax(-1) == targets, weights)
 
 
@@ -221,7 +221,7 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(scores), chunk):
             rows = slice(start, start + chunk)
             at = targets[rows, None]
-            part = wide(scores[rows])
+            part = upcast(scores[rows])
             part = part - part.amax(-1, keepdim=True)
             chosen = part.gather(-1, at)
             total = part.exp_().sum(-1, keepdim=True)
@@ -237,38 +237,38 @@ class _CrossEntropy(torch.autograd.Function):
         return gradients * given[0][:, None].to(gradients.dtype), None
 
 
-def pack(samples: Sequence[Sample]) -> Packed:
+def pack_samples(samples: Sequence[Sample]) -> Packed:
     """The sequences of all samples end to end."""
     lengths = [stop - start for sample in samples for start, stop in pairwise(sample.bounds)]
     positions = [np.arange(length) for length in lengths]
     return Packed(
-        tokens=long([sample.tokens for sample in samples]),
-        positions=long(positions),
-        types=long([sample.types for sample in samples]),
+        tokens=concat_long([sample.tokens for sample in samples]),
+        positions=concat_long(positions),
+        types=concat_long([sample.types for sample in samples]),
         bounds=(0, *accumulate(lengths)),
     )
 
 
-def weights(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
+def sample_weights(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
     """The weight of each sample, float32."""
     return torch.tensor([sample.weight for sample in samples], dtype=torch.float32)
 
 
-def wide(scores: Tensor) -> Tensor:
+def upcast(scores: Tensor) -> Tensor:
     """Scores in float32 at least: losses are never of half precision."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def exact(scores: Tensor) -> AbstractContextManager[None]:
+def full_precision(scores: Tensor) -> AbstractContextManager[None]:
     """Where products in a loss are of the precision of their factors, whatever the model's are computed in."""
     return torch.autocast(scores.device.type, enabled=False)
 
 
-def weighted(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets"]) -> Loss:
+def weighted_loss(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets"]) -> Loss:
     """Sum of loss times weight, and the sum of the weights."""
     return Loss((losses * weights).sum(), float(weights.sum(dtype=torch.float64)))
 
 
-def long(parts: Sequence[NDArray[Any]]) -> Tensor:
+def concat_long(parts: Sequence[NDArray[Any]]) -> Tensor:
     """Arrays end to end, int64."""
     return torch.from_numpy(np.concatenate(parts).astype(np.int64)) if parts else torch.zeros(0, dtype=torch.long)

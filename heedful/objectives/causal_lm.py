@@ -10,12 +10,12 @@ import torch
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, pack
+from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, cross_entropy_term, pack_samples
 from heedful.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Causal(Pretext):
+class CausalLM(SelfSupervised):
     """The mean of -log p(token | the tokens of its sequence before it), over all tokens but the first of each.
 
     Nothing is drawn, so every epoch asks for the same.
@@ -26,7 +26,7 @@ class Causal(Pretext):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch as it is, and the rows that have a next token: all but the last of each sequence."""
-        packed = pack(samples)
+        packed = pack_samples(samples)
         followed = np.ones(packed.bounds[-1], dtype=np.bool_)
         if len(followed):  # before an empty sequence stands a last row too, and before the first one the last of all
             followed[np.array(packed.bounds[1:]) - 1] = False
@@ -40,4 +40,4 @@ class Causal(Pretext):
             raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.rows(batch.packed, wanted=batch.rows)
-        return (crossed("clm", loaded.head(rows, batch.packed), batch.targets),)
+        return (cross_entropy_term("clm", loaded.head(rows, batch.packed), batch.targets),)

@@ -18,17 +18,26 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.heads import PretrainingHead
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
-from heedful.objectives.random_numbers import below, ordinary, uniform
+from heedful.objectives.base import (
+    Batch,
+    Sample,
+    SelfSupervised,
+    Term,
+    concat_long,
+    cross_entropy_term,
+    pack_samples,
+    upcast,
+)
+from heedful.objectives.random_numbers import is_text_token, scale_to_integers, uniform
 from heedful.tokenizer import Tokenizer
 
 MaskUnit = Literal["tokens", "words", "spans"]
 SHORTER, MOST = 0.2, 10  # of spans: each word is the last one with that probability; words of the longest
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Pretext):
+class MaskedLM(SelfSupervised):
     """A share of the tokens is to be found: 80 % of them hidden, 10 % replaced by any token, 10 % kept.
 
     `mask_prob` is a share of tokens for each `mask_unit`: tokens one by one; whole words, of which one that would
@@ -66,22 +75,22 @@ class Masked(Pretext):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch with tokens hidden, and which rows were chosen."""
-        packed, mask = pack(samples), self.tokenizer.special.mask
+        packed, mask = pack_samples(samples), self.tokenizer.special.mask
         tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
-        found: list[Places] = []
+        found: list[Positions] = []
         weights: list[NDArray[np.float32]] = []
         for start, sample, key in zip(starts, samples, keys, strict=False):
             places, how, other = self._draw(sample, key)
             tokens[start + places[how < 0.8]] = mask
             replaced = (how >= 0.8) & (how < 0.9)
-            tokens[start + places[replaced]] = below(other[replaced], self.tokenizer.size)
+            tokens[start + places[replaced]] = scale_to_integers(other[replaced], self.tokenizer.size)
             missing = 0 if self.count is None else self.count - len(places)
             found.append(start + np.pad(places, (0, missing)))
             weights.append(np.pad(np.ones(len(places), dtype=np.float32), (0, missing)))
-        rows = long(found)
+        rows = concat_long(found)
         return Batch(
             packed=packed,
-            targets=long([sample.tokens for sample in samples])[rows],
+            targets=concat_long([sample.tokens for sample in samples])[rows],
             weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
             rows=rows,
             counts=(float(sum(each.sum(dtype=np.float64) for each in weights)),),  # known here: no device is asked
@@ -91,7 +100,7 @@ class Masked(Pretext):
         """Of the chosen rows, over the vocabulary; `rows` are all rows, where they are known."""
         assert loaded.head is not None and batch.rows is not None
         chosen = loaded.rows(batch.packed, wanted=batch.rows) if rows is None else rows[batch.rows]
-        return wide(loaded.head(chosen, batch.packed))
+        return upcast(loaded.head(chosen, batch.packed))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy at each chosen row, of those scores."""
@@ -105,11 +114,11 @@ class Masked(Pretext):
         """The same of the model's chosen rows."""
         assert loaded.head is not None
         weights = None if self.count is None else batch.weights
-        return crossed("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
+        return cross_entropy_term("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
 
     # -- what is drawn ------------------------------------------------------------------------------------------
 
-    def _draw(self, sample: Sample, key: int) -> tuple[Places, NDArray[np.float64], NDArray[np.float64]]:
+    def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
         """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
         free = self._maskable(sample, key)
         most = int(free.sum())
@@ -135,7 +144,7 @@ class Masked(Pretext):
     @cached_property
     def free(self) -> NDArray[np.bool_]:
         """Which tokens may be chosen."""
-        return ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
+        return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
     def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which places begin a word: also after a special token, and at the beginning of a sequence."""
@@ -155,7 +164,7 @@ class Masked(Pretext):
             return False
 
 
-def _whole(starts: NDArray[np.bool_], free: NDArray[np.bool_], drawn: NDArray[np.float64], count: int) -> Places:
+def _whole(starts: NDArray[np.bool_], free: NDArray[np.bool_], drawn: NDArray[np.float64], count: int) -> Positions:
     """The places of whole words, taken in random order; one that would exceed the count is passed over."""
     word = np.where(free, np.cumsum(starts) - 1, -1)
     sizes = np.bincount(word[free], minlength=int(starts.sum()))
@@ -180,7 +189,7 @@ def _spans(
     sizes: NDArray[np.float64],
     free: NDArray[np.bool_],
     count: int,
-) -> tuple[Places, Places]:
+) -> tuple[Positions, Positions]:
     """The places of spans of words, and for each the place where its span begins."""
     owner = np.full(len(free), -1)
     places = np.flatnonzero(starts)
@@ -206,7 +215,7 @@ def _spans(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedPairs(Masked):
+class MaskedLMWithPairs(MaskedLM):
     """Masked tokens, and a label for each pair: whether the second part follows, or whether both are swapped.
 
     The loss is the sum of both means (Devlin et al. 2019, appendix A.2; Lan et al. 2020, section 3.1).
@@ -219,7 +228,7 @@ class MaskedPairs(Masked):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The same with the label of each pair."""
         masked = super().batch(samples, keys)
-        labels = long([sample.target for sample in samples])
+        labels = concat_long([sample.target for sample in samples])
         counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
         return replace(masked, labels=labels, counts=counts)
 
@@ -231,6 +240,6 @@ class MaskedPairs(Masked):
         tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
         pairs = loaded.head.next(rows[: len(firsts)], batch.packed.ones(firsts))
         whole = self.count is None
-        masked = crossed("mlm", tokens, batch.targets, None if whole else batch.weights)
+        masked = cross_entropy_term("mlm", tokens, batch.targets, None if whole else batch.weights)
         real = None if whole else (batch.labels >= 0).to(batch.weights)
-        return masked, crossed(self.name, pairs, batch.labels.clamp(min=0), real)
+        return masked, cross_entropy_term(self.name, pairs, batch.labels.clamp(min=0), real)

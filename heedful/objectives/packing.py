@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed, order
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Changing, Sample
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.base import PerEpochSamples, Sample
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 
 PLAN, FILL, HELD = 3, 4, 5  # what a seed is mixed with here
 BLOCK = 2048  # sequences that are fitted together
@@ -32,7 +32,7 @@ Range = tuple[int, int]
 Ranges = NDArray[np.int64]  # [sequences, texts, 2]: where in the corpus each text begins and ends
 
 
-class Rows(Sequence[Sample]):
+class PackedRows(Sequence[Sample]):
     """Rows of at most `size` tokens, of sequences that are ranges of a corpus; targets are their labels, if any.
 
     `inner` is the frame of sequences after which their document goes on; None: that of all. With `pair`, the frame of
@@ -42,14 +42,14 @@ class Rows(Sequence[Sample]):
     def __init__(
         self,
         corpus: Corpus,
-        frame: Frame,
+        frame: SpecialTokenTemplate,
         ranges: Ranges,
         size: int,
         seed: int,
         labels: NDArray[np.int64] | None = None,
-        steady: Steady | None = None,
-        inner: Frame | None = None,
-        pair: Frame | None = None,
+        steady: FixedShape | None = None,
+        inner: SpecialTokenTemplate | None = None,
+        pair: SpecialTokenTemplate | None = None,
     ) -> None:
         self.corpus, self.frame, self.ranges, self.labels = corpus, frame, ranges, labels
         self.size, self.steady, self.inner = size, steady, inner or frame
@@ -65,7 +65,7 @@ class Rows(Sequence[Sample]):
         lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + widths
         self.tokens = int(lengths.sum())
         room, most = (size, None) if steady is None else steady.room(size)
-        rows = fitted(lengths, room, seed, most)
+        rows = pack_best_fit(lengths, room, seed, most)
         self._members = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
         self._bounds = np.array([0, *accumulate(map(len, rows))])
 
@@ -92,7 +92,7 @@ class Rows(Sequence[Sample]):
         )
         return sample if self.steady is None else self.steady.filled(sample, self.size)
 
-    def _frame_of(self, member: int) -> Frame:
+    def _frame_of(self, member: int) -> SpecialTokenTemplate:
         """The frame of a sequence."""
         if self.pair is not None and self._is_pair[member]:
             return self.pair
@@ -100,7 +100,7 @@ class Rows(Sequence[Sample]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steady:
+class FixedShape:
     """One shape for all rows: the same number of tokens and of sequences, reached by sequences of padding."""
 
     sequences: int  # at most `sequences - 1` of text
@@ -138,14 +138,14 @@ class Steady:
         )
 
 
-def fitted(lengths: NDArray[np.int64], size: int, seed: int, most: int | None = None) -> list[NDArray[np.int64]]:
+def pack_best_fit(lengths: NDArray[np.int64], size: int, seed: int, most: int | None = None) -> list[NDArray[np.int64]]:
     """The numbers of sequences that share a row: best fit, longest first, over a random order of all of them.
 
     `most` is how many may share one; None: as many as fit.
     Rows that are not full yet give their sequences back to the next block, the emptiest first and no more than a block
     of them: where lengths are such that rows cannot be full, time does not grow with what is given back.
 
-    >>> [row.tolist() for row in fitted(np.array([3, 4, 1, 4]), 6, seed=0)]
+    >>> [row.tolist() for row in pack_best_fit(np.array([3, 4, 1, 4]), 6, seed=0)]
     [[0], [3], [1, 2]]
     """
     if len(lengths) and lengths.max() > size:
@@ -203,11 +203,11 @@ def held_out(corpus: Corpus, share: float) -> NDArray[np.bool_]:
 # -- windows ----------------------------------------------------------------------------------------------------
 
 
-def windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
+def segment_windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
     """Whole segments of a document up to `room` tokens, one window after the other; a longer segment is cut."""
     found: list[tuple[int, int]] = []
     for document in documents.tolist():
-        bounds = text_bounds(corpus, document)
+        bounds = segment_bounds(corpus, document)
         start, stop = bounds[0], bounds[-1]
         while start < stop:
             end = min(stop, start + room)
@@ -219,7 +219,7 @@ def windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
     return np.array(found, dtype=np.int64).reshape(-1, 1, 2)
 
 
-def text_bounds(corpus: Corpus, document: int) -> list[int]:
+def segment_bounds(corpus: Corpus, document: int) -> list[int]:
     """Where the segments of a document begin, and where the last one ends."""
     first, last = corpus.documents[document : document + 2].tolist()
     bounds: list[int] = corpus.segments[first : last + 1].tolist()
@@ -230,7 +230,7 @@ def text_bounds(corpus: Corpus, document: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pairs(Changing):
+class SegmentPairs(PerEpochSamples):
     """Pairs of segments with their labels, made anew for each epoch.
 
     `nsp`: the second part follows the first (0), or is from another document (1), as the published code of Devlin et
@@ -245,13 +245,13 @@ class Pairs(Changing):
 
     corpus: Corpus
     documents: NDArray[np.int64]
-    frame: Frame
+    frame: SpecialTokenTemplate
     length: int
     size: int
     seed: int
     swapped: bool = False  # sop, else nsp
     short_seq_prob: float = SHORT
-    steady: Steady | None = None
+    steady: FixedShape | None = None
 
     def __len__(self) -> int:
         """How many rows an epoch has."""
@@ -275,7 +275,7 @@ class Pairs(Changing):
 
     def _pairs(self, place: int, room: int, draw: Random) -> list[tuple[tuple[Range, Range], int]]:
         """Those of the document in that place."""
-        bounds, found = text_bounds(self.corpus, int(self.documents[place])), []
+        bounds, found = segment_bounds(self.corpus, int(self.documents[place])), []
         first, last = 0, len(bounds) - 1  # segments
         target = draw.randint(2, room) if draw.random() < self.short_seq_prob else room
         while first < last:
@@ -294,14 +294,14 @@ class Pairs(Changing):
             else:
                 one, two, label = (bounds[first], bounds[cut]), (bounds[cut], bounds[end]), 0
             if two[0] < two[1] and one[0] < one[1]:
-                found.append((truncated(one, two, room, draw), label))
+                found.append((truncate_pair(one, two, room, draw), label))
             first = end
         return found
 
     def _other(self, place: int, target: int, draw: Random) -> Range:
         """Segments from a random place of another document."""
         other = (place + 1 + draw.randrange(len(self.documents) - 1)) % len(self.documents)
-        bounds = text_bounds(self.corpus, int(self.documents[other]))
+        bounds = segment_bounds(self.corpus, int(self.documents[other]))
         first = draw.randrange(len(bounds) - 1)
         end = first + 1
         while end < len(bounds) - 1 and bounds[end] - bounds[first] < target:
@@ -309,7 +309,7 @@ class Pairs(Changing):
         return bounds[first], bounds[end]
 
 
-def truncated(one: Range, two: Range, room: int, draw: Random) -> tuple[Range, Range]:
+def truncate_pair(one: Range, two: Range, room: int, draw: Random) -> tuple[Range, Range]:
     """Both in so much room: the longer one loses a token, at a random end, until they fit."""
     ends = [list(one), list(two)]
     for _ in range(max(0, one[1] - one[0] + two[1] - two[0] - room)):
@@ -322,16 +322,16 @@ def truncated(one: Range, two: Range, room: int, draw: Random) -> tuple[Range, R
 
 
 @lru_cache(maxsize=4)
-def _planned(pairs: Any, epoch: int) -> Rows:  # Any: what checks types at run time asks a sequence for its length
+def _planned(pairs: Any, epoch: int) -> PackedRows:  # Any: what checks types at run time asks a sequence for its length
     ranges, labels = pairs.plan(epoch)
     seed = mixed(pairs.seed, epoch)
-    return Rows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels, pairs.steady)
+    return PackedRows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels, pairs.steady)
 
 
 class _Turned(Sequence[Sample]):
     """So many rows of an epoch, from a random one on, around its end."""
 
-    def __init__(self, rows: Rows, count: int, seed: int, epoch: int) -> None:
+    def __init__(self, rows: PackedRows, count: int, seed: int, epoch: int) -> None:
         self._rows, self._count, self._first = rows, count, mixed(seed, HELD, epoch)
 
     def __len__(self) -> int:

@@ -14,17 +14,17 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import TransformerXl
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack
-from heedful.objectives.random_numbers import below, ordinary, uniform
+from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, concat_long, cross_entropy_term, pack_samples
+from heedful.objectives.random_numbers import is_text_token, scale_to_integers, uniform
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
 LONGEST = 5  # tokens of a span
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Permuted(Pretext):
+class PermutationLM(SelfSupervised):
     """The mean of -log p(token | all tokens before it in a random order), over the last of the order of each sequence.
 
     Targets are a share of the text's tokens, 1 / K. With `spans`, as in pre-training (section 3.1), they are spans of
@@ -46,30 +46,32 @@ class Permuted(Pretext):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Each sequence with the rows that predict its targets after it, and what each row sees."""
-        given, text = pack(samples), [np.zeros(0, dtype=np.bool_)]
+        given, text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
         draws = [np.zeros((3, 0))]
         for sample, key in zip(samples, keys, strict=True):
-            text.append(ordinary(sample.tokens, self.tokenizer))
+            text.append(is_text_token(sample.tokens, self.tokenizer))
             draws.append(uniform(key, 3 * len(sample)).reshape(3, -1))
         targets, sees = self._orders(given.bounds, np.concatenate(text), np.concatenate(draws, 1))
         counts = [len(each) for each in targets]
         ends = [stop + after for stop, after in zip(given.bounds[1:], accumulate(counts), strict=True)]
-        rows = long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        rows = concat_long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
         return Batch(
-            packed=_with_queries(given, long(targets), rows, (0, *ends), sees),
-            targets=given.tokens[long(targets)],
+            packed=_with_queries(given, concat_long(targets), rows, (0, *ends), sees),
+            targets=given.tokens[concat_long(targets)],
             weights=torch.ones(len(rows)),
             rows=rows,
         )
 
     def _orders(
         self, bounds: Sequence[int], text: NDArray[np.bool_], draws: NDArray[np.float64]
-    ) -> tuple[list[Places], tuple[Tensor, ...]]:
+    ) -> tuple[list[Positions], tuple[Tensor, ...]]:
         """The targets of each sequence, as places in all of them, and what its rows and those of its targets see."""
         found, sees = [], []
         for start, stop in pairwise(bounds):
             inner, drawn = text[start:stop].nonzero()[0], draws[:, start:stop]
-            targets = inner[spread(drawn[:2, : len(inner)], self.share) if self.spans else self._any(drawn[0, inner])]
+            targets = inner[
+                draw_spans(drawn[:2, : len(inner)], self.share) if self.spans else self._any(drawn[0, inner])
+            ]
             rank = np.full(stop - start, -1)  # in the order; of context -1
             rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
             before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
@@ -78,7 +80,7 @@ class Permuted(Pretext):
             sees.append(torch.cat([before.fill_diagonal_(True), queries]))
         return found, tuple(sees)
 
-    def _any(self, drawn: NDArray[np.float64]) -> Places:
+    def _any(self, drawn: NDArray[np.float64]) -> Positions:
         """A share of so many tokens, those with the smallest numbers, in order."""
         count = max(1, round(len(drawn) * self.share))
         return np.sort(drawn.argsort(kind="stable")[:count])
@@ -93,19 +95,19 @@ class Permuted(Pretext):
             )
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.rows(batch.packed, wanted=batch.rows)
-        return (crossed("plm", loaded.head(rows, batch.packed), batch.targets),)
+        return (cross_entropy_term("plm", loaded.head(rows, batch.packed), batch.targets),)
 
 
-def spread(drawn: NDArray[np.float64], share: float) -> Places:
+def draw_spans(drawn: NDArray[np.float64], share: float) -> Positions:
     """Spans in contexts that lie end to end; of what is left, the last context, the same share, and one at least.
 
-    >>> spread(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
+    >>> draw_spans(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
     [0, 1, 5, 7]
     """
     n = drawn.shape[1]
     if n == 0:
         return np.zeros(0, dtype=np.int64)
-    lengths = 1 + below(drawn[0], LONGEST)
+    lengths = 1 + scale_to_integers(drawn[0], LONGEST)
     ends = np.rint(lengths.cumsum() / share).astype(np.int64)
     whole = min(int(np.searchsorted(ends, n, side="right")), n - 1)  # contexts
     starts = np.concatenate([[0], ends[:whole]])

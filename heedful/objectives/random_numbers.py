@@ -14,16 +14,16 @@ def uniform(key: int, count: int) -> NDArray[np.float64]:
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def below(shares: NDArray[np.float64], bound: int) -> NDArray[np.int64]:
+def scale_to_integers(shares: NDArray[np.float64], bound: int) -> NDArray[np.int64]:
     """Whole numbers from 0 to below the bound, of uniform numbers.
 
-    >>> below(np.array([0.0, 0.5, 0.999]), 10).tolist()
+    >>> scale_to_integers(np.array([0.0, 0.5, 0.999]), 10).tolist()
     [0, 5, 9]
     """
     return (shares * bound).astype(np.int64)
 
 
-def ordinary(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> NDArray[np.bool_]:
+def is_text_token(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Which tokens are of the text: none of those that fill up, stand around texts or hide them."""
     special = tokenizer.special
     ids = [id for id in (special.pad, special.first, special.separator, special.mask) if id is not None]

@@ -15,14 +15,23 @@ from torch.nn import functional as F
 from heedful.checkpoint import Config, Loaded, create
 from heedful.checkpoint.new_head import new_head
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
-from heedful.objectives.random_numbers import ordinary, uniform
+from heedful.objectives.base import (
+    Batch,
+    Sample,
+    SelfSupervised,
+    Term,
+    concat_long,
+    cross_entropy_term,
+    pack_samples,
+    upcast,
+)
+from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replaced(Pretext):
+class ReplacedTokenDetection(SelfSupervised):
     """Generator: the mean of -log p(token) where tokens are hidden; model: whether each token was replaced.
 
     A share of the text's tokens is hidden, all of them behind the mask token, as the paper says (not 80 %). In their
@@ -49,18 +58,18 @@ class Replaced(Pretext):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch with tokens hidden, the originals as targets, and a number by which each is drawn."""
-        packed, start = pack(samples), 0
+        packed, start = pack_samples(samples), 0
         rows: list[NDArray[np.int64]] = []
         draws = [np.zeros(0)]
         for sample, key in zip(samples, keys, strict=True):
             drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-            places = ordinary(sample.tokens, self.tokenizer).nonzero()[0]
+            places = is_text_token(sample.tokens, self.tokenizer).nonzero()[0]
             count = max(1, round(self.mask_prob * len(places)))
             chosen = np.sort(places[drawn[0, places].argsort(kind="stable")[:count]])
             rows.append(start + chosen)
             draws.append(drawn[1, chosen])
             start += len(sample)
-        where = long(rows)
+        where = concat_long(rows)
         targets = packed.tokens[where]
         packed.tokens[where] = self.tokenizer.special.mask or 0
         return Batch(
@@ -77,24 +86,26 @@ class Replaced(Pretext):
         head, judge = self.generator.head, loaded.head
         assert head is not None and judge is not None and batch.rows is not None and batch.draws is not None
         scores = head(self.generator.rows(batch.packed, wanted=batch.rows), batch.packed)
-        corrupted, replaced = put(batch, drawn(scores.detach(), batch.draws))
-        judged = wide(judge(loaded.rows(corrupted), corrupted))
+        corrupted, replaced = corrupt(batch, sample_tokens(scores.detach(), batch.draws))
+        judged = upcast(judge(loaded.rows(corrupted), corrupted))
         losses = F.binary_cross_entropy_with_logits(judged, replaced.to(judged), reduction="none")
         found = (judged.detach() > 0) == replaced
-        return crossed("generator", scores, batch.targets), Term("rtd", losses, found)
+        return cross_entropy_term("generator", scores, batch.targets), Term("rtd", losses, found)
 
 
-def drawn(scores: Float[Tensor, "targets vocabulary"], draws: Float[Tensor, " targets"]) -> Int[Tensor, " targets"]:
+def sample_tokens(
+    scores: Float[Tensor, "targets vocabulary"], draws: Float[Tensor, " targets"]
+) -> Int[Tensor, " targets"]:
     """A token of each softmax(scores): the first one up to which probabilities sum to more than the number drawn.
 
     Such numbers belong to a sample, so the draw is the same in any company and on any rank, but for rounding.
     """
-    sums = wide(scores).softmax(-1).cumsum(-1)
+    sums = upcast(scores).softmax(-1).cumsum(-1)
     reached = draws.to(sums)[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, reached, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
 
 
-def put(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
+def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
     """The text with those tokens where some are hidden, and which of all its tokens are not the original ones."""
     assert batch.rows is not None
     text = batch.packed.tokens.clone()

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed, order
-from heedful.objectives.packing import Ranges, text_bounds
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.packing import Ranges, segment_bounds
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 
 PLAN, PAIRS, POOL = 11, 12, 13  # mixed into the seed for each kind of draw
 MIN_POOL_TOKENS = 5  # shorter texts have no meaning of their own to compare
@@ -40,7 +40,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Plan:
+class WindowPlan:
     """Sequences of one text or of two."""
 
     ranges: Ranges  # [sequences, 2, 2] in tokens of the corpus; the second text of a single one is empty
@@ -48,23 +48,23 @@ class Plan:
     windows: Ranges  # [windows, 1, 2]: all texts that are numbered in `columns`
 
 
-def plan(
+def plan_windows(
     corpus: Corpus,
     documents: NDArray[np.int64],
     settings: WindowSettings,
     *,
-    single: Frame,
-    pair: Frame,
+    single: SpecialTokenTemplate,
+    pair: SpecialTokenTemplate,
     length: int,
     seed: int,
     neighbours: Neighbours | None = None,
-) -> Plan:
+) -> WindowPlan:
     """Cut documents into windows of whole sentences, and join some short windows to pairs.
 
     A pair is, with equal probability, a window and the next one of its document, or two windows from anywhere; with
     `neighbours` a third kind is as frequent, a text and its nearest. Pairs of more than `length` tokens are not made.
     """
-    windows, short, follows = cut_windows(corpus, documents, single.room(length), settings, seed)
+    windows, short, follows = cut_documents(corpus, documents, single.room(length), settings, seed)
     count = len(windows)
     every = windows if neighbours is None else np.concatenate([windows, neighbours.texts])
     sizes = every[:, 0, 1] - every[:, 0, 0]
@@ -98,10 +98,10 @@ def plan(
     columns[len(lone) :, 1:] = joined
     before = len(pair.runs[0][0]) + len(pair.runs[1][0])
     columns[len(lone) :, 0] = before + sizes[joined[:, 0]]
-    return Plan(ranges=ranges, columns=columns, windows=every)
+    return WindowPlan(ranges=ranges, columns=columns, windows=every)
 
 
-def cut_windows(
+def cut_documents(
     corpus: Corpus, documents: NDArray[np.int64], room: int, settings: WindowSettings, seed: int
 ) -> tuple[Ranges, NDArray[np.bool_], NDArray[np.bool_]]:
     """Windows [windows, 1, 2], which of them are short, and which continue the one before them.
@@ -112,7 +112,7 @@ def cut_windows(
     short: list[bool] = []
     follows: list[bool] = []
     for document in documents.tolist():
-        bounds = text_bounds(corpus, document)
+        bounds = segment_bounds(corpus, document)
         draw = Random(mixed(seed, PLAN, document))
         start, stop = bounds[0], bounds[-1]
         begins = start
@@ -136,7 +136,7 @@ def cut_windows(
     )
 
 
-def text_pool(
+def sample_texts(
     corpus: Corpus, documents: NDArray[np.int64], count: int, room: int, settings: WindowSettings, seed: int
 ) -> Ranges:
     """At most `count` short windows from documents in random order, [texts, 1, 2]."""
@@ -146,7 +146,7 @@ def text_pool(
     for at in order(len(documents), mixed(seed, POOL), 0).tolist():
         if total >= count:
             break
-        windows, _, _ = cut_windows(corpus, documents[at : at + 1], room, short, mixed(seed, POOL))
+        windows, _, _ = cut_documents(corpus, documents[at : at + 1], room, short, mixed(seed, POOL))
         windows = windows[windows[:, 0, 1] - windows[:, 0, 0] >= MIN_POOL_TOKENS]
         found.append(windows)
         total += len(windows)

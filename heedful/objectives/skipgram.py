@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Loss, Objective, Sample, exact, pack, wide
-from heedful.objectives.random_numbers import below, uniform
+from heedful.objectives.base import Batch, Loss, Objective, Sample, full_precision, pack_samples, upcast
+from heedful.objectives.random_numbers import scale_to_integers, uniform
 
 NOISE = 1  # what a key is mixed with for the words that are not there
 
@@ -94,7 +94,7 @@ class SkipGram(Objective):
         weights = (found != found[:, :1]).float()
         weights[:, 0] = 1.0
         return Batch(
-            packed=pack(samples),
+            packed=pack_samples(samples),
             targets=found,
             weights=weights,
             rows=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *rows])),
@@ -104,14 +104,14 @@ class SkipGram(Objective):
         assert batch.rows is not None and self.beside is not None
         v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
         u = self.beside(batch.targets)
-        return Loss((pair_losses(wide(v), wide(u)) * batch.weights).sum(), float(len(batch.rows)))
+        return Loss((pair_losses(upcast(v), upcast(u)) * batch.weights).sum(), float(len(batch.rows)))
 
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The places of words and of their neighbours, for each word in order; sequences of a sample stay apart."""
         drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
         places = np.flatnonzero(drawn[0] < self.kept[sample.tokens])
         owner = np.searchsorted(sample.bounds, places, side="right")
-        reach = 1 + below(drawn[1, places], self.window)
+        reach = 1 + scale_to_integers(drawn[1, places], self.window)
         steps = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
         other = np.arange(len(places))[:, None] + steps
         inside = (other >= 0) & (other < len(places)) & (abs(steps) <= reach[:, None])
@@ -124,7 +124,7 @@ def pair_losses(
     v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
 ) -> Float[Tensor, "pairs targets"]:
     """-log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
-    with exact(v):
+    with full_precision(v):
         scores = torch.einsum("pd,ptd->pt", v, u)
     signs = torch.ones_like(scores)
     signs[:, 1:] = -1.0

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, pack
-from heedful.objectives.random_numbers import ordinary, uniform
+from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, cross_entropy_term, pack_samples
+from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import SENTINEL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans(Pretext):
+class SpanCorruption(SelfSupervised):
     """A share of each text's tokens is taken out in spans of 3 on average; each leaves a sentinel in its place.
 
     "Thank you <X> me to your party <Y> week </s>" is read, "<X> for inviting <Y> last </s>" is to be written. How long
@@ -61,9 +61,9 @@ class Spans(Pretext):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Sources, what the decoder reads (the spans, one place to the right), and the spans as targets."""
         parts = [self.corrupted(sample, key) for sample, key in zip(samples, keys, strict=True)]
-        spans = pack([target for _, target in parts])
+        spans = pack_samples([target for _, target in parts])
         return Batch(
-            packed=pack([source for source, _ in parts]),
+            packed=pack_samples([source for source, _ in parts]),
             target=spans.shifted(self.start) if len(spans.tokens) else spans,
             targets=spans.tokens,
             weights=torch.ones(len(spans.tokens)),
@@ -89,7 +89,7 @@ class Spans(Pretext):
 
     def _taken(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
         """Which tokens are in a span, where spans begin, and their sentinels."""
-        text = ordinary(sample.tokens, self.tokenizer)
+        text = is_text_token(sample.tokens, self.tokenizer)
         shares = uniform(key, len(text))
         noise = np.zeros(len(text), dtype=np.bool_)
         firsts, numbers = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -97,7 +97,7 @@ class Spans(Pretext):
             inner = text[first:last].nonzero()[0]
             if len(inner) and inner[-1] > inner[0]:
                 start, stop = first + int(inner[0]), first + int(inner[-1]) + 1
-                edges = start + spans(
+                edges = start + span_edges(
                     shares[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
                 )
                 noise[start:stop] = np.repeat(np.arange(len(edges)) % 2 == 1, np.diff(edges, append=stop))
@@ -109,16 +109,16 @@ class Spans(Pretext):
         """One: the tokens of the spans, their sentinels and the end."""
         assert loaded.head is not None and batch.target is not None
         rows = loaded.rows(batch.packed, batch.target)
-        return (crossed("span_corruption", loaded.head(rows, batch.target), batch.targets),)
+        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.target), batch.targets),)
 
 
-def spans(shares: NDArray[np.float64], rate: float, mean: float, most: int) -> NDArray[np.int64]:
+def span_edges(shares: NDArray[np.float64], rate: float, mean: float, most: int) -> NDArray[np.int64]:
     """Where a text of len(shares) + 2 tokens changes: at the first kept one, the first of a span, and so on in turn.
 
     As published: round(n rate) tokens, from 1 to n - 1, in round(tokens / mean) spans, from 1; no more than there are
     sentinels, and kept tokens to stand before each.
 
-    >>> spans(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
+    >>> span_edges(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
     [0, 1, 3, 6]
     """
     n = len(shares) + 2

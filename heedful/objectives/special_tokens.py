@@ -16,28 +16,28 @@ Types = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frame:
+class SpecialTokenTemplate:
     """Runs of special tokens with gaps between them for the texts: special, text, special, ...; runs may be empty."""
 
     runs: tuple[tuple[Ids, Types], ...]  # one more than there are texts
     kinds: tuple[int, ...]  # the type of each text's tokens
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, *, pair: bool) -> Frame:
+    def of(cls, tokenizer: Tokenizer, *, pair: bool) -> SpecialTokenTemplate:
         """What this tokenizer puts around a text, or a pair of texts."""
         encoded = tokenizer.encode(("a", "a") if pair else "a")
         parts = list(zip(encoded.segments, encoded.ids, encoded.types, strict=True))
-        runs: list[tuple[Ids, Types]] = [run_of([])]
+        runs: list[tuple[Ids, Types]] = [special_run([])]
         kinds: list[int] = []
         for segment, group in groupby(parts, key=lambda part: part[0]):
             several = list(group)
             if segment is None:
-                runs[-1] = run_of([(id, kind) for _, id, kind in several])
+                runs[-1] = special_run([(id, kind) for _, id, kind in several])
             else:
                 if segment != len(kinds):
                     raise HeedfulError("this tokenizer does not keep the texts of a pair in their order")
                 kinds.append(several[0][2])
-                runs.append(run_of([]))
+                runs.append(special_run([]))
         return cls(runs=tuple(runs), kinds=tuple(kinds))
 
     @property
@@ -46,9 +46,9 @@ class Frame:
         return sum(len(ids) for ids, _ in self.runs)
 
     @property
-    def opening(self) -> Frame:
+    def opening(self) -> SpecialTokenTemplate:
         """The same without what stands after the last text: for a text that goes on."""
-        return replace(self, runs=(*self.runs[:-1], run_of([])))
+        return replace(self, runs=(*self.runs[:-1], special_run([])))
 
     def room(self, length: int) -> int:
         """How many tokens of text a sequence of that length holds."""
@@ -63,7 +63,7 @@ class Frame:
     def fill(self, *texts: Ids) -> tuple[Ids, Types]:
         """Tokens and types of a sequence.
 
-        >>> frame = Frame(runs=(run_of([(2, 0)]), run_of([(3, 0)])), kinds=(0,))
+        >>> frame = SpecialTokenTemplate(runs=(special_run([(2, 0)]), special_run([(3, 0)])), kinds=(0,))
         >>> frame.fill(np.array([7, 8], dtype=np.int32))[0].tolist()
         [2, 7, 8, 3]
         """
@@ -74,6 +74,6 @@ class Frame:
         return np.concatenate(ids), np.concatenate(types)
 
 
-def run_of(parts: list[tuple[int, int]]) -> tuple[Ids, Types]:
+def special_run(parts: list[tuple[int, int]]) -> tuple[Ids, Types]:
     ids, types = [id for id, _ in parts], [kind for _, kind in parts]
     return np.array(ids, dtype=np.int32), np.array(types, dtype=np.uint8)

@@ -25,7 +25,7 @@ from heedful.runs.finetune.settings import LongInputs, as_trained
 from heedful.runs.run_folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.scoring import measure
 from heedful.settings import load_mapping, overlay
-from heedful.tasks.answering import tokenizer_of
+from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.metrics import GLUE, has_bleu
 from heedful.tasks.specs import spec_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
@@ -202,7 +202,7 @@ def task_of(
     """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
     kind, surveyed = kind_of(loaded), cache(lambda: survey(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, writes)}
-    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, **fields)
+    task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.limit, **fields)
     return task.on_split(loaded, surveyed, split)
 
 

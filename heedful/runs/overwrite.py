@@ -12,7 +12,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.distil.search import BEST, FOUND
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS, held, refuse_other
-from heedful.train.checkpoint import LOCK, only_run
+from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.ranks import Ranks
 
 
@@ -65,7 +65,7 @@ def _move_aside(folder: Path, aside: Path) -> None:
         remove(aside)
     if names:
         try:
-            with only_run(folder):
+            with lock_run(folder):
                 os.rename(folder, aside)
                 sync(aside.parent)
         except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.errors import HeedfulError
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
 
@@ -64,7 +64,7 @@ def measured(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 def predictions(folder: Path, split: str) -> Iterator[dict[str, Any]]:
     """The lines of predictions-SPLIT.jsonl, the worst mistakes first; none where there is no such file."""
     path = folder / f"predictions-{split}.jsonl"
-    return records(path) if path.is_file() else iter(())
+    return read_journal(path) if path.is_file() else iter(())
 
 
 def as_float(value: Any) -> float:

@@ -31,7 +31,7 @@ from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import JOURNAL, RESULTS
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
 from heedful.train.checkpoint import LOCK
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError
@@ -304,7 +304,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def as_table(journal: Path, more: Sequence[Mapping[str, Any]] = ()) -> str:
     """The journal as CSV: a row for each update or evaluation, and after them `more` rows."""
-    rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in records(journal)]
+    rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
     rows += map(dict, more)
     names = dict.fromkeys(name for row in rows for name in row)
     out = io.StringIO()

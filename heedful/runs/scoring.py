@@ -20,9 +20,9 @@ from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
 from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.task import Judged, Measure, Task, evaluate
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
 SECOND = {  # decides between equal metric values, the first of these that a task has: 1 where larger is better
     **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
@@ -55,14 +55,14 @@ def measure(
     examples: Iterable[Any],
     *,
     precision: torch.dtype = torch.float32,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     predictions: Path | None = None,
-) -> Measure:
+) -> EvalMetrics:
     """Ask for this rank's share of the examples; `predictions` gets a line for each, the worst mistakes first."""
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
         book = stack.enter_context(Book(predictions)) if predictions is not None else None
-        measured = evaluate(
+        measured = evaluate_task(
             task,
             asker(task, loaded, precision),
             examples,
@@ -91,7 +91,7 @@ class Book:
         self._file = self._stack.enter_context(TemporaryFile(dir=self.path.parent))
         return self
 
-    def write(self, task: Task, number: int, example: Any, answer: Answer, judged: Judged) -> None:
+    def write(self, task: Task, number: int, example: Any, answer: Answer, judged: ScoredAnswer) -> None:
         """One line."""
         shown = {name: value for name, value in answer.items() if name not in HIDDEN}
         line = {"id": number, "input": task.ask(example), **judged._asdict(), "answer": shown}
@@ -131,7 +131,7 @@ def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, 
     return task.calibrate(asker(task, loaded, torch.float32), examples)
 
 
-def scored(task: Task, shares: list[Measure]) -> EvalResult:
+def scored(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """The evaluation that the shares of all ranks make, for ranking checkpoints."""
     found = task.result(merge_all(shares))
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}

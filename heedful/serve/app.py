@@ -272,10 +272,10 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
 
 
 def _labels(engine: Any) -> list[str] | None:
-    from heedful.tasks.answering import label_names
+    from heedful.tasks.answering import unique_label_names
 
     labels = getattr(engine.loaded.config.head, "labels", None)
-    return None if labels is None else label_names(labels)
+    return None if labels is None else unique_label_names(labels)
 
 
 def _pages() -> list[Route]:

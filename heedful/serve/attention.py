@@ -11,7 +11,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import TooLong
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import open_ended
+from heedful.tasks.seq2seq import decoder_prompts
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 
@@ -19,7 +19,7 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
     """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
     loaded = engine.loaded
     read = item + loaded.text_suffix if isinstance(item, str) else item
-    (encoded,) = open_ended(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
+    (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]

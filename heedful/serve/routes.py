@@ -18,7 +18,7 @@ from heedful.serve import responses as a
 from heedful.serve.context import LETTERS, Call, Turns
 from heedful.serve.text_pairs import sequences
 from heedful.serve.token_estimate import in_turns
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded
@@ -239,7 +239,7 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
         how = Beam(width=body.num_beams, best=body.num_beams)
     elif body.temperature is not None:
         how = Sample(temperature=body.temperature)
-    writing = Writing(how=how, max_new_tokens=most, seed=body.seed)
+    writing = GenerationConfig(how=how, max_new_tokens=most, seed=body.seed)
     return like(body.inputs, await call.ask(lane, many(body.inputs), writing=writing))
 
 

@@ -28,7 +28,7 @@ from heedful.model.config import (
 from heedful.objectives import Sample
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Classify
-from heedful.tasks.task import Judged, evaluate
+from heedful.tasks.task import ScoredAnswer, evaluate_task
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import count_words, word_tokenizer
 from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
@@ -126,12 +126,12 @@ def accuracy_by_part(
     """The share of right answers in each part, and under "all" in all of them."""
     right: dict[str, list[bool]] = {}
 
-    def note(number: int, example: Labelled, answer: Answer, judged: Judged) -> None:
+    def note(number: int, example: Labelled, answer: Answer, judged: ScoredAnswer) -> None:
         for name in {part(example), "all"}:
             right.setdefault(name, []).append(bool(judged.correct))
 
     engine = Engine(loaded)
-    evaluate(task, engine, examples, judged=note)
+    evaluate_task(task, engine, examples, judged=note)
     return {name: sum(each) / len(each) for name, each in right.items()}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.objectives import Pretext, Sample
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives import Sample, SelfSupervised
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.study import charts
 from heedful.study.pretraining_common import (
     finetuned_accuracy,
@@ -37,7 +37,7 @@ MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedWithShares(Masked):
+class MaskedWithShares(MaskedLM):
     """Masked tokens with other shares."""
 
     hidden: float = 0.8
@@ -49,11 +49,11 @@ class MaskedWithShares(Masked):
         return places, np.select([how < self.hidden, how < self.hidden + self.replaced], [0.0, 0.85], 0.95), other
 
 
-def with_shares(objective: Pretext, hidden: float, replaced: float) -> MaskedWithShares:
+def with_shares(objective: SelfSupervised, hidden: float, replaced: float) -> MaskedWithShares:
     """The same objective with those shares."""
-    if not isinstance(objective, Masked):
+    if not isinstance(objective, MaskedLM):
         raise HeedfulError("shares of hidden and replaced tokens are for masked language modelling")
-    same = {each.name: getattr(objective, each.name) for each in fields(Masked) if each.init}
+    same = {each.name: getattr(objective, each.name) for each in fields(MaskedLM) if each.init}
     return MaskedWithShares(**same, hidden=hidden, replaced=replaced)
 
 

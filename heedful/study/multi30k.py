@@ -20,7 +20,7 @@ from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arm
 from heedful.study.translation import ARMS, ATTENTION, NO_ATTENTION, PAIRS, TRANSFORMER
 from heedful.tasks.metrics import has_bleu
 from heedful.train.fit import EvalResult, Reporter
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 
 SUBFOLDER = ("tasks", "multi30k")  # where it is in a folder of data sets
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
@@ -97,7 +97,7 @@ def run(plan: StudyConfig, data: Path) -> StudyResult:
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]
             bench.record(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
-            looks = (line for line in records(folder / "journal.jsonl") if "dev" in line)
+            looks = (line for line in read_journal(folder / "journal.jsonl") if "dev" in line)
             curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in looks])
             about, signature = done.results["data"], numbers["signature"]
     counts = {split: about["splits"][split]["examples"] for split in ("train", "test")}

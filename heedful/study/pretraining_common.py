@@ -19,7 +19,7 @@ from heedful.data.corpus.documents import Reading, expand
 from heedful.errors import HeedfulError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention
-from heedful.objectives import Pretext
+from heedful.objectives import SelfSupervised
 from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import Classic
 from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, saved
@@ -34,7 +34,7 @@ from heedful.tokenizer import Tokenizer, TokenizerSettings
 from heedful.tokenizer import train as train_tokenizer
 from heedful.train.trainer import Trainer
 
-ObjectiveTransform = Callable[[Pretext], Pretext]
+ObjectiveTransform = Callable[[SelfSupervised], SelfSupervised]
 CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets
 
 

@@ -27,8 +27,8 @@ from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.split import Sizes
 from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import has_bleu
-from heedful.tasks.seq2seq import Rewrite, marks
-from heedful.tasks.task import Judged, evaluate
+from heedful.tasks.seq2seq import Seq2Seq, sequence_ends
+from heedful.tasks.task import ScoredAnswer, evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.settings import AdamW, Linear, TrainSettings
 from heedful.train.trainer import Trainer
@@ -85,25 +85,25 @@ def train_tokenizer(given: Sequence[Rewritten]) -> Tokenizer:
     return train(texts, TokenizerSettings(algorithm="bpe", vocab_size=PIECES))
 
 
-def translation_task(loaded: Loaded, tokenizer: Tokenizer) -> Rewrite:
+def translation_task(loaded: Loaded, tokenizer: Tokenizer) -> Seq2Seq:
     """To write the sentence in English."""
-    mark = marks(loaded.config.model, tokenizer)
-    return Rewrite(tokenizer=tokenizer, limit=loaded.limit, mark=mark, max_new_tokens=LONGEST)
+    mark = sequence_ends(loaded.config.model, tokenizer)
+    return Seq2Seq(tokenizer=tokenizer, limit=loaded.limit, mark=mark, max_new_tokens=LONGEST)
 
 
-def translation_quality(loaded: Loaded, task: Rewrite, given: Sequence[Rewritten]) -> dict[str, float]:
+def translation_quality(loaded: Loaded, task: Seq2Seq, given: Sequence[Rewritten]) -> dict[str, float]:
     """The share of sentences that are right to the letter, and BLEU from 0 to 1 where it can be measured."""
     right: list[bool] = []
 
-    def note(number: int, example: Rewritten, answer: Answer, judged: Judged) -> None:
+    def note(number: int, example: Rewritten, answer: Answer, judged: ScoredAnswer) -> None:
         right.append(answer["text"] == example.rewritten)
 
-    result = task.result(evaluate(task, Engine(loaded, writing=task.writing), given, judged=note))
+    result = task.result(evaluate_task(task, Engine(loaded, writing=task.writing), given, judged=note))
     return {"right": sum(right) / len(right)} | ({"BLEU": result["bleu"]} if "bleu" in result else {})
 
 
 def train_translator(
-    loaded: Loaded, task: Rewrite, budget: Budget, data: dict[str, list[Rewritten]], *, seed: int
+    loaded: Loaded, task: Seq2Seq, budget: Budget, data: dict[str, list[Rewritten]], *, seed: int
 ) -> tuple[list[float], list[float]]:
     """Train; the loss of each step, and the share that is right after every so many."""
     settings = TrainSettings(

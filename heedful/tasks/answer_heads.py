@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from heedful.tasks.answering import Answerer
-from heedful.tasks.fill_mask import FILL
-from heedful.tasks.next_sentence import FOLLOWING
+from heedful.tasks.answering import AnswerHead
+from heedful.tasks.fill_mask import FILL_MASK_HEAD
+from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.specs import SPECS
 
-PRETRAINED: dict[str, tuple[Answerer, ...]] = {  # heads that no task of fine-tuning has, unless one is registered
-    "masked_lm": (FILL,),
-    "next_sentence": (FOLLOWING,),
-    "pretraining": (FILL, FOLLOWING),
+PRETRAINED: dict[str, tuple[AnswerHead, ...]] = {  # heads that no task of fine-tuning has, unless one is registered
+    "masked_lm": (FILL_MASK_HEAD,),
+    "next_sentence": (NEXT_SENTENCE_HEAD,),
+    "pretraining": (FILL_MASK_HEAD, NEXT_SENTENCE_HEAD),
 }
 
 
-def answerers_of(kind: str) -> tuple[Answerer, ...]:
+def answer_heads_of(kind: str) -> tuple[AnswerHead, ...]:
     """Return what answers with a head of this kind; the first that knows an input's form answers it; (): nothing."""
     tasks = (spec.task for spec in SPECS.values())
     return next((task.answerers for task in tasks if task.head == kind), PRETRAINED.get(kind, ()))

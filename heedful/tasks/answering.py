@@ -16,11 +16,11 @@ from heedful.tokenizer.encoding import cut_windows, pair_windows
 
 if TYPE_CHECKING:
     from heedful.tasks.predictions import Prediction
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
-Place = tuple[int, int]  # the number of a window, and a place in it
-Writes = Callable[[Loaded, Tokenizer, Packed, Any], Decoding]
+TokenPosition = tuple[int, int]  # the number of a window, and a place in it
+StartGeneration = Callable[[Loaded, Tokenizer, Packed, Any], Decoding]
 
 
 class Window(NamedTuple):
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class AnswerContext:
     """What an answer needs to know beside the scores."""
 
     tokenizer: Tokenizer
@@ -43,19 +43,23 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answerer:
+class AnswerHead:
     """How a head's scores answer an input."""
 
     expects: str  # the form of an input, in words
     items: Callable[[Any], list[Item] | None]  # what the tokenizer reads; None: the input has another form
-    answer: Callable[[Any, list[Window], Setting], Answer]
-    places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
+    answer: Callable[[Any, list[Window], AnswerContext], Answer]
+    places: Callable[[list[Encoded], Tokenizer], list[TokenPosition]] | None = (
+        None  # the tokens to score; None: whole windows
+    )
     long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # what to do with more tokens than the model reads
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
-    writes: Writes | None = None  # texts; None: the head's scores answer
-    brief: Callable[[Any, Setting], list[Any]] | None = None  # what is kept of the scores of places; None: all of them
+    writes: StartGeneration | None = None  # texts; None: the head's scores answer
+    brief: Callable[[Any, AnswerContext], list[Any]] | None = (
+        None  # what is kept of the scores of places; None: all of them
+    )
     prediction: Callable[[Answer], Prediction]  # the typed form of an answer
-    columns: Callable[[Loaded, Writing], dict[str, Any]]  # type of each field: str, [float], {"name": str}
+    columns: Callable[[Loaded, GenerationConfig], dict[str, Any]]  # type of each field: str, [float], {"name": str}
     pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
@@ -72,7 +76,7 @@ def read_pair(given: Any) -> list[Item] | None:
     return None
 
 
-def windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
+def split_windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
     """The text in windows that overlap by half; of a pair as `pair_windows` cuts it."""
     if limit is None or len(encoded) <= limit:
         return [encoded]
@@ -81,8 +85,8 @@ def windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
     return cut_windows(encoded, segment=0, max_length=limit)
 
 
-def all_windows(
-    answerer: Answerer, items: list[Item], encoded: list[Encoded], limit: int | None
+def input_windows(
+    answerer: AnswerHead, items: list[Item], encoded: list[Encoded], limit: int | None
 ) -> list[list[Encoded]]:
     """The windows of each of the items of one input."""
     if answerer.long_inputs == "truncate":
@@ -95,16 +99,16 @@ def all_windows(
         )
     if answerer.windows is not None:
         return answerer.windows(encoded, limit)
-    return [windows(item, each, limit) for item, each in zip(items, encoded, strict=True)]
+    return [split_windows(item, each, limit) for item, each in zip(items, encoded, strict=True)]
 
 
-def best_places(windows: Sequence[Encoded], segment: int = 0) -> list[Place]:
+def best_context_positions(windows: Sequence[Encoded], segment: int = 0) -> list[TokenPosition]:
     """For each token of the windowed text in order, the place where it sees most around it, beside each first text.
 
     That is the largest min(tokens on its left, tokens on its right) + 0.01 tokens of the window, and the first window
     among equals (Devlin et al. 2019, the published code for SQuAD).
     """
-    best: dict[tuple[int, int], tuple[float, Place]] = {}
+    best: dict[tuple[int, int], tuple[float, TokenPosition]] = {}
     for number, window in enumerate(windows):
         places = [place for place, of in enumerate(window.segments) if of == segment]
         for index, place in enumerate(places):
@@ -115,10 +119,10 @@ def best_places(windows: Sequence[Encoded], segment: int = 0) -> list[Place]:
     return [place for _, place in best.values()]
 
 
-def trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
     """The same span without white space at its ends.
 
-    >>> trimmed("a  b ", 1, 5)
+    >>> strip_span("a  b ", 1, 5)
     (3, 4)
     """
     part = text[start:stop]
@@ -127,10 +131,10 @@ def trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
     return start, start + kept
 
 
-def label_names(labels: Sequence[str]) -> list[str]:
+def unique_label_names(labels: Sequence[str]) -> list[str]:
     """The labels, told apart by their numbers where two are called the same.
 
-    >>> label_names(["good", "bad"]), label_names(["x", "x"])
+    >>> unique_label_names(["good", "bad"]), unique_label_names(["x", "x"])
     (['good', 'bad'], ['x/0', 'x/1'])
     """
     if len(set(labels)) == len(labels):
@@ -138,14 +142,14 @@ def label_names(labels: Sequence[str]) -> list[str]:
     return [f"{label}/{number}" for number, label in enumerate(labels)]
 
 
-def named_texts(given: Any, *keys: str) -> list[Any] | None:
+def dict_values(given: Any, *keys: str) -> list[Any] | None:
     """The values of a dict that has exactly these keys."""
     if not isinstance(given, dict) or set(given) != set(keys):
         return None
     return [given[key] for key in keys]
 
 
-def of_windows(places: Iterable[Place], count: int) -> list[list[int]]:
+def group_by_window(places: Iterable[TokenPosition], count: int) -> list[list[int]]:
     """The places of each of so many windows."""
     found: list[list[int]] = [[] for _ in range(count)]
     for number, place in places:
@@ -153,7 +157,7 @@ def of_windows(places: Iterable[Place], count: int) -> list[list[int]]:
     return found
 
 
-def tokenizer_of(loaded: Loaded) -> Tokenizer:
+def require_tokenizer(loaded: Loaded) -> Tokenizer:
     """The tokenizer, without which no text can be read."""
     if loaded.tokenizer is None:
         raise HeedfulError(

@@ -17,12 +17,12 @@ from heedful.checkpoint import Loaded
 from heedful.data import Example, Labelled, MultiLabelled
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weights
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
+from heedful.objectives.base import pack_samples, sample_weights
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair, read_text, unique_label_names
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
-    MultiLabel,
+    MultiLabelScores,
     Result,
     TokenLoss,
     confusion_of,
@@ -33,12 +33,12 @@ from heedful.tasks.metrics import (
     mean_of,
 )
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction, Regression
-from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
-from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread, surprise
+from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task, log_loss
 from heedful.tokenizer import Encoded, Item
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
 Scores = Float[Tensor, "sequences scores"]
 
@@ -51,7 +51,7 @@ def items(given: Any) -> list[Item] | None:
     return read_text(given) or read_pair(given)
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """One label with its probability, the labels over the threshold, or numbers; the mean over the windows.
 
     Probabilities are averaged, not scores: softmax(s) where one label is given, sigmoid(s) where several may be.
@@ -59,7 +59,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     head = setting.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
-    names, count = label_names(head.labels), {"windows": len(windows)}
+    names, count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
         return {"numbers": _named(names, scores.mean(0))} | count
     if head.problem_type == "multi_label_classification":
@@ -87,10 +87,10 @@ def prediction(answer: Answer) -> Prediction:
     return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
 
 
-def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
     head = loaded.config.head
     assert isinstance(head, Classes)
-    each = dict.fromkeys(label_names(head.labels), float)
+    each = dict.fromkeys(unique_label_names(head.labels), float)
     match head.problem_type:
         case "regression":
             return {"numbers": each, "windows": int}
@@ -99,7 +99,7 @@ def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
     return {"label": str, "probability": float, "probabilities": each, "windows": int}
 
 
-CLASSIFY = Answerer(
+CLASSIFY_HEAD = AnswerHead(
     expects='texts or pairs of texts, like ["a text", ("first text", "second text")]',
     items=items,
     answer=answer,
@@ -109,11 +109,11 @@ CLASSIFY = Answerer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts(Task):
+class TextTask(Task):
     """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
 
     head: ClassVar[str] = "sequence_classification"
-    answerers: ClassVar[tuple[Answerer, ...]] = (CLASSIFY,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
 
     def items(self, example: Any) -> list[Item]:
@@ -137,7 +137,7 @@ class Texts(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.from_numpy(np.array([sample.target for sample in samples]))
-        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         return self.losses(scores, batch.targets)
@@ -148,7 +148,7 @@ class Texts(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classify(Texts):
+class Classify(TextTask):
     """One label of several: cross-entropy; classes may weigh differently."""
 
     example: ClassVar[type[Example]] = Labelled
@@ -156,7 +156,7 @@ class Classify(Texts):
     weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         assert isinstance(setup.settings, ClassifySettings)
         weights: tuple[float, ...] = ()
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
@@ -173,21 +173,21 @@ class Classify(Texts):
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return F.cross_entropy(scores, targets, reduction="none")
 
-    def measure(self) -> Measure:
+    def measure(self) -> EvalMetrics:
         count = len(self.labels)
-        spreads = {"accuracy": spread(2, mean_of)}
+        spreads = {"accuracy": bootstrap_stat(2, mean_of)}
         if count <= FEW:
-            spreads["macro_f1"] = spread(count**2, confusion_of(count, macro_f1))
+            spreads["macro_f1"] = bootstrap_stat(count**2, confusion_of(count, macro_f1))
         metrics = {
             "matrix": ConfusionMatrix(labels=self.labels, positive=self.labels[1] if count == 2 else None),
             "loss": TokenLoss(),
             "calibration": Calibration(),
         }
-        return Measure(metrics=metrics, spreads=spreads)
+        return EvalMetrics(metrics=metrics, spreads=spreads)
 
     def measured(
-        self, measure: Measure, examples: Sequence[Labelled], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Labelled], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold, right = (
             [each.prediction for each in judged],
@@ -200,7 +200,7 @@ class Classify(Texts):
             numbers = {label: number for number, label in enumerate(self.labels)}
             pair = [[numbers[label] for label in labels] for labels in (said, gold)]
             rows["macro_f1"] = confusion_statistics(pair[0], pair[1], len(self.labels))
-        return Measure(
+        return EvalMetrics(
             metrics={
                 "matrix": measure.metrics["matrix"].updated(said, gold),
                 "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
@@ -209,7 +209,7 @@ class Classify(Texts):
             spreads={name: each.updated(ids, rows[name]) for name, each in measure.spreads.items()},
         )
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         matrix = measure.metrics["matrix"]
         found: Result = matrix.result()
         if matrix.positive is not None:
@@ -218,13 +218,13 @@ class Classify(Texts):
         loss = measure.metrics["loss"].result()["loss"]
         return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
 
-    def judge(self, example: Labelled, answer: Answer) -> Judged:
-        loss = surprise(answer["probabilities"][example.label])
-        return Judged(example.label, answer["label"], answer["label"] == example.label, loss)
+    def judge(self, example: Labelled, answer: Answer) -> ScoredAnswer:
+        loss = log_loss(answer["probabilities"][example.label])
+        return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyMany(Texts):
+class ClassifyMultiLabel(TextTask):
     """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
 
     example: ClassVar[type[Example]] = MultiLabelled
@@ -233,9 +233,9 @@ class ClassifyMany(Texts):
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         settings, labels = setup.settings, setup.labels
-        assert isinstance(settings, MultipleSettings)
+        assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
             count, found = next(iter(setup.survey.counts.values())), setup.survey.labels
@@ -249,11 +249,11 @@ class ClassifyMany(Texts):
         rows: list[list[float]] = []
         golds: list[list[float]] = []
 
-        def note(number: int, example: Any, answer: Answer, judged: Judged) -> None:
+        def note(number: int, example: Any, answer: Answer, judged: ScoredAnswer) -> None:
             rows.append(list(answer["probabilities"].values()))
             golds.append(self.target(example))
 
-        evaluate(self, ask, examples, judged=note)
+        evaluate_task(self, ask, examples, judged=note)
         said, gold = np.array(rows), np.array(golds)
         return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(self.labels)}
 
@@ -265,15 +265,17 @@ class ClassifyMany(Texts):
         each = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
         return each.mean(1)
 
-    def measure(self) -> Measure:
-        spreads = {"micro_f1": spread(3, f1_of), "subset_accuracy": spread(2, mean_of)}
+    def measure(self) -> EvalMetrics:
+        spreads = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}
         if 3 * len(self.labels) <= FEW**2:
-            spreads["macro_f1"] = spread(3 * len(self.labels), macro_f1_of)
-        return Measure(metrics={"labels": MultiLabel(labels=self.labels), "loss": TokenLoss()}, spreads=spreads)
+            spreads["macro_f1"] = bootstrap_stat(3 * len(self.labels), macro_f1_of)
+        return EvalMetrics(
+            metrics={"labels": MultiLabelScores(labels=self.labels), "loss": TokenLoss()}, spreads=spreads
+        )
 
     def measured(
-        self, measure: Measure, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         losses = [each.loss for each in judged]
         said, gold = self._rows([each.prediction for each in judged]), self._rows([each.label for each in judged])
@@ -283,7 +285,7 @@ class ClassifyMany(Texts):
             "subset_accuracy": [(each.correct, 1) for each in judged],
             "macro_f1": counts.reshape(len(judged), -1),
         }
-        return Measure(
+        return EvalMetrics(
             metrics={
                 "labels": measure.metrics["labels"].updated(said, gold),
                 "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
@@ -295,16 +297,16 @@ class ClassifyMany(Texts):
         """1 for the labels that each example has."""
         return np.array([[label in each for label in self.labels] for each in sets], dtype=np.int64)
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["labels"].result()
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
-    def judge(self, example: MultiLabelled, answer: Answer) -> Judged:
+    def judge(self, example: MultiLabelled, answer: Answer) -> ScoredAnswer:
         gold = [label for label in self.labels if label in example.labels]
         shares = answer["probabilities"]
-        loss = sum(surprise(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
+        loss = sum(log_loss(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
         right = set(gold) == set(answer["labels"])
-        return Judged(gold, answer["labels"], right, loss / len(self.labels))
+        return ScoredAnswer(gold, answer["labels"], right, loss / len(self.labels))
 
 
 def best_threshold(shares: Any, gold: Any) -> float:

@@ -16,18 +16,18 @@ from heedful.data import Example, Pair
 from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import exact, pack, weights, wide
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_text
+from heedful.objectives.base import full_precision, pack_samples, sample_weights, upcast
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
-from heedful.tasks.regress import correlated, correlation
+from heedful.tasks.regress import correlation_metrics, update_correlation
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.embed import EmbedSettings
-from heedful.tasks.task import Judged, LongInputs, Measure, Setup, Task
+from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskSetup
 from heedful.tokenizer import Encoded, Item
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"vector", "tokens", "cut"}: how many tokens were read, and how many at the end were cut off."""
     (window,) = windows
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
@@ -41,7 +41,7 @@ def both(given: Any) -> list[Item] | None:
     return None
 
 
-def compare(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def compare(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"similarity", "vectors", "cut"}: the cosine of the two texts' vectors."""
     a, b = (window.scores.double() for window in windows)
     return {
@@ -55,7 +55,7 @@ def _vector(loaded: Loaded) -> list[type]:
     return [float if next(loaded.parameters()).dtype == torch.float64 else np.float32]
 
 
-EMBED = Answerer(
+EMBED_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
     items=read_text,
     answer=answer,
@@ -66,7 +66,7 @@ EMBED = Answerer(
     columns=lambda loaded, writing: {"vector": _vector(loaded), "tokens": int, "cut": int},
     pairs=False,
 )
-COMPARE = Answerer(
+SIMILARITY_HEAD = AnswerHead(
     expects='pairs to compare, like [("a text", "another")]',
     items=both,
     answer=compare,
@@ -93,7 +93,7 @@ class Embed(Task):
 
     example: ClassVar[type[Example]] = Pair
     head: ClassVar[str] = "embedding"
-    answerers: ClassVar[tuple[Answerer, ...]] = (EMBED, COMPARE)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (EMBED_HEAD, SIMILARITY_HEAD)
     metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
     long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores
@@ -114,7 +114,7 @@ class Embed(Task):
             )
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
         how = comparison(setup.survey, settings.group_size)
@@ -147,10 +147,10 @@ class Embed(Task):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         values = [sample.target for sample in samples] if self.scored else _same([_second(each) for each in samples])
         targets = torch.tensor(values, dtype=torch.float64)
-        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
-        vectors = F.normalize(wide(scores), dim=-1)
+        vectors = F.normalize(upcast(scores), dim=-1)
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
             return ((a * b).sum(-1) - batch.targets.to(a)).square()
@@ -161,34 +161,34 @@ class Embed(Task):
         """The losses of one group, whose second texts have these numbers, equal ones the same."""
         own = torch.arange(len(x), device=x.device)
         twins = (texts[:, None] == texts) & (own[:, None] != own)
-        with exact(x):  # cosines times the scale would be rounded to eighths
+        with full_precision(x):  # cosines times the scale would be rounded to eighths
             likeness = self.scale * x @ y.T
         return F.cross_entropy(likeness.masked_fill(twins, -torch.inf), own, reduction="none")
 
-    def measure(self) -> Measure:
-        return correlation() if self.scored else Measure(metrics={"pairs": Retrieval()})
+    def measure(self) -> EvalMetrics:
+        return correlation_metrics() if self.scored else EvalMetrics(metrics={"pairs": Retrieval()})
 
     def measured(
-        self, measure: Measure, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         if self.scored:
             said = [answer["similarity"] for answer in answers]
-            return correlated(measure, said, [self.target(example) for example in examples], ids)
+            return update_correlation(measure, said, [self.target(example) for example in examples], ids)
         vectors = np.array([answer["vectors"] for answer in answers])
         pairs = measure.metrics["pairs"].updated(ids, vectors, [example.positive for example in examples])
-        return Measure(metrics={"pairs": pairs})
+        return EvalMetrics(metrics={"pairs": pairs})
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["numbers" if self.scored else "pairs"].result()
         return found
 
-    def judge(self, example: Pair, answer: Answer) -> Judged:
+    def judge(self, example: Pair, answer: Answer) -> ScoredAnswer:
         said = answer["similarity"]
         if not self.scored:
-            return Judged(None, said, None, 1 - said)
-        return Judged(example.score, said, None, abs(said - self.target(example)))
+            return ScoredAnswer(None, said, None, 1 - said)
+        return ScoredAnswer(example.score, said, None, abs(said - self.target(example)))
 
-    def ranks(self, measure: Measure) -> Sequence[int]:
+    def ranks(self, measure: EvalMetrics) -> Sequence[int]:
         return () if self.scored else measure.metrics["pairs"].ranks()[1].tolist()
 
 

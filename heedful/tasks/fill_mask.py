@@ -8,18 +8,26 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.model.decode import greatest
-from heedful.tasks.answering import Answer, Answerer, Place, Setting, Window, best_places, read_text
+from heedful.tasks.answering import (
+    Answer,
+    AnswerContext,
+    AnswerHead,
+    TokenPosition,
+    Window,
+    best_context_positions,
+    read_text,
+)
 from heedful.tasks.predictions import FillMask, Mask, TokenCandidate
 from heedful.tokenizer import Encoded, Tokenizer
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
+def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Each mask, in the window where it sees most around it."""
     mask = tokenizer.special.mask
-    return [(number, place) for number, place in best_places(windows) if windows[number].ids[place] == mask]
+    return [(number, place) for number, place in best_context_positions(windows) if windows[number].ids[place] == mask]
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely token first."""
     masks = [
         {"start": start, "end": stop, "tokens": tokens}
@@ -52,7 +60,7 @@ def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answ
         listed *= 2
 
 
-def brief(scores: Tensor, setting: Setting) -> list[list[Answer]]:
+def brief(scores: Tensor, setting: AnswerContext) -> list[list[Answer]]:
     """The likeliest tokens of each place: scores of many places would be a vocabulary each."""
     return [likely_tokens(each, setting.tokenizer, setting.top_k) for each in scores]
 
@@ -73,7 +81,7 @@ def _prediction(answer: Answer) -> FillMask:
 
 
 MASK = {"start": int, "end": int, "tokens": [{"token": str, "text": str, "probability": float}]}
-FILL = Answerer(
+FILL_MASK_HEAD = AnswerHead(
     expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
     items=read_text,
     places=places,

@@ -13,18 +13,18 @@ from torch import Tensor
 from heedful.data import Choices, Example
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weights
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, named_texts, read_pair
+from heedful.objectives.base import pack_samples, sample_weights
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, dict_values, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import MultipleChoice
-from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
 from heedful.tokenizer import Encoded, Item
 from heedful.tokenizer.encoding import window_at, window_starts
 
 
 def items(given: Any) -> list[Item] | None:
     """{"prompt": ..., "choices": [...]}."""
-    prompt, choices = named_texts(given, "prompt", "choices") or (None, None)
+    prompt, choices = dict_values(given, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
         return None
     pairs = [read_pair((prompt, choice)) for choice in choices]
@@ -60,7 +60,7 @@ def _windows(encoded: Encoded, segment: int, length: int, room: int) -> list[Enc
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"choice", "number", "probability", "probabilities"}: softmax over the scores of this prompt's candidates.
 
     Where the prompt was seen in windows, the mean of their probabilities.
@@ -87,7 +87,7 @@ def _prediction(answer: Answer) -> MultipleChoice:
     )
 
 
-CHOOSE = Answerer(
+MULTIPLE_CHOICE_HEAD = AnswerHead(
     expects='prompts with their candidates, like [{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}]',
     items=items,
     answer=answer,
@@ -104,12 +104,12 @@ CHOOSE = Answerer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choose(Task):
+class MultipleChoiceTask(Task):
     """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
 
     example: ClassVar[type[Example]] = Choices
     head: ClassVar[str] = "multiple_choice"
-    answerers: ClassVar[tuple[Answerer, ...]] = (CHOOSE,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
     metric: str = "accuracy"
 
     def items(self, example: Any) -> list[Item]:
@@ -136,21 +136,23 @@ class Choose(Task):
         groups = tuple(len(sample.bounds) - 1 for sample in samples)
         starts = accumulate(groups, initial=0)
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
-        return Batch(packed=pack(samples), targets=targets, weights=weights(samples), groups=groups)
+        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples), groups=groups)
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
         return totals - scores[batch.targets]
 
-    def measure(self) -> Measure:
-        return Measure(metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": spread(2, mean_of)})
+    def measure(self) -> EvalMetrics:
+        return EvalMetrics(
+            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": bootstrap_stat(2, mean_of)}
+        )
 
     def measured(
-        self, measure: Measure, examples: Sequence[Choices], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Choices], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold = [each.prediction for each in judged], [each.label for each in judged]
-        return Measure(
+        return EvalMetrics(
             metrics={
                 "accuracy": measure.metrics["accuracy"].updated(said, gold),
                 "loss": measure.metrics["loss"].updated([each.loss for each in judged], [1] * len(judged)),
@@ -158,10 +160,10 @@ class Choose(Task):
             spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(each.correct, 1) for each in judged])},
         )
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["accuracy"].result()
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
-    def judge(self, example: Choices, answer: Answer) -> Judged:
-        loss = surprise(answer["probabilities"][example.answer])
-        return Judged(example.answer, answer["number"], answer["number"] == example.answer, loss)
+    def judge(self, example: Choices, answer: Answer) -> ScoredAnswer:
+        loss = log_loss(answer["probabilities"][example.answer])
+        return ScoredAnswer(example.answer, answer["number"], answer["number"] == example.answer, loss)

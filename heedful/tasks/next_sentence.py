@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
 from heedful.tasks.predictions import NextSentence
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"follows": probability}; of the two scores 0 means that it follows (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
     return {"follows": float(window.scores.softmax(-1)[0])}
 
 
-FOLLOWING = Answerer(
+NEXT_SENTENCE_HEAD = AnswerHead(
     expects='pairs of texts, like [("first text", "second text")]',
     items=read_pair,
     answer=answer,

@@ -183,7 +183,7 @@ class GeneratedText(Prediction):
     alternatives: tuple[Generated, ...] = ()  # of the other beams, the best first
 
 
-def of_type(found: Sequence[Prediction], answer_type: type[AnyPrediction] | None) -> list[AnyPrediction]:
+def check_prediction_type(found: Sequence[Prediction], answer_type: type[AnyPrediction] | None) -> list[AnyPrediction]:
     """Check the class of predictions.
 
     Raises:

@@ -17,27 +17,27 @@ from heedful.data.labelled.statistics import Survey
 from heedful.model.config import Head
 from heedful.model.config import Span as SpanHead
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weights
+from heedful.objectives.base import pack_samples, sample_weights
 from heedful.tasks.answering import (
     Answer,
-    Answerer,
-    Place,
-    Setting,
+    AnswerContext,
+    AnswerHead,
+    TokenPosition,
     Window,
-    best_places,
-    named_texts,
+    best_context_positions,
+    dict_values,
     read_pair,
-    trimmed,
+    strip_span,
 )
 from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
 from heedful.tasks.predictions import Span as SpanPrediction
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.qa import QASettings
-from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
 MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
@@ -46,15 +46,15 @@ ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX
 
 def items(given: Any) -> list[Item] | None:
     """{"question": ..., "context": ...}."""
-    return read_pair(named_texts(given, "question", "context"))
+    return read_pair(dict_values(given, "question", "context"))
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
+def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
     """All tokens."""
     return [(number, place) for number, window in enumerate(windows) for place in range(len(window))]
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"answer", "start", "end", "score", "no_answer_score"}: characters of the context, and sums of two scores.
 
     A span starts at a token of the context in the window where that token sees most around it (beside each window of a
@@ -66,7 +66,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     context: str = given["context"]
     best: tuple[float, Window, int, int] | None = None
     starts: dict[int, list[int]] = {}
-    for number, place in best_places([window.encoded for window in windows], segment=1):
+    for number, place in best_context_positions([window.encoded for window in windows], segment=1):
         starts.setdefault(number, []).append(place)
     for number, mine in starts.items():
         window = windows[number]
@@ -78,7 +78,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     if best is not None:
         score, window, start, stop = best
         offsets = window.encoded.offsets
-        first, end = trimmed(context, offsets[start][0], offsets[stop][1])
+        first, end = strip_span(context, offsets[start][0], offsets[stop][1])
         found = {"answer": context[first:end], "start": first, "end": end, "score": score}
     row = no_answer_row(setting.head)
     nothing = min((float(window.scores[row].sum()) for window in windows), default=0.0)  # no tokens: no windows
@@ -118,12 +118,12 @@ def _prediction(answer: Answer) -> SpanPrediction:
     return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
 
 
-def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
     found = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
     return found | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
 
-EXTRACT = Answerer(
+QA_HEAD = AnswerHead(
     expects='questions with their contexts, like [{"question": "Who?", "context": "Ada wrote it."}]',
     items=items,
     places=places,
@@ -134,7 +134,7 @@ EXTRACT = Answerer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extract(Task):
+class QuestionAnswering(Task):
     """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
 
     The target are the tokens that the answer touches, in windows that have all of them; a window without points at its
@@ -145,14 +145,14 @@ class Extract(Task):
 
     example: ClassVar[type[Example]] = Question
     head: ClassVar[str] = "question_answering"
-    answerers: ClassVar[tuple[Answerer, ...]] = (EXTRACT,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (QA_HEAD,)
     metric: str = "f1"
     impossible: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS
     null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         settings, impossible = setup.settings, setup.survey.impossible
         assert isinstance(settings, QASettings)
         most, threshold = settings.max_answer_tokens, settings.no_answer_threshold
@@ -182,7 +182,7 @@ class Extract(Task):
         return replace(self, impossible=True)
 
     def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
-        return {NO_ANSWER: self.result(evaluate(self, ask, examples))["best_f1_threshold"]}
+        return {NO_ANSWER: self.result(evaluate_task(self, ask, examples))["best_f1_threshold"]}
 
     def items(self, example: Any) -> list[Item]:
         return [(example.question, example.context)]
@@ -192,7 +192,7 @@ class Extract(Task):
 
     def learn(self, example: Question, seen: list[list[Encoded]]) -> list[Sample]:
         (windows,) = seen
-        places: list[Place | None] = [None] * len(windows)
+        places: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
             places = touched(windows, example.context, example.answers[0])
             if not any(places):
@@ -216,7 +216,7 @@ class Extract(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
-        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         each = [
@@ -225,15 +225,17 @@ class Extract(Task):
         ]
         return torch.stack(each)
 
-    def measure(self) -> Measure:
+    def measure(self) -> EvalMetrics:
         metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
         if self.impossible:
             metrics["threshold"] = SquadThreshold()
-        return Measure(metrics=metrics, spreads={"exact": spread(2, mean_of), "f1": spread(2, mean_of)})
+        return EvalMetrics(
+            metrics=metrics, spreads={"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
+        )
 
     def measured(
-        self, measure: Measure, examples: Sequence[Question], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Question], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
         said = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
         metrics = {"squad": measure.metrics["squad"].updated(said, golds)}
@@ -244,7 +246,7 @@ class Extract(Task):
             nothing = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
             metrics["threshold"] = measure.metrics["threshold"].updated(best, golds, nothing)
         pairs = [answer_scores(said[name], golds[name], self._version) for name in golds]
-        return Measure(
+        return EvalMetrics(
             metrics=metrics,
             spreads={
                 name: measure.spreads[name].updated(ids, [(pair[index], 1.0) for pair in pairs])
@@ -256,14 +258,14 @@ class Extract(Task):
     def _version(self) -> Literal["1.1", "2.0"]:
         return "2.0" if self.impossible else "1.1"
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["squad"].result()
         return found | (measure.metrics["threshold"].result() if self.impossible else {})
 
-    def judge(self, example: Question, answer: Answer) -> Judged:
+    def judge(self, example: Question, answer: Answer) -> ScoredAnswer:
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
-        return Judged(golds or "", answer["answer"], exact == 1.0, 1 - f1)
+        return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)
 
 
 def _golds(example: Question) -> list[str]:
@@ -275,9 +277,9 @@ def _null(answer: Answer) -> float:
     return float(answer["no_answer_score"] - answer["score"]) if answer["score"] is not None else 0.0
 
 
-def touched(windows: Sequence[Encoded], context: str, span: Span) -> list[Place | None]:
+def touched(windows: Sequence[Encoded], context: str, span: Span) -> list[TokenPosition | None]:
     """The first and the last token that the answer touches, in each window that has all tokens it touches."""
-    start, stop = trimmed(context, span.start, span.start + len(span.text))
+    start, stop = strip_span(context, span.start, span.start + len(span.text))
     of_context = [[place for place, segment in enumerate(window.segments) if segment == 1] for window in windows]
     places = [
         [place for place in mine if window.offsets[place][0] < stop and window.offsets[place][1] > start]

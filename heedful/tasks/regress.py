@@ -17,10 +17,10 @@ from heedful.checkpoint.new_head import rescaled
 from heedful.data import Example, Scored
 from heedful.model.config import ProblemType
 from heedful.tasks.answering import Answer
-from heedful.tasks.classify import Scores, Texts
-from heedful.tasks.metrics import Bootstrap, RankedRegression, Result
-from heedful.tasks.metrics.regression import Kept
-from heedful.tasks.task import SEED, Judged, Measure, Setup, Task
+from heedful.tasks.classify import Scores, TextTask
+from heedful.tasks.metrics import Bootstrap, RankedRegressionScores, Result
+from heedful.tasks.metrics.regression import RowStore
+from heedful.tasks.task import SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]
 NUMBER = "score"  # what a regression's one output is called, unless a teacher calls it otherwise
@@ -29,7 +29,7 @@ ROUNDED = 1e-7  # a variance below it, of 1, is what rounding left
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regress(Texts):
+class Regress(TextTask):
     """One number: squared error of (score - mean) / deviation, those of train, so that its unit does not matter.
 
     What learns gives such numbers; what answers has them folded into its last layer, and gives scores.
@@ -42,7 +42,7 @@ class Regress(Texts):
     deviation: float = 1.0
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
         task, made = cls.attached(setup, labels=setup.labels or (NUMBER,))
         known, now = setup.loaded.named(), made.named()
@@ -67,21 +67,21 @@ class Regress(Texts):
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return (scores[:, 0] - targets.to(scores)).square()
 
-    def measure(self) -> Measure:
-        return correlation()
+    def measure(self) -> EvalMetrics:
+        return correlation_metrics()
 
     def measured(
-        self, measure: Measure, examples: Sequence[Scored], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
-        return correlated(measure, list(map(_number, answers)), [example.score for example in examples], ids)
+        self, measure: EvalMetrics, examples: Sequence[Scored], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
+        return update_correlation(measure, list(map(_number, answers)), [example.score for example in examples], ids)
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["numbers"].result()
         return found
 
-    def judge(self, example: Scored, answer: Answer) -> Judged:
+    def judge(self, example: Scored, answer: Answer) -> ScoredAnswer:
         said = _number(answer)
-        return Judged(example.score, said, None, abs(said - example.score))
+        return ScoredAnswer(example.score, said, None, abs(said - example.score))
 
 
 def _number(answer: Answer) -> float:
@@ -90,34 +90,36 @@ def _number(answer: Answer) -> float:
     return found
 
 
-def correlation() -> Measure:
+def correlation_metrics() -> EvalMetrics:
     """Numbers beside what is right, with an interval of Pearson's r; nothing was seen yet."""
-    return Measure(metrics={"numbers": RankedRegression()}, spreads={"pearson": PearsonSpread()})
+    return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, spreads={"pearson": PearsonBootstrap()})
 
 
-def correlated(measure: Measure, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]) -> Measure:
+def update_correlation(
+    measure: EvalMetrics, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]
+) -> EvalMetrics:
     """With more numbers."""
-    return Measure(
+    return EvalMetrics(
         metrics={"numbers": measure.metrics["numbers"].updated(said, gold)},
         spreads={"pearson": measure.spreads["pearson"].updated(ids, np.stack([said, gold], 1))},
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PearsonSpread:
+class PearsonBootstrap:
     """Numbers beside what is right, kept until an interval is asked for: 24 bytes for each example.
 
     Only then are their means and deviations known, without which sums of squares would cancel, or overflow.
     """
 
-    kept: Kept = field(default_factory=Kept)
+    kept: RowStore = field(default_factory=RowStore)
 
-    def updated(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonSpread:
+    def updated(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
         """With more examples: the number of each in the data set, and its two numbers."""
         rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
         return replace(self, kept=self.kept.added(rows))
 
-    def merged(self, other: PearsonSpread) -> PearsonSpread:
+    def merged(self, other: PearsonBootstrap) -> PearsonBootstrap:
         """Both as one."""
         return replace(self, kept=self.kept.merged(other.kept))
 
@@ -132,15 +134,15 @@ class PearsonSpread:
     def _sums(self) -> Bootstrap:
         rows = self.kept.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        x, y = standard(rows[:, 1]), standard(rows[:, 2])
+        x, y = standardize(rows[:, 1]), standardize(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
         return Bootstrap(seed=SEED, statistics=6).updated(rows[:, 0].astype(np.int64), moments)
 
 
-def standard(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
+def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
     """(x - mean) / deviation, or all of it a little smaller where one value is farther off than FARTHEST; else 0.
 
-    >>> standard(np.array([1.0, 2.0])).tolist(), standard(np.array([2.0, 2.0])).tolist()
+    >>> standardize(np.array([1.0, 2.0])).tolist(), standardize(np.array([2.0, 2.0])).tolist()
     ([-1.0, 1.0], [0.0, 0.0])
     """
     if not len(values) or (values == values[0]).all():

@@ -18,23 +18,23 @@ from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
 from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
 from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted
+from heedful.objectives.base import pack_samples, weighted_loss
 from heedful.packed import Packed
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_text, tokenizer_of
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text, require_tokenizer
 from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
-from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
+from heedful.tasks.metrics.bleu import INSTALL_HINT, ORDER, STATISTICS, BleuTokenizer, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
-from heedful.tasks.task import CHUNK, Judged, Measure, Setup, Task, chunks, spread
+from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskSetup, batched, bootstrap_stat
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Writing:
+class GenerationConfig:
     """How an engine writes."""
 
     how: How = field(default_factory=Greedy)
@@ -46,14 +46,14 @@ class Writing:
             raise HeedfulError(f"max_new_tokens is {self.max_new_tokens}; expected a whole number from 1")
 
 
-class Marks(NamedTuple):
+class SequenceEnds(NamedTuple):
     """The tokens around what is written: with which the decoder begins (None: it goes on from the text), and ends."""
 
     start: int | None
     stop: int
 
 
-def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
+def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
     """What a model writes between; one that cannot write, or would never end, is refused."""
     if not model.writes:
         raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
@@ -61,14 +61,14 @@ def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     if special.separator is None:
         raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
     if not model.reads:
-        return Marks(None, special.separator)
+        return SequenceEnds(None, special.separator)
     start = special.first if model.start is None else model.start
     if start is None:
         raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
-    return Marks(start, special.separator)
+    return SequenceEnds(start, special.separator)
 
 
-def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: str, most: int | None) -> list[Encoded]:
+def encode_truncated(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: str, most: int | None) -> list[Encoded]:
     """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
 
     Without that a model would not know that the text is over and its rewriting begins. None: all of them.
@@ -92,7 +92,7 @@ def _cut(whole: Encoded, text: str, text_suffix: str, most: int) -> Encoded:
     return replace(whole.without(own[-spare:]), dropped=spare)
 
 
-def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
+def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
     """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
 
     Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
@@ -112,9 +112,9 @@ def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) ->
     return [each if len(each) else nothing for each in cut]
 
 
-def start_writing(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> Decoding:
+def start_generation(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: GenerationConfig) -> Decoding:
     """Prepare generation for each sequence: the encoder's text, or what the decoder goes on from."""
-    mark = marks(loaded.config.model, tokenizer)
+    mark = sequence_ends(loaded.config.model, tokenizer)
     if (head := loaded.head) is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
     prompts, source = given, None
@@ -132,7 +132,7 @@ def start_writing(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: 
     )
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"text", "log_probability", "tokens", "complete"}, and "others" where several beams were asked for."""
     (window,) = windows
     first, *others = (_said(written, setting.tokenizer) for written in window.scores)
@@ -154,24 +154,24 @@ def _prediction(answer: Answer) -> GeneratedText:
     return GeneratedText(**written, alternatives=others, truncated_tokens=answer.get("cut", 0))
 
 
-def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
     return TEXT | ({"others": [TEXT]} if isinstance(writing.how, Beam) else {})
 
 
 TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
-REWRITE = Answerer(
+SEQ2SEQ_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
     items=read_text,
     answer=answer,
     long_inputs="refuse",
-    writes=start_writing,
+    writes=start_generation,
     prediction=_prediction,
     columns=_columns,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rewrite(Task):
+class Seq2Seq(Task):
     """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
 
     With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
@@ -181,25 +181,25 @@ class Rewrite(Task):
 
     example: ClassVar[type[Example]] = Rewritten
     head: ClassVar[str] = "language_model"
-    answerers: ClassVar[tuple[Answerer, ...]] = (REWRITE,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
-    mark: Marks
+    mark: SequenceEnds
     text_suffix: str = ""  # after the text, where the decoder goes on from it
     limit_written: int | None = None  # tokens that a rewriting may have; None: any number
     max_new_tokens: int = 128  # per text in evaluations
     num_beams: int = 1  # in evaluations; 1: greedy
-    bleu: Words = "13a"  # that it counts
+    bleu: BleuTokenizer = "13a"  # that it counts
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.metric == "bleu" and not has_bleu():
-            raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.metric=f1")
+            raise HeedfulError(f"{INSTALL_HINT}; or let models be compared by F1 of words: task.metric=f1")
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         settings, loaded = setup.settings, setup.loaded
         assert isinstance(settings, Seq2SeqSettings)
-        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
         fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
         task, made = cls.attached(setup, mark=mark, text_suffix=suffix, **fields)
@@ -213,15 +213,15 @@ class Rewrite(Task):
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
-        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
         return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.limit_written} | _fields(
             settings
         )
 
     @property
-    def writing(self) -> Writing:
+    def writing(self) -> GenerationConfig:
         """How an evaluation writes."""
-        return Writing(
+        return GenerationConfig(
             how=Beam(width=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
         )
 
@@ -252,7 +252,7 @@ class Rewrite(Task):
     def check(self, examples: Iterable[Any]) -> None:
         if self.limit is None or self.cut is not None:
             return
-        for chunk in chunks(examples, CHUNK):
+        for chunk in batched(examples, CHUNK):
             texts = self.tokenizer.encode_batch([self.items(example)[0] for example in chunk])
             if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
                 raise HeedfulError(
@@ -273,7 +273,7 @@ class Rewrite(Task):
     def _encode(self, items: list[Item]) -> list[Encoded]:
         """Texts and rewritings, by turns."""
         most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
-        sides = (encode_cut(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
+        sides = (encode_truncated(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
         return [each for both in zip(*sides, strict=True) for each in both]
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
@@ -307,30 +307,30 @@ class Rewrite(Task):
         targets = torch.cat(said)
         if self.mark.start is not None:
             texts, read = ([_part(sample, number) for sample in samples] for number in (0, 1))
-            return Batch(packed=pack(texts), target=pack(read), targets=targets, weights=weights)
-        packed = pack(samples)
+            return Batch(packed=pack_samples(texts), target=pack_samples(read), targets=targets, weights=weights)
+        packed = pack_samples(samples)
         rows = [
             torch.arange(stop - len(each), stop) for (_, stop), each in zip(pairwise(packed.bounds), said, strict=True)
         ]
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
+        return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
 
-    def measure(self) -> Measure:
-        spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
+    def measure(self) -> EvalMetrics:
+        spreads = {"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
         if not has_bleu():
-            return Measure(metrics={"texts": TextScore()}, spreads=spreads)
+            return EvalMetrics(metrics={"texts": TextScore()}, spreads=spreads)
         bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lower_cases))
         metrics = {"texts": TextScore(), "bleu": bleu}
-        return Measure(metrics=metrics, spreads=spreads | {"bleu": spread(STATISTICS, bleu_of)})
+        return EvalMetrics(metrics=metrics, spreads=spreads | {"bleu": bootstrap_stat(STATISTICS, bleu_of)})
 
     def measured(
-        self, measure: Measure, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
         each = [text_scores(*pair) for pair in pairs]
         unfinished = sum(not answer.get("complete", True) for answer in answers)
@@ -343,9 +343,9 @@ class Rewrite(Task):
             rows = [bleu.statistics(*pair) for pair in pairs]
             metrics["bleu"] = bleu.added(rows)
             spreads["bleu"] = measure.spreads["bleu"].updated(ids, rows)
-        return Measure(metrics=metrics, spreads=spreads)
+        return EvalMetrics(metrics=metrics, spreads=spreads)
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         """Exact match and F1 of words, by each letter and sign of the texts, and BLEU.
 
         BLEU is there where sacrebleu is installed, with its signature; in lower case where the tokenizer lower-cases.
@@ -364,9 +364,9 @@ class Rewrite(Task):
             )
         return shown | {"notes": notes}
 
-    def judge(self, example: Rewritten, answer: Answer) -> Judged:
+    def judge(self, example: Rewritten, answer: Answer) -> ScoredAnswer:
         exact, f1 = text_scores(answer["text"], example.rewritten)
-        return Judged(example.rewritten, answer["text"], bool(exact), 1 - f1)
+        return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 
 
 def _fields(settings: Seq2SeqSettings) -> dict[str, Any]:

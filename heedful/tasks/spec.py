@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heedful.data.labelled.statistics import Survey
     from heedful.model.classic_config import Readers
     from heedful.model.config import Head
-    from heedful.objectives.distillation.teacher import Kind
+    from heedful.objectives.distillation.teacher import ScoreKind
     from heedful.tasks.task import Task
 
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # (smallest number of examples, epochs)
@@ -106,7 +106,7 @@ class TaskSpec:
     epochs: tuple[tuple[int, float], ...] = EPOCHS  # the default for the number of examples
     predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
     card: Card
-    distillation: Kind | None = None  # kind of soft labels; None: no student learns it
+    distillation: ScoreKind | None = None  # kind of soft labels; None: no student learns it
     replaceable: bool = True  # an answer stays right where a word of the input is replaced
     truncates: bool = False  # every text is cut where the model ends, none is read in windows
     zero_shot: bool = False  # a model may do it before it is trained, and that is the baseline

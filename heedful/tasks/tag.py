@@ -17,11 +17,20 @@ from heedful.data import Example, Tagged
 from heedful.data.tag_schemes import OUTSIDE, in_scheme, to_iob2
 from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack
-from heedful.tasks.answering import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
+from heedful.objectives.base import pack_samples
+from heedful.tasks.answering import (
+    Answer,
+    AnswerContext,
+    AnswerHead,
+    TokenPosition,
+    Window,
+    best_context_positions,
+    group_by_window,
+    strip_span,
+)
 from heedful.tasks.metrics import (
     Accuracy,
-    Entities,
+    EntityScores,
     Result,
     entity_counts,
     f1_of,
@@ -30,7 +39,7 @@ from heedful.tasks.metrics import (
     recall_of,
 )
 from heedful.tasks.predictions import Entity, TokenClassification, Word
-from heedful.tasks.task import Judged, Measure, Setup, Task, spread
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
 BEGIN = ("B", "S", "U")  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
@@ -46,15 +55,15 @@ def items(given: Any) -> list[Item] | None:
     return [given] if isinstance(given, str | Words) else None
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
+def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
     """The first piece of each word, in the window where it sees most around it."""
-    first: dict[int | None, Place] = {}
-    for number, place in best_places(windows):
+    first: dict[int | None, TokenPosition] = {}
+    for number, place in best_context_positions(windows):
         first.setdefault(windows[number].words[place], (number, place))
     return list(first.values())
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}, start and end in characters.
 
     A word's first piece speaks for it. Given words count as joined by single spaces. A word of which no piece is left
@@ -90,7 +99,7 @@ def _text_and_spans(given: Any, windows: Sequence[Encoded]) -> tuple[str, dict[i
             if word is not None:
                 low, high = spans.get(word, (start, stop))
                 spans[word] = min(low, start), max(high, stop)
-    return given, {word: trimmed(given, *spans[word]) for word in sorted(spans)}
+    return given, {word: strip_span(given, *spans[word]) for word in sorted(spans)}
 
 
 def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
@@ -128,7 +137,7 @@ def _prediction(answer: Answer) -> TokenClassification:
 
 WORD = {"word": str, "label": str, "probability": float, "start": int, "end": int}
 ENTITY = {"label": str, "text": str, "start": int, "end": int, "probability": float}
-TAG = Answerer(
+TAG_HEAD = AnswerHead(
     expects='lists of words or whole texts, like [["Ada", "lives", "here"], "a whole text"]',
     items=items,
     places=places,
@@ -147,11 +156,11 @@ class Tag(Task):
 
     example: ClassVar[type[Example]] = Tagged
     head: ClassVar[str] = "token_classification"
-    answerers: ClassVar[tuple[Answerer, ...]] = (TAG,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (TAG_HEAD,)
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         return cls.attached(setup, labels=setup.labels)
 
     def __post_init__(self) -> None:
@@ -178,7 +187,7 @@ class Tag(Task):
     def learn(self, example: Tagged, seen: list[list[Encoded]]) -> list[Sample]:
         (windows,) = seen
         tags = in_scheme(example.tags, self.labels) if self.entities else example.tags
-        scored = of_windows(places(windows, self.tokenizer), len(windows))
+        scored = group_by_window(places(windows, self.tokenizer), len(windows))
         found = []
         for window, mine in zip(windows, scored, strict=True):
             if mine:
@@ -188,7 +197,7 @@ class Tag(Task):
         return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        packed = pack(samples)
+        packed = pack_samples(samples)
         starts = zip(packed.bounds, samples, strict=False)
         rows = [start + place for start, sample in starts for place in sample.target[0]]
         targets = torch.tensor([label for sample in samples for label in sample.target[1]])
@@ -197,32 +206,32 @@ class Tag(Task):
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
-    def measure(self) -> Measure:
+    def measure(self) -> EvalMetrics:
         if not self.entities:
-            return Measure(metrics={"words": Accuracy()}, spreads={"accuracy": spread(2, mean_of)})
-        metrics = {"conlleval": Entities(scheme="conlleval"), "strict": Entities(scheme="strict-iob2")}
+            return EvalMetrics(metrics={"words": Accuracy()}, spreads={"accuracy": bootstrap_stat(2, mean_of)})
+        metrics = {"conlleval": EntityScores(scheme="conlleval"), "strict": EntityScores(scheme="strict-iob2")}
         formulas = {"precision": precision_of, "recall": recall_of, "f1": f1_of, "strict_f1": f1_of}
-        return Measure(metrics=metrics, spreads={name: spread(3, each) for name, each in formulas.items()})
+        return EvalMetrics(metrics=metrics, spreads={name: bootstrap_stat(3, each) for name, each in formulas.items()})
 
     def measured(
-        self, measure: Measure, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         gold, said = [list(example.tags) for example in examples], list(map(self._tags, answers))
         if not self.entities:
             words = measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))
             right = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
-            return Measure(
+            return EvalMetrics(
                 metrics={"words": words}, spreads={"accuracy": measure.spreads["accuracy"].updated(ids, right)}
             )
         sums = measure.spreads["f1"].sums.updated(ids, entity_counts(said, gold, "conlleval"))
         strict = measure.spreads["strict_f1"].updated(ids, entity_counts(said, gold, "strict-iob2"))
         spreads = {name: replace(each, sums=sums) for name, each in measure.spreads.items()}
-        return Measure(
+        return EvalMetrics(
             metrics={name: metric.updated(said, gold) for name, metric in measure.metrics.items()},
             spreads=spreads | {"strict_f1": strict},
         )
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         if not self.entities:
             plain: Result = measure.metrics["words"].result()
             return plain
@@ -230,11 +239,11 @@ class Tag(Task):
         found: Result = measure.metrics["conlleval"].result()
         return found | {"strict_f1": strict}
 
-    def judge(self, example: Tagged, answer: Answer) -> Judged:
+    def judge(self, example: Tagged, answer: Answer) -> ScoredAnswer:
         said, shares = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
         surest = min((share for share in shares if share is not None), default=1.0)
-        return Judged(list(example.tags), said, not wrong, 1 + sum(wrong) if wrong else 1 - surest)
+        return ScoredAnswer(list(example.tags), said, not wrong, 1 + sum(wrong) if wrong else 1 - surest)
 
     def _tags(self, answer: Answer) -> list[str]:
         """What is said of each word, entities as IOB2; a word of which no piece is left is outside."""

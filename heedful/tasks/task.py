@@ -22,23 +22,23 @@ from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.pooling import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
-from heedful.objectives.base import weighted, wide
-from heedful.tasks.answering import Answer, Answerer, tokenizer_of, windows
-from heedful.tasks.metrics import Bootstrap, Result, Sure
+from heedful.objectives.base import upcast, weighted_loss
+from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
+from heedful.tasks.metrics import Bootstrap, HasIntervals, Result
 from heedful.tasks.spec import TaskSettings
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
 LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
 CHUNK = 512  # examples that are tokenized, or asked, together
 SEED = 0  # of bootstrap intervals
-LEAST = 1e-12  # a probability below it counts as that much in a loss
+MIN_PROBABILITY = 1e-12  # a probability below it counts as that much in a loss
 T = TypeVar("T")
 
 
-class Judged(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """One answer beside what is right, in plain data."""
 
     label: Any  # of the data
@@ -48,17 +48,17 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Spread:
+class BootstrapStat:
     """Sums of a bootstrap, and the formula that makes a number of them."""
 
     sums: Bootstrap
     formula: Callable[[Any], Any]
 
-    def updated(self, ids: Sequence[int], statistics: Any) -> Spread:
+    def updated(self, ids: Sequence[int], statistics: Any) -> BootstrapStat:
         """With a row of statistics for each of more examples."""
         return replace(self, sums=self.sums.updated(ids, np.asarray(statistics, dtype=np.float64)))
 
-    def merged(self, other: Spread) -> Spread:
+    def merged(self, other: BootstrapStat) -> BootstrapStat:
         """Both as one."""
         return replace(self, sums=self.sums.merged(other.sums))
 
@@ -71,25 +71,25 @@ class Spread:
         return self.sums.values(self.formula)
 
 
-def spread(statistics: int, formula: Callable[[Any], Any]) -> Spread:
+def bootstrap_stat(statistics: int, formula: Callable[[Any], Any]) -> BootstrapStat:
     """A bootstrap that has seen nothing yet."""
-    return Spread(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
+    return BootstrapStat(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class TruncationStats:
     """How many examples were longer than the model reads and lost their end, and how many tokens that were."""
 
     examples: int = 0
     tokens: int = 0
 
-    def updated(self, tokens: Sequence[int]) -> Cut:
+    def updated(self, tokens: Sequence[int]) -> TruncationStats:
         """With more examples: the tokens that each lost."""
-        return self.merged(Cut(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
+        return self.merged(TruncationStats(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
 
-    def merged(self, other: Cut) -> Cut:
+    def merged(self, other: TruncationStats) -> TruncationStats:
         """Both as one."""
-        return Cut(examples=self.examples + other.examples, tokens=self.tokens + other.tokens)
+        return TruncationStats(examples=self.examples + other.examples, tokens=self.tokens + other.tokens)
 
     def notes(self) -> list[str]:
         """In a sentence, where there are any."""
@@ -99,16 +99,16 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Measure:
+class EvalMetrics:
     """Metrics by name and intervals of some of their numbers; merging is exact, in any order."""
 
     metrics: Mapping[str, Any]
     spreads: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
-    cut: Cut = Cut()  # noted by `evaluate`, below, for all tasks
+    cut: TruncationStats = TruncationStats()  # noted by `evaluate`, below, for all tasks
 
-    def merged(self, other: Measure) -> Measure:
+    def merged(self, other: EvalMetrics) -> EvalMetrics:
         """Both as one."""
-        return Measure(
+        return EvalMetrics(
             metrics={name: metric.merged(other.metrics[name]) for name, metric in self.metrics.items()},
             spreads={name: spread.merged(other.spreads[name]) for name, spread in self.spreads.items()},
             cut=self.cut.merged(other.cut),
@@ -118,13 +118,13 @@ class Measure:
         """95 % of the replicates lie from "low" to "high" (Efron 1979)."""
         found = {name: spread.interval() for name, spread in self.spreads.items()}
         for metric in self.metrics.values():
-            if isinstance(metric, Sure):
+            if isinstance(metric, HasIntervals):
                 found |= metric.intervals(SEED)
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class EncodedSplit:
     """Samples to learn from, and what reading the examples cost."""
 
     samples: list[Sample]
@@ -139,7 +139,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
+class TaskSetup:
     """Settings, model, labels and data statistics from which a task is created for training."""
 
     settings: TaskSettings
@@ -158,7 +158,7 @@ class Task(Objective, ABC):
 
     example: ClassVar[type[Example]]
     head: ClassVar[str]
-    answerers: ClassVar[tuple[Answerer, ...]]  # the first that knows an input's form answers it
+    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that knows an input's form answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     takes_pairs: ClassVar[bool] = False  # texts may come in pairs, and a model remembers whether they did
 
@@ -170,14 +170,14 @@ class Task(Objective, ABC):
     long_inputs: LongInputs = "stride"  # in training and evaluation
 
     @classmethod
-    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
         """Make the task for training, and the model with its head."""
         return cls.attached(setup)
 
     @classmethod
-    def attached(cls, setup: Setup, **more: Any) -> tuple[Self, Loaded]:
+    def attached(cls, setup: TaskSetup, **more: Any) -> tuple[Self, Loaded]:
         """Make the task from more fields, and the model with its head, which reads `max_length` tokens from now on."""
-        loaded, tokenizer = setup.loaded, tokenizer_of(setup.loaded)
+        loaded, tokenizer = setup.loaded, require_tokenizer(setup.loaded)
         made = attach(
             loaded,
             cls.head,
@@ -218,7 +218,7 @@ class Task(Objective, ABC):
         raise NotImplementedError
 
     @property
-    def writing(self) -> Writing | None:
+    def writing(self) -> GenerationConfig | None:
         """How an evaluation generates text; None: the task does not."""
         return None
 
@@ -252,9 +252,9 @@ class Task(Objective, ABC):
         `rows` are all rows, where they are known; otherwise the model is asked for those that the head reads.
         """
         if rows is None:
-            return wide(loaded.said(batch.packed, batch.target, wanted=batch.rows))
+            return upcast(loaded.said(batch.packed, batch.target, wanted=batch.rows))
         assert loaded.head is not None
-        return wide(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
+        return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         """A loss for each target, of those scores; a task that learns by more than scores has a `loss` of its own."""
@@ -263,39 +263,39 @@ class Task(Objective, ABC):
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
         """The sum of the batch's losses and their weight."""
         if not isinstance(loaded.head, ReadClasses):
-            return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
+            return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
         rows = loaded.rows(batch.packed)
         losses = self.lost(self.scores(loaded, batch, rows), batch)
-        return weighted(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
+        return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
 
     @abstractmethod
     def ask(self, example: Any) -> Any:
         """The engine's input for an example."""
 
     @abstractmethod
-    def measure(self) -> Measure:
+    def measure(self) -> EvalMetrics:
         """What has seen nothing yet."""
 
     @abstractmethod
     def measured(
-        self, measure: Measure, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         """With more examples, the engine's answers to them, and their numbers in the data set."""
 
     @abstractmethod
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         """The numbers, `metric` among them; what is no number is detail."""
 
-    def told(self, measure: Measure) -> Result:
+    def told(self, measure: EvalMetrics) -> Result:
         """The numbers, and in their notes what was cut."""
         found = self.result(measure)
         return found | {"notes": [*found.get("notes", []), *measure.cut.notes()]}
 
     @abstractmethod
-    def judge(self, example: Any, answer: Answer) -> Judged:
+    def judge(self, example: Any, answer: Answer) -> ScoredAnswer:
         """One answer beside what is right."""
 
-    def ranks(self, measure: Measure) -> Sequence[int]:
+    def ranks(self, measure: EvalMetrics) -> Sequence[int]:
         """Where each example's own was found among those of all, from 1; none: `judge` says already what is right."""
         return ()
 
@@ -304,15 +304,15 @@ class Task(Objective, ABC):
 
     def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
         """The windows of each item."""
-        return [windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
+        return [split_windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
 
-    def read(self, examples: Iterable[Any]) -> Read:
+    def read(self, examples: Iterable[Any]) -> EncodedSplit:
         """All samples of the examples, in their order."""
         samples: list[Sample] = []
         owners: list[int] = []
         remarks: Counter[str] = Counter()
         read = windowed = cut = cut_tokens = left_out = 0
-        for chunk in chunks(examples, CHUNK):
+        for chunk in batched(examples, CHUNK):
             items = [self.items(example) for example in chunk]
             flat = iter(self._encode([item for each in items for item in each]))
             for example, mine in zip(chunk, items, strict=True):
@@ -330,7 +330,7 @@ class Task(Objective, ABC):
                 windowed += any(len(each) > 1 for each in seen)
                 left_out += not learned
                 remarks.update(self.remarks(example, seen))
-        return Read(
+        return EncodedSplit(
             samples=samples,
             examples=read,
             tokens=sum(map(len, samples)),
@@ -353,10 +353,10 @@ class Task(Objective, ABC):
         return self.tokenizer.encode_batch(items, max_length=self.cut, truncate="longest_first")
 
 
-def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
+def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """The values in lists of at most that size.
 
-    >>> list(chunks("abcde", 2))
+    >>> list(batched("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]
     """
     rest = iter(values)
@@ -364,15 +364,15 @@ def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
         yield chunk
 
 
-def evaluate(
+def evaluate_task(
     task: Task,
     ask: Callable[[list[Any]], list[Answer]],
     examples: Iterable[Any],
     *,
     first: int = 0,
     step: int = 1,
-    judged: Callable[[int, Any, Answer, Judged], None] | None = None,
-) -> Measure:
+    judged: Callable[[int, Any, Answer, ScoredAnswer], None] | None = None,
+) -> EvalMetrics:
     """Ask for each step-th example from the first on, and measure the answers; memory does not grow with the examples.
 
     The measures of all ranks merge to what one alone would have found, to the last bit where the answers are the same.
@@ -380,7 +380,7 @@ def evaluate(
     """
     measure = task.measure()
     numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
-    for chunk in chunks(numbered, CHUNK):
+    for chunk in batched(numbered, CHUNK):
         ids, given = [number for number, _ in chunk], [example for _, example in chunk]
         try:
             answers = ask([task.ask(example) for example in given])
@@ -397,6 +397,6 @@ def evaluate(
     return measure
 
 
-def surprise(probability: float) -> float:
+def log_loss(probability: float) -> float:
     """-log p: the loss of what was given that probability."""
-    return -log(max(probability, LEAST))
+    return -log(max(probability, MIN_PROBABILITY))

@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from heedful.train.checkpoint import Store
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.trainer import Trainer
 
 
-class Saver:
+class AsyncCheckpointer:
     """Commits what it is given to a store; behind, from a copy, while training goes on.
 
     The copy is made before `save` returns: what training then changes is not saved (pytorch#144657). One commit runs at
     a time. Its error, if it has one, comes with the next call.
     """
 
-    def __init__(self, store: Store, trainer: Trainer, *, behind: bool) -> None:
+    def __init__(self, store: CheckpointManager, trainer: Trainer, *, behind: bool) -> None:
         self.store, self.trainer, self.behind = store, trainer, behind
         self._ranks = trainer.ranks.apart() if behind and trainer.parted else trainer.ranks
         self._thread: threading.Thread | None = None

@@ -43,7 +43,7 @@ _TYPES |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": 
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
-class Saved(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint that was read back."""
 
     step: int
@@ -64,7 +64,7 @@ class _DamageError(Exception):
     """What is wrong with a checkpoint."""
 
 
-class Store:
+class CheckpointManager:
     """The checkpoints of one run, in a folder of their own; only the process that holds the run commits to it."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
@@ -81,7 +81,7 @@ class Store:
         then does the old one go. Where a valid later one is there, so that `load` would not give this one: an error.
         """
         assert step >= 0
-        parts: dict[str, list[Chunk]] = {TENSORS: serialised(tensors), VALUES: [_text(values)]}
+        parts: dict[str, list[Chunk]] = {TENSORS: safetensors_chunks(tensors), VALUES: [_text(values)]}
         with self._told(step):
             turns = self._turns(step)
             if not turns or not _holds(turns[-1], parts):
@@ -94,7 +94,7 @@ class Store:
 
     def commit_parts(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any], ranks: Ranks) -> None:
         """The same where each rank has a part of the tensors; all ranks call it, and the first one commits."""
-        from heedful.train.checkpoint_sharded import write
+        from heedful.train.checkpoint_sharded import write_shards
 
         text, place = _text(values), None
         with self._told(step), ExitStack() as stack:
@@ -103,7 +103,7 @@ class Store:
                 place = self._next(step, self._turns(step))
                 part = stack.enter_context(whole(place.path, folder=True))
             part = Path(ranks.gather(str(part))[0])
-            files = write(part, tensors, ranks)
+            files = write_shards(part, tensors, ranks)
             if place is not None:
                 files[VALUES] = put(part / VALUES, [text])
                 put(part / MANIFEST, [_manifest(step, files)])
@@ -112,7 +112,7 @@ class Store:
                 self._name_latest(place)
         ranks.wait()
 
-    def load(self, like: Mapping[str, Tensor] | None = None) -> Saved | None:
+    def load(self, like: Mapping[str, Tensor] | None = None) -> Checkpoint | None:
         """The newest valid checkpoint, with a warning for each newer one, which is damaged; None if there is none.
 
         Newest is by its step: `latest` is a hint for people, and no clock is asked. All damaged, or lost: an error. Of
@@ -226,7 +226,7 @@ def _name(step: int, turn: int) -> str:
 # -- what is written -----------------------------------------------------------------------------------------------
 
 
-def serialised(tensors: Mapping[str, Tensor]) -> list[Chunk]:
+def safetensors_chunks(tensors: Mapping[str, Tensor]) -> list[Chunk]:
     """A safetensors file: its header, and the tensors in the order of their bytes."""
     entries, end = {}, 0
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each is aligned
@@ -328,14 +328,14 @@ def _holds(place: _Place, parts: Mapping[str, list[Chunk]]) -> bool:
     return False
 
 
-def _load(place: _Place, like: Mapping[str, Tensor]) -> Saved:
+def _load(place: _Place, like: Mapping[str, Tensor]) -> Checkpoint:
     _check(place)  # so that what follows is what was written
     with _reading(place.path / VALUES) as file:
         values = json.loads(file.read())
     if like or (place.path / LAYOUT).exists():
-        from heedful.train.checkpoint_sharded import read
+        from heedful.train.checkpoint_sharded import read_shards
 
-        return Saved(place.step, place.path, read(place.path, _slots(place), like), values)
+        return Checkpoint(place.step, place.path, read_shards(place.path, _slots(place), like), values)
     tensors = {}
     with _reading(place.path / TENSORS) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -343,12 +343,12 @@ def _load(place: _Place, like: Mapping[str, Tensor]) -> Saved:
             tensors[name] = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
             if file.readinto(raw(tensors[name])) != tensors[name].nbytes:
                 raise _DamageError(f"{TENSORS} ended inside {name} while it was read")
-    return Saved(place.step, place.path, tensors, values)
+    return Checkpoint(place.step, place.path, tensors, values)
 
 
 def _slots(place: _Place) -> dict[str, Any]:
     """Where each tensor lies, in one file or in parts."""
-    from heedful.train.checkpoint_sharded import Rows, Slot
+    from heedful.train.checkpoint_sharded import TensorChunk, TensorLayout
 
     if (place.path / LAYOUT).exists():
         with _reading(place.path / LAYOUT) as file:
@@ -363,8 +363,10 @@ def _slots(place: _Place) -> dict[str, Any]:
     found = {}
     for name, entry in layout.items():
         pieces = entry["rows"]
-        rows = (Rows(tuple(each["offsets"]), tuple(each["shape"]), each["file"], each["begin"]) for each in pieces)
-        found[name] = Slot(_TYPES[entry["dtype"]], tuple(entry["shape"]), tuple(rows))
+        rows = (
+            TensorChunk(tuple(each["offsets"]), tuple(each["shape"]), each["file"], each["begin"]) for each in pieces
+        )
+        found[name] = TensorLayout(_TYPES[entry["dtype"]], tuple(entry["shape"]), tuple(rows))
     return found
 
 
@@ -383,7 +385,7 @@ os.register_at_fork(after_in_child=_let_go)  # a forked worker that outlives its
 
 
 @contextmanager
-def only_run(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Hold the folder of a run, made where it is missing: a second run is refused; the lock dies with the process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -33,13 +33,13 @@ from torch.futures import Future
 
 from heedful.atomic_io import put, raw
 from heedful.errors import HeedfulError
-from heedful.train.checkpoint import LAYOUT, serialised
+from heedful.train.checkpoint import LAYOUT, safetensors_chunks
 from heedful.train.ranks import Ranks
 
-Measures = dict[str, dict[str, int | str]]
+FileDigests = dict[str, dict[str, int | str]]
 
 
-class Rows(NamedTuple):
+class TensorChunk(NamedTuple):
     """Where some rows of a tensor lie."""
 
     offsets: tuple[int, ...]  # of the first number in the whole tensor
@@ -48,18 +48,18 @@ class Rows(NamedTuple):
     begin: int  # the first byte in the file
 
 
-class Slot(NamedTuple):
+class TensorLayout(NamedTuple):
     """A tensor of a checkpoint."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    rows: tuple[Rows, ...]
+    rows: tuple[TensorChunk, ...]
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Measures:
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> FileDigests:
     """Write the parts of all ranks, and the layout; the measures of all files, on every rank."""
     writer = _Writer(folder)
     try:
@@ -70,7 +70,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Measures
         if isinstance(first, OSError):
             raise OSError(first.errno, f"{os.strerror(first.errno or 0)} (rank {rank})") from None
         raise HeedfulError(f"rank {rank} could not save its part: {first}") from None
-    measures: Measures = {}
+    measures: FileDigests = {}
     for found in ranks.gather(writer.measures):
         measures |= found
     return dict(sorted(measures.items()))
@@ -81,7 +81,7 @@ class _Writer(StorageWriter):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.measures: Measures = {}  # of what this rank wrote
+        self.measures: FileDigests = {}  # of what this rank wrote
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing is kept."""
@@ -99,7 +99,7 @@ class _Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors: dict[str, Any] = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
         assert len(tensors) == len(plan.items), "a rank has one piece of a tensor"
-        head, *rest = serialised(tensors)
+        head, *rest = safetensors_chunks(tensors)
         assert isinstance(head, bytes)
         if tensors:
             self.measures[plan.storage_data] = put(self.folder / plan.storage_data, [head, *rest])
@@ -133,7 +133,7 @@ class _Writer(StorageWriter):
 # -- what is read -------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, slots: Mapping[str, Slot], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_shards(folder: Path, slots: Mapping[str, TensorLayout], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a checkpoint whose files are sound: whole ones, or of those that are parted in `like` this rank's."""
     state: dict[str, Tensor] = {}
     for name, slot in slots.items():
@@ -151,7 +151,7 @@ def read(folder: Path, slots: Mapping[str, Slot], like: Mapping[str, Tensor]) ->
 class _Reader(StorageReader):
     """Rows out of safetensors files."""
 
-    def __init__(self, folder: Path, slots: Mapping[str, Slot]) -> None:
+    def __init__(self, folder: Path, slots: Mapping[str, TensorLayout]) -> None:
         self.folder, self.slots = folder, slots
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -186,12 +186,12 @@ class _Reader(StorageReader):
         return False
 
 
-def _metadata(slot: Slot) -> TensorStorageMetadata:
+def _metadata(slot: TensorLayout) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.shape)) for each in slot.rows]
     return TensorStorageMetadata(TensorProperties(slot.dtype), torch.Size(slot.shape), chunks)
 
 
-def _rows(folder: Path, dtype: torch.dtype, rows: Rows, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+def _rows(folder: Path, dtype: torch.dtype, rows: TensorChunk, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
     assert tuple(shape[1:]) == rows.shape[1:], "tensors are parted by their first dimension alone"
     found = torch.empty(tuple(shape), dtype=dtype)
     row = torch.empty(rows.shape[1:], dtype=dtype, device="meta").nbytes

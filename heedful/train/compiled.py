@@ -9,7 +9,7 @@ from torch import nn
 from heedful.model.stack import Attention, Block, CrossAttention
 
 
-class Compiled:
+class CompiledBlocks:
     """Blocks of models, compiled by PyTorch, each kind once; `with` it they run so, and outside as they are.
 
     Weights are inputs of what is compiled, so that all layers share it. Attention is left out: it plans on the host,
@@ -29,7 +29,7 @@ class Compiled:
         self._calls = [block._compiled_call_impl for block in self.blocks]
         self._off()
 
-    def __enter__(self) -> Compiled:
+    def __enter__(self) -> CompiledBlocks:
         for attention, forward in self._apart:
             attention.__dict__["forward"] = forward
         for block, call in zip(self.blocks, self._calls, strict=True):

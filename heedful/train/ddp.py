@@ -22,10 +22,10 @@ from heedful.model.embedding import Embedding
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
 
-BUCKET = 2**23  # numbers that are summed at once
+BUCKET_NUMEL = 2**23  # numbers that are summed at once
 
 
-def trained(loaded: Loaded, beside: nn.Module | None) -> dict[str, nn.Parameter]:
+def trainable_parameters(loaded: Loaded, beside: nn.Module | None) -> dict[str, nn.Parameter]:
     """What requires a gradient; what both share stands once, under the model's name."""
     named = loaded.named() | {f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()}
     found = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
@@ -41,7 +41,7 @@ class _Bucket:
     work: Any = None
 
 
-class Copied:
+class Replicated:
     """The weights of a rank that has all of them, and how their gradients come together."""
 
     even = False  # ranks may make different numbers of micro-batches
@@ -50,12 +50,12 @@ class Copied:
         """`half`: sums are made in bfloat16; `early`: before all gradients are there, so that none can be undone."""
         self.ranks, self._loaded, self._half = ranks, loaded, half
         self.copies = ranks.size  # of the weights
-        self._named = trained(loaded, beside)
+        self._named = trainable_parameters(loaded, beside)
         self.parameters: dict[str, Tensor] = dict(self._named)
         self._early = early and ranks.size > 1
         tables = {id(table) for model in (loaded, beside) if model is not None for table in _tables(model)}
         names = list(reversed(self._named))
-        groups = buckets([(self._named[name].numel(), id(self._named[name]) in tables) for name in names], BUCKET)
+        groups = buckets([(self._named[name].numel(), id(self._named[name]) in tables) for name in names], BUCKET_NUMEL)
         self._buckets = [_Bucket(names=[names[number] for number in group]) for group in groups]
         self._of = {id(self._named[name]): bucket for bucket in self._buckets for name in bucket.names}
         self._gone = 0  # buckets that went off

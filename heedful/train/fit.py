@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.train.async_checkpoint import Saver
-from heedful.train.checkpoint import Store
+from heedful.train.async_checkpoint import AsyncCheckpointer
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.journal import Journal
-from heedful.train.memory import FreedMemory
-from heedful.train.settings import STEADY, FitSettings
-from heedful.train.trainer import DivergedError, Step, Trainer, under
+from heedful.train.memory import MemoryTrimmer
+from heedful.train.settings import DIVERGENCE_ADVICE, FitSettings
+from heedful.train.trainer import DivergedError, Step, Trainer, select_prefix
 
-__all__ = ["EvalResult", "FitSettings", "Fitted", "Reporter", "fit"]
+__all__ = ["EvalResult", "FitResult", "FitSettings", "Reporter", "fit"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # those that ask a run to leave
 
@@ -51,7 +51,7 @@ StopReason = Literal["completed", "early_stopping", "interrupted"]  # interrupte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
+class FitResult:
     """How training ended; unless it was interrupted, the trainer's model has the weights that are kept."""
 
     stop_reason: StopReason
@@ -92,7 +92,7 @@ def fit(
     score: Callable[[list[Any]], EvalResult] = itemgetter(0),
     save_last: Callable[[], None] | None = None,
     reporter: Reporter | None = None,
-) -> Fitted:
+) -> FitResult:
     """Train to the end, from the newest checkpoint in folder/state where there is one.
 
     `evaluate` finds each rank's share, without waiting for other ranks, and `score` joins the shares of all, in the
@@ -125,8 +125,8 @@ class _Run:
     ) -> None:
         self.trainer, self.settings, self.reporter = trainer, settings, reporter
         self.evaluate, self.score, self.save_last = evaluate, score, save_last
-        self.store = Store(folder / "state", keep=settings.keep_last)
-        self.saver = Saver(self.store, trainer, behind=settings.async_checkpoint)
+        self.store = CheckpointManager(folder / "state", keep=settings.keep_last)
+        self.saver = AsyncCheckpointer(self.store, trainer, behind=settings.async_checkpoint)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
         self.best: float | None = None
         self.best_tie = 0.0
@@ -139,9 +139,9 @@ class _Run:
         self.every = max(1, round(settings.eval_every_epochs * trainer.order.steps))
         self.saved = 0  # the step of the last checkpoint
         self.saved_at = time.monotonic()
-        self.freed = FreedMemory()
+        self.freed = MemoryTrimmer()
 
-    def run(self) -> Fitted:
+    def run(self) -> FitResult:
         reason: StopReason = "interrupted"
         try:
             started = self._resume()
@@ -163,7 +163,7 @@ class _Run:
             with torch.no_grad():
                 for name, tensor in self.trainer.parameters.items():
                     tensor.copy_(final[name])
-        return Fitted(
+        return FitResult(
             stop_reason=reason, best_step=self.best_step, best=self.best, last=self.last, resumed_from=started
         )
 
@@ -213,7 +213,9 @@ class _Run:
         given = {"its metric": scored.metric_value, **scored.numbers}
         if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
             shown = " and ".join(f"{given[name]} for {name}" for name in odd)
-            raise DivergedError(f"step {step}: the evaluation gave {shown}, so the model is no result. {STEADY}")
+            raise DivergedError(
+                f"step {step}: the evaluation gave {shown}, so the model is no result. {DIVERGENCE_ADVICE}"
+            )
         before = None if self.best is None else EvalResult(metric_value=self.best, tie=self.best_tie, numbers={}).rank
         raised, better = before is None or scored.rank[0] > before[0], before is None or scored.rank >= before
         self._write({"step": step, "dev": scored.numbers, "metric_value": scored.metric_value, "best": better})
@@ -285,7 +287,7 @@ class _Run:
             self.last, self.since = values["last"], values["since"]
             self.looked, self.saved = values["looked"], saved.step
             if self.settings.load_best_at_end:
-                self.kept = under("best/", saved.tensors)
+                self.kept = select_prefix("best/", saved.tensors)
             self.reporter.message(f"resuming after step {saved.step:,}")
         if self.journal is not None:
             self.journal.rewind(0 if saved is None else saved.values["journal"])

@@ -22,7 +22,7 @@ from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.stack import Stack
 from heedful.objectives import Batch, Loss, Objective
-from heedful.train.ddp import trained
+from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
 
@@ -46,7 +46,7 @@ class Sharded:
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, as everywhere here
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-        self._owned: dict[str, Any] = dict(trained(loaded, beside))
+        self._owned: dict[str, Any] = dict(trainable_parameters(loaded, beside))
         self.parameters: dict[str, Tensor] = {name: each.detach().to_local() for name, each in self._owned.items()}
         forms = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
         self._states = {form.format(name): each for name, each in self._owned.items() for form in forms}
@@ -132,7 +132,7 @@ class _Learning(nn.Module):
         loss = objective.loss(self.loaded, batch)
         reached = _reached(loss.sum)
         used, without = set(), []
-        for name, parameter in trained(self.loaded, self.beside).items():
+        for name, parameter in trainable_parameters(self.loaded, self.beside).items():
             if isinstance(parameter, DTensor) or id(parameter) in reached:  # a block's: it is used as a whole
                 used.add(name)
             else:

@@ -7,13 +7,13 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-BEAT = 0.5  # seconds between two signs of life
-SILENT = 5 * BEAT  # seconds without one after which a rank counts as gone
+BEAT_SECONDS = 0.5  # seconds between two signs of life
+SILENCE_SECONDS = 5 * BEAT_SECONDS  # seconds without one after which a rank counts as gone
 LEAVING = "leaving"  # the last thing that a rank says of itself
 LOST = "lost"  # where it lies which ranks the first one that noticed waited for
 
 
-class Sign(NamedTuple):
+class Beat(NamedTuple):
     """What a rank said of itself."""
 
     beat: int  # how often it has
@@ -21,7 +21,7 @@ class Sign(NamedTuple):
     leaving: bool = False
 
 
-class Alive:
+class Heartbeat:
     """The signs of all ranks, which lie in the store where they met; a thread gives this rank's own.
 
     A process that was stopped gives none, and one that was killed neither. One that is busy, or waits for something
@@ -33,7 +33,7 @@ class Alive:
         self.rank, self.size, self.count = rank, size, 0
         self._store, self._beat, self._leaving, self._end = store, 0, False, threading.Event()
         self._heard = ""  # of ranks that are gone, from another one
-        self._store.set_timeout(timedelta(seconds=SILENT))
+        self._store.set_timeout(timedelta(seconds=SILENCE_SECONDS))
         self._say()
         self._thread = threading.Thread(target=self._live, name="alive", daemon=True)
         self._thread.start()
@@ -41,7 +41,7 @@ class Alive:
     def end(self) -> None:
         """Say nothing more."""
         self._end.set()
-        self._thread.join(SILENT)
+        self._thread.join(SILENCE_SECONDS)
 
     def missing(self) -> str:
         """The ranks that the others wait for, in words; found out in a few seconds, by those that are still there."""
@@ -50,7 +50,7 @@ class Alive:
         found: list[str] = []
         looking = threading.Thread(target=self._look, args=(found,), daemon=True)  # a store may be gone, too
         looking.start()
-        looking.join(4 * SILENT)
+        looking.join(4 * SILENCE_SECONDS)
         return (
             found[0]
             if found
@@ -60,7 +60,7 @@ class Alive:
     def _look(self, found: list[str]) -> None:
         with suppress(RuntimeError):  # of the store; then nothing is found
             before = self._signs()
-            self._end.wait(SILENT)
+            self._end.wait(SILENCE_SECONDS)
             after = self._signs()
             others = [rank for rank in range(self.size) if rank != self.rank]
             silent = [rank for rank in others if after[rank].beat == before[rank].beat]
@@ -69,17 +69,19 @@ class Alive:
             named = gone or silent or late
             self._leaving = True
             self._say()
-            found.append(listed(named) if named else "another one")
+            found.append(format_ranks(named) if named else "another one")
             if named:
                 self._store.set(LOST, found[0])
-                self._end.wait(4 * BEAT)  # until others have heard it: they may wait for this one, or for its store
+                self._end.wait(
+                    4 * BEAT_SECONDS
+                )  # until others have heard it: they may wait for this one, or for its store
 
-    def _signs(self) -> list[Sign]:
+    def _signs(self) -> list[Beat]:
         said = [self._store.get(str(rank)).decode().split() for rank in range(self.size)]
-        return [Sign(int(beat), int(count), bool(leaving)) for beat, count, *leaving in said]
+        return [Beat(int(beat), int(count), bool(leaving)) for beat, count, *leaving in said]
 
     def _live(self) -> None:
-        while not self._end.wait(BEAT):
+        while not self._end.wait(BEAT_SECONDS):
             self._say()
             with suppress(RuntimeError):
                 if not self._heard and self._store.check([LOST]):
@@ -91,10 +93,10 @@ class Alive:
             self._store.set(str(self.rank), f"{self._beat} {self.count}" + f" {LEAVING}" * self._leaving)
 
 
-def listed(ranks: list[int]) -> str:
+def format_ranks(ranks: list[int]) -> str:
     """In words.
 
-    >>> listed([2]), listed([2, 5, 7])
+    >>> format_ranks([2]), format_ranks([2, 5, 7])
     ('rank 2', 'ranks 2, 5 and 7')
     """
     if len(ranks) == 1:

@@ -70,7 +70,7 @@ class Journal:
             ) from None
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a journal; a last one that was cut off in the middle of writing is left out."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -18,7 +18,9 @@ from heedful.nn.cpu_ops import usable
 from heedful.train.optim import Optimizer
 
 
-def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optimizer: Optimizer) -> list[nn.Embedding]:
+def make_embeddings_lazy(
+    models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optimizer: Optimizer
+) -> list[nn.Embedding]:
     """The tables of which that becomes true: read by rows and by nothing else, no scores among it.
 
     They bring rows up to date as they are read, and all rows before `state_dict` and `load_state_dict`; so do
@@ -40,7 +42,7 @@ def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optim
         ):
             continue
         optimizer.lag(name)
-        settling = Settling(optimizer, name)
+        settling = LazyRows(optimizer, name)
         table.register_forward_pre_hook(settling.rows)
         table.register_state_dict_pre_hook(settling)
         table.register_load_state_dict_pre_hook(settling)
@@ -48,7 +50,7 @@ def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optim
     return found
 
 
-class Settling:
+class LazyRows:
     """Brings rows up to date before they are read or replaced; nothing once the optimizer is gone."""
 
     def __init__(self, optimizer: Optimizer | None, name: str = "") -> None:
@@ -70,4 +72,4 @@ class Settling:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model is trained by nobody."""
-        return Settling, (None,)
+        return LazyRows, (None,)

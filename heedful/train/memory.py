@@ -10,7 +10,7 @@ RELEASE_EVERY = 30.0  # seconds
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 
-def keep_freed() -> bool:
+def disable_malloc_trim() -> bool:
     """Let this process keep freed memory instead of giving it back; False where the C library is not glibc.
 
     A step frees its large tensors, and the next one asks for the same again. glibc gives large pieces back at once, and
@@ -25,7 +25,7 @@ def keep_freed() -> bool:
     return all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 2**31 - 1), mallopt(M_TOP_PAD, 64 << 20)])
 
 
-class FreedMemory:
+class MemoryTrimmer:
     """Returns freed memory to the system every 30 seconds, for a process that `keep_freed` made keep it.
 
     Steps of different sizes fragment the heap: without this the memory of a run grows for hours although the tensors

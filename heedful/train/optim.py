@@ -31,21 +31,21 @@ __all__ = [
     "Noam",
     "Optimizer",
     "Schedule",
-    "factor",
     "layer_lrs",
+    "lr_factor",
 ]
 
 # -- schedules --------------------------------------------------------------------------------------------------
 
 
-def factor(schedule: Schedule, progress: int | float, total: int | float) -> float:
+def lr_factor(schedule: Schedule, progress: int | float, total: int | float) -> float:
     """What the rate is multiplied by after `progress` of `total` steps, or seconds: 0 at the start of a warm-up.
 
     A warm-up of less than one is none, so that the only step of a short run moves the weights.
 
-    >>> [factor(Linear(warmup_ratio=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
+    >>> [lr_factor(Linear(warmup_ratio=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
-    >>> [factor(Linear(warmup_ratio=0.25), done, 2) for done in (0, 1, 2)]
+    >>> [lr_factor(Linear(warmup_ratio=0.25), done, 2) for done in (0, 1, 2)]
     [1.0, 0.5, 0.0]
     """
     if not (0 < total < math.inf and progress >= 0):
@@ -231,7 +231,7 @@ class Optimizer:
         parameters = [self._parameters[name] for name in names]
         m, v = [self._m[name] for name in names], [self._v[name] for name in names]
         steps = [self._steps[name] for name in names]
-        if usable_for(parameters) and len({float(each) for each in steps}) == 1:
+        if has_kernel(parameters) and len({float(each) for each in steps}) == 1:
             torch._foreach_add_(steps, 1)
             self._move_together(
                 list(zip(parameters, m, v, gradients, strict=True)), rate, decay, float(steps[0]), scale
@@ -364,7 +364,7 @@ class Optimizer:
             tensor.copy_(state[name])
 
 
-def usable_for(parameters: Iterable[Tensor]) -> bool:
+def has_kernel(parameters: Iterable[Tensor]) -> bool:
     """Whether our kernel moves such tensors."""
     return kernels() is not None and all(
         each.device.type == "cpu" and each.dtype == torch.float32 for each in parameters

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from heedful.errors import HeedfulError
-from heedful.train.heartbeat import Alive, listed
+from heedful.train.heartbeat import Heartbeat, format_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     channel: Any = None  # the group that speaks; None: the one of all that is there from the start
-    alive: Alive | None = None  # the signs of life of all ranks
+    alive: Heartbeat | None = None  # the signs of life of all ranks
     patience: timedelta = timedelta(minutes=10)  # how long one rank waits for another
 
     @property
@@ -90,7 +90,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or LOST.search(str(error))):
+            if not (isinstance(error, dist.DistError) or CONNECTION_ERROR.search(str(error))):
                 raise
             whom = "another one" if self.alive is None else self.alive.missing()
             raise HeedfulError(
@@ -99,28 +99,30 @@ class Ranks:
             ) from None
 
 
-ALONE = Ranks()
-LOST = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # not all errors name their library
-MEETING = timedelta(minutes=1)  # for which ranks wait for others to be started, at least
+SINGLE_PROCESS = Ranks()
+CONNECTION_ERROR = re.compile(
+    r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE
+)  # not all errors name their library
+RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # for which ranks wait for others to be started, at least
 
 
 @contextmanager
-def ranks() -> Iterator[Ranks]:
+def connect_ranks() -> Iterator[Ranks]:
     """The ranks that torchrun started, or this process alone; gloo connects them, and NCCL what lies on GPUs.
 
     One rank waits for another ten minutes, or as many seconds as HEEDFUL_DIST_TIMEOUT says.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     patience = _patience()
-    meeting = max(patience, MEETING)
+    meeting = max(patience, RENDEZVOUS_TIMEOUT)
     try:
         store, rank, size = next(rendezvous("env://", timeout=meeting))
         store = _met(store, rank, size, meeting)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-        alive = Alive(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
+        alive = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
     except RuntimeError as error:
         given = os.environ
         raise HeedfulError(
@@ -170,7 +172,7 @@ def _met(store: Any, rank: int, size: int, meeting: timedelta) -> Any:
     answered: dict[int, bytes] = {}
     while away := [each for each in range(1, size) if not shared.check([f"here/{each}"])]:
         if time.monotonic() > end:
-            raise dist.DistStoreError(f"nothing was heard of {listed(away)}")
+            raise dist.DistStoreError(f"nothing was heard of {format_ranks(away)}")
         for each in away:
             if store.check([f"heedful/call/{each}"]):
                 call = store.get(f"heedful/call/{each}")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from heedful.errors import HeedfulError
 from heedful.settings import Exclusive
 
-STEADY = (  # what to do where numbers are not finite
+DIVERGENCE_ADVICE = (  # what to do where numbers are not finite
     "Lower train.optimizer.lr, lengthen the warm-up, look for numbers in the data that are far off, or set "
     "train.precision = float32"
 )
@@ -167,7 +167,7 @@ class TrainSettings:
         if not 0 <= self.ema_decay < 1:
             raise HeedfulError(f"ema_decay is {self.ema_decay}; expected a number from 0 to below 1")
         if isinstance(self.time_budget, str):
-            object.__setattr__(self, "time_budget", minutes(self.time_budget))
+            object.__setattr__(self, "time_budget", parse_minutes(self.time_budget))
         names = ("epochs", "max_steps", "time_budget")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if len(given) != 1:
@@ -207,10 +207,10 @@ class TrainSettings:
         return replace(self, epochs=epochs, max_steps=max_steps, time_budget=time_budget)
 
 
-def minutes(given: str) -> float:
+def parse_minutes(given: str) -> float:
     """Return the minutes of a duration; a number without a unit is one of minutes.
 
-    >>> minutes("1h30m"), minutes("90s"), minutes("45")
+    >>> parse_minutes("1h30m"), parse_minutes("90s"), parse_minutes("45")
     (90.0, 1.5, 45.0)
 
     Raises:

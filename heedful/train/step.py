@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
-from heedful.train.settings import STEADY
+from heedful.train.settings import DIVERGENCE_ADVICE
 
 
 class Step(NamedTuple):
@@ -52,17 +52,17 @@ class Stage(NamedTuple):
     objective: Objective | None = None
 
 
-def whole_groups(batch: int, together: int) -> int:
+def round_to_groups(batch: int, together: int) -> int:
     """The batch size in whole groups of samples that one loss sees, at least one group."""
     return max(batch, together) // together * together
 
 
-def diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
+def divergence_error(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
     bad = [name for name, each in gradients.items() if not (each.values() if each.is_sparse else each).isfinite().all()]
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
     return DivergedError(
         f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.grad_norm}"
         f"{where if bad else ''}. "
-        f"The weights are those from before this step. {STEADY}",
+        f"The weights are those from before this step. {DIVERGENCE_ADVICE}",
         step,
     )

@@ -19,16 +19,16 @@ from heedful.data.sampler import Order, Turn, cut, mixed, share, units
 from heedful.device import device_of, precision
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
-from heedful.objectives import Changing, Objective, Sample
-from heedful.objectives.base import ratios
-from heedful.train.compiled import Compiled
-from heedful.train.ddp import Copied, trained
+from heedful.objectives import Objective, PerEpochSamples, Sample
+from heedful.objectives.base import term_scales
+from heedful.train.compiled import CompiledBlocks
+from heedful.train.ddp import Replicated, trainable_parameters
 from heedful.train.ema import WeightAverage
-from heedful.train.lazy_embedding import Settling, lagging
-from heedful.train.optim import Optimizer, factor
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.lazy_embedding import LazyRows, make_embeddings_lazy
+from heedful.train.optim import Optimizer, lr_factor
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import TrainSettings
-from heedful.train.step import DivergedError, Stage, Step, StoppedError, diverged, whole_groups
+from heedful.train.step import DivergedError, Stage, Step, StoppedError, divergence_error, round_to_groups
 
 if TYPE_CHECKING:
     from heedful.train.fsdp import Sharded
@@ -40,7 +40,7 @@ __all__ = [
     "StoppedError",
     "TrainSettings",
     "Trainer",
-    "under",
+    "select_prefix",
 ]
 
 DROPOUT = 1  # what a seed is mixed with, so that what it draws here is drawn nowhere else
@@ -55,7 +55,7 @@ class Trainer:
         objective: Objective,
         samples: Sequence[Sample],
         settings: TrainSettings,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         *,
         later: Sequence[Stage] = (),
     ) -> None:
@@ -74,7 +74,7 @@ class Trainer:
         self._orders = [
             Order(
                 count=len(stage.samples),
-                batch=whole_groups(stage.batch_size or settings.batch_size, learned.together),
+                batch=round_to_groups(stage.batch_size or settings.batch_size, learned.together),
                 seed=settings.seed,
             )
             for stage, learned in zip(self.stages, self._objectives, strict=True)
@@ -87,13 +87,13 @@ class Trainer:
         self._tokens = settings.max_tokens_per_microbatch
         self._skipped = 0  # steps in a row
         self._together = _together(loaded, objective.beside, settings, ranks)
-        self._compiled = Compiled(*self._models) if settings.compile else nullcontext()
+        self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
         self._parameters = self._together.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimizer)
         self.average = WeightAverage(self._parameters, settings.ema_decay)
         if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
-            self._tables = lagging(self._models, self._parameters, self._optimizer)
-            loaded.settle = Settling(self._optimizer)
+            self._tables = make_embeddings_lazy(self._models, self._parameters, self._optimizer)
+            loaded.settle = LazyRows(self._optimizer)
         for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
             stack.recompute = settings.gradient_checkpointing
 
@@ -187,7 +187,7 @@ class Trainer:
         spent = self._agreed(time.perf_counter() - start)
         step = Step(number, self._epoch(number), loss, rate, norm, int(sum(tokens)), spent, moved)
         if not moved and self._skipped >= self.settings.max_nonfinite_steps:
-            raise diverged(step, gradients)
+            raise divergence_error(step, gradients)
         self._forget()
         self._skipped = 0 if moved else self._skipped + 1
         self.step, self.seconds, self.read = number, self.seconds + spent, self.read + step.tokens
@@ -211,15 +211,15 @@ class Trainer:
                     f"the checkpoint was made with {name} = {values[name]:,}, but now it is {now:,}, so that its steps "
                     "would take other samples: put the data and the settings back, or start anew in another folder"
                 )
-        weights = under("model/", tensors)
+        weights = select_prefix("model/", tensors)
         shapes = [{name: tensor.shape for name, tensor in each.items()} for each in (weights, self._parameters)]
         if shapes[0] != shapes[1]:
             raise HeedfulError("the checkpoint is of another model: its parameters have other names or shapes")
-        self._optimizer.load_state(under("optimizer/", tensors))
+        self._optimizer.load_state(select_prefix("optimizer/", tensors))
         with torch.no_grad():
             for name, tensor in weights.items():
                 self._parameters[name].copy_(tensor)
-        self.average.load(under("average/", tensors))
+        self.average.load(select_prefix("average/", tensors))
         self.step, self.seconds, self.read = values["step"], values["seconds"], values.get("read", 0)
         self._tokens, self._skipped = values["tokens"], values["skipped"]
         if self.stages[1:]:
@@ -257,7 +257,7 @@ class Trainer:
 
         Where memory is not enough, the part is done again in smaller micro-batches, or an error says how large one was.
         """
-        known = self.samples.at(turn.epoch) if isinstance(self.samples, Changing) else self.samples
+        known = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
         samples = [known[number] for number in turn.numbers.tolist()]
         groups = units(len(samples), self.objective.together)
         sizes = [sum(len(samples[number]) for number in group) for group in groups]
@@ -286,7 +286,7 @@ class Trainer:
         if terms == 1:
             return ()
         counts = self.objective.batch(samples, keys).counts if samples else (0.0,) * terms
-        return ratios([sum(each) for each in zip(*self.ranks.numbers(*counts), strict=True)])
+        return term_scales([sum(each) for each in zip(*self.ranks.numbers(*counts), strict=True)])
 
     def _run(
         self, parts: Sequence[tuple[list[Sample], list[int]]], scales: tuple[float, ...], fillers: int
@@ -351,28 +351,28 @@ class Trainer:
 
     def _factor(self) -> float:
         if (budget := self.settings.budget_seconds) is not None:
-            return factor(self.settings.schedule, self.seconds, budget)
+            return lr_factor(self.settings.schedule, self.seconds, budget)
         assert self.total is not None
-        return factor(self.settings.schedule, self.step, self.total)
+        return lr_factor(self.settings.schedule, self.step, self.total)
 
     def _agreed(self, seconds: float) -> float:
         """The first rank's clock counts where the schedule follows it."""
         return self.ranks.numbers(seconds)[0][0] if self.settings.time_budget is not None else seconds
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those whose names begin with the prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _together(loaded: Loaded, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Copied | Sharded:
+def _together(loaded: Loaded, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Replicated | Sharded:
     """Who has which weights."""
-    if not trained(loaded, beside):
+    if not trainable_parameters(loaded, beside):
         raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
     half = settings.grad_reduce_dtype == "bfloat16"
     parts = ranks.size if settings.data_parallel_shard_degree == "all" else settings.data_parallel_shard_degree
     if parts == 1:
-        return Copied(loaded, beside, ranks, half=half, early=not settings.shrink_batch_on_oom)
+        return Replicated(loaded, beside, ranks, half=half, early=not settings.shrink_batch_on_oom)
     from heedful.train.fsdp import Sharded
 
     return Sharded(loaded, beside, ranks, parts, half=half)

@@ -536,9 +536,9 @@ def drawing(work: Path, quick: bool) -> Probes:
     from heedful.data.sampler import Order
     from heedful.nn.dropout import dropout
     from heedful.objectives.base import Sample
-    from heedful.objectives.causal_lm import Causal
-    from heedful.objectives.masked_lm import Masked
-    from heedful.objectives.permutation_lm import Permuted
+    from heedful.objectives.causal_lm import CausalLM
+    from heedful.objectives.masked_lm import MaskedLM
+    from heedful.objectives.permutation_lm import PermutationLM
     from heedful.tokenizer import Tokenizer
 
     order = Order(count=37, batch=8, seed=5)
@@ -551,11 +551,11 @@ def drawing(work: Path, quick: bool) -> Probes:
     ids, types = shared.sequences("bert")
     samples = [Sample.of([each], [kinds]) for each, kinds in zip(ids, types, strict=True)]
     for name, objective in (
-        ("masked tokens", Masked(tokenizer=words)),
-        ("masked words", Masked(tokenizer=words, mask_prob=0.3, mask_unit="words")),
-        ("masked spans", Masked(tokenizer=words, mask_prob=0.3, mask_unit="spans")),
-        ("causal", Causal(tokenizer=words)),
-        ("permuted", Permuted(tokenizer=words, share=0.3)),
+        ("masked tokens", MaskedLM(tokenizer=words)),
+        ("masked words", MaskedLM(tokenizer=words, mask_prob=0.3, mask_unit="words")),
+        ("masked spans", MaskedLM(tokenizer=words, mask_prob=0.3, mask_unit="spans")),
+        ("causal", CausalLM(tokenizer=words)),
+        ("permuted", PermutationLM(tokenizer=words, share=0.3)),
     ):
         batches = [objective.batch(samples, [seed, seed + 1, seed + 2, seed + 3]) for seed in (0, 100)]
         found[name] = [
@@ -571,7 +571,7 @@ def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
     from heedful.model.decode import Beam, Greedy, Sample
-    from heedful.tasks.seq2seq import Writing
+    from heedful.tasks.seq2seq import GenerationConfig
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),
@@ -586,11 +586,13 @@ def decoding(work: Path, quick: bool) -> Probes:
         for precision in ("float32", "bfloat16"):
             for name, how in ways.items():
                 if precision == "float32":
-                    engine = Engine(folder, writing=Writing(how=how, max_new_tokens=12, seed=3))
+                    engine = Engine(folder, writing=GenerationConfig(how=how, max_new_tokens=12, seed=3))
                 else:
                     import torch
 
-                    engine = Engine(folder, dtype=torch.bfloat16, writing=Writing(how=how, max_new_tokens=12, seed=3))
+                    engine = Engine(
+                        folder, dtype=torch.bfloat16, writing=GenerationConfig(how=how, max_new_tokens=12, seed=3)
+                    )
                 found[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
     return found
 

@@ -29,7 +29,7 @@ from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import Block, Placed, Sight
 from heedful.nn.inference_linear import Laid, Rounded, cannot_lay
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tokenizer import Special
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, bare, classic
@@ -266,7 +266,7 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     assert not inside.target_is_generated and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
     found = decoding_report(inside, max_new_tokens=6, num_beams=2)
     assert found["steps"] and found["steps"][0]["candidates"][0]["text"] == found["steps"][0]["token"]
-    (answer,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))([TEXT])
+    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))([TEXT])
     assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
     assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))

@@ -23,7 +23,7 @@ from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.checkpoint import Store
+from heedful.train.checkpoint import CheckpointManager
 from tests.look.test_inside import TEXT, WORDS, ending, numbers
 from tests.support.classic_models import bare, classic
 from tests.support.model_folders import make, theirs
@@ -145,7 +145,7 @@ def test_bytes_are_read_as_characters() -> None:
 def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     run = make(tmp_path / "run", "single")
     final = heedful.load(run)
-    Store(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named().items()}, {})
+    CheckpointManager(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named().items()}, {})
     folder = run / "state" / "step-00000003"
     for name, each in heedful.load(folder).named().items():
         assert torch.equal(each, final.named()[name] + 1), name

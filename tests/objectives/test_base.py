@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.objectives.base import pack_samples, sample_weights, upcast, weighted_loss
 from heedful.packed import Packed
 
 token = st.integers(0, 2**31 - 1)
@@ -28,7 +28,7 @@ def test_packed_samples_are_their_sequences_end_to_end(given: list[list[list[tup
     assert [len(each) for each in samples] == [sum(map(len, group)) for group in given]
     flat = [each for group in given for each in group]
     expected = Packed.of([[id for id, _ in each] for each in flat], [[kind for _, kind in each] for each in flat])
-    found = pack(samples)
+    found = pack_samples(samples)
     assert found.bounds == expected.bounds
     for name in ("tokens", "positions", "types"):
         one, other = getattr(found, name), getattr(expected, name)
@@ -47,28 +47,28 @@ def test_samples_are_compact() -> None:
 @given(st.lists(st.tuples(st.floats(0, 10, width=32), st.floats(0.015625, 1, width=32)), min_size=1, max_size=20))
 def test_a_loss_is_a_sum_and_what_it_weighs(pairs: list[tuple[float, float]]) -> None:
     losses, share = torch.tensor([loss for loss, _ in pairs]), torch.tensor([weight for _, weight in pairs])
-    found = weighted(losses.double(), share)
+    found = weighted_loss(losses.double(), share)
     assert float(found.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
     assert found.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
-    assert weighted(losses.double().flip(0), share.flip(0)).count == found.count  # in any order
+    assert weighted_loss(losses.double().flip(0), share.flip(0)).count == found.count  # in any order
 
 
 def test_a_loss_keeps_its_graph() -> None:
     losses = torch.ones(3, requires_grad=True)
-    weighted(losses, torch.tensor([1.0, 0.5, 0.25])).sum.backward()
+    weighted_loss(losses, torch.tensor([1.0, 0.5, 0.25])).sum.backward()
     assert losses.grad is not None and losses.grad.tolist() == [1.0, 0.5, 0.25]
 
 
 def test_weights_and_widths() -> None:
     samples = [Sample.of([[1]], [[0]], weight=weight) for weight in (1.0, 1 / 3)]
-    assert torch.equal(weights(samples), torch.tensor([1.0, 1 / 3])) and weights([]).shape == (0,)
+    assert torch.equal(sample_weights(samples), torch.tensor([1.0, 1 / 3])) and sample_weights([]).shape == (0,)
     for narrow, expected in (
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ):
-        assert wide(torch.ones(2, dtype=narrow)).dtype == expected
+        assert upcast(torch.ones(2, dtype=narrow)).dtype == expected
 
 
 def test_batches_move_as_a_whole() -> None:

@@ -16,14 +16,14 @@ from heedful.checkpoint import Config, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, NextToken, StackConfig
 from heedful.objectives import Sample
-from heedful.objectives.causal_lm import Causal
+from heedful.objectives.causal_lm import CausalLM
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, save_tiny, sequences
 from tests.support.tiny_runs import LINES, tokenizer
 
-CAUSAL = Causal(tokenizer=tokenizer())
+CAUSAL = CausalLM(tokenizer=tokenizer())
 lists = st.lists(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=4), max_size=4)
 
 

@@ -11,12 +11,12 @@ import torch
 import heedful
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.masked_lm import Masked, MaskedPairs
-from heedful.objectives.packing import Steady, fitted
+from heedful.objectives.masked_lm import MaskedLM, MaskedLMWithPairs
+from heedful.objectives.packing import FixedShape, pack_best_fit
 from tests.support.tiny_models import save_tiny
 from tests.support.tiny_runs import tokenizer
 
-STEADY = Steady(sequences=6, pad=0)
+STEADY = FixedShape(sequences=6, pad=0)
 
 
 def sample(*lengths: int) -> Sample:
@@ -29,15 +29,15 @@ def sample(*lengths: int) -> Sample:
 def test_rows_leave_room_for_what_fills_them_up() -> None:
     lengths = np.random.default_rng(0).integers(3, 20, 500)
     room, most = STEADY.room(64)
-    rows = fitted(lengths, room, seed=1, most=most)
+    rows = pack_best_fit(lengths, room, seed=1, most=most)
     assert sorted(np.concatenate(rows).tolist()) == list(range(500))
     assert max(map(len, rows)) <= 5 and max(int(lengths[row].sum()) for row in rows) <= 58
-    few = fitted(np.full(100, 3), room, seed=1, most=most)
+    few = pack_best_fit(np.full(100, 3), room, seed=1, most=most)
     assert {len(row) for row in few} == {5}
     with pytest.raises(
         HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to below the 64 of a row"
     ):
-        Steady(sequences=1, pad=0).room(64)
+        FixedShape(sequences=1, pad=0).room(64)
 
 
 @pytest.mark.parametrize("lengths", [(10,), (8, 9, 30), (3, 3, 3, 3, 3)])
@@ -48,7 +48,7 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
     assert filled.target.tolist() == [number % 2 for number in range(len(lengths))] + [-1] * (6 - len(lengths))
     text = sum(lengths) - 2 * len(lengths)
     for count in (2, 9):
-        batch = Masked(tokenizer=tokenizer(), count=count).batch([filled], [3])
+        batch = MaskedLM(tokenizer=tokenizer(), count=count).batch([filled], [3])
         assert batch.rows is not None and len(batch.rows) == len(batch.targets) == len(batch.weights) == count
         assert float(batch.weights.sum()) == min(count, max(1, round(0.15 * text))), "the rate holds in short rows too"
         chosen = batch.rows[batch.weights > 0].numpy()
@@ -57,7 +57,7 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("sequences", "lengths"), [(2, (30,)), (2, (3,)), (4, (3, 3, 3)), (4, (20, 20))])
 def test_no_padding_is_longer_than_the_model_has_positions(sequences: int, lengths: tuple[int, ...]) -> None:
-    steady = Steady(sequences=sequences, pad=0, longest=32)
+    steady = FixedShape(sequences=sequences, pad=0, longest=32)
     filled = steady.filled(sample(*lengths), 64)
     parts = np.diff(filled.bounds)
     assert len(filled) == 64 and len(parts) == steady.total(64) == sequences + 1
@@ -69,7 +69,9 @@ def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     plain, filled = sample(8, 9), STEADY.filled(sample(8, 9), 39)
-    objective = MaskedPairs(tokenizer=tokenizer(), mask_prob=0.99, count=20)  # so that both choose all that there are
+    objective = MaskedLMWithPairs(
+        tokenizer=tokenizer(), mask_prob=0.99, count=20
+    )  # so that both choose all that there are
     losses = []
     for each in (plain, filled):
         batch = objective.batch([each], [5])

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful.checkpoint import Config, Loaded, create
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.objectives import Sample
-from heedful.objectives.masked_lm import Masked
-from heedful.objectives.packing import FULL, fitted
+from heedful.objectives.masked_lm import MaskedLM
+from heedful.objectives.packing import FULL, pack_best_fit
 from heedful.packed import Packed
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.tiny_runs import tokenizer
@@ -78,7 +78,7 @@ def rows() -> list[Sample]:
     """Rows of 1,024 tokens, of sequences of 5 to 128 tokens; no more than one of them is not full."""
     draw = np.random.default_rng(1)
     lengths = np.minimum(draw.lognormal(4.5, 0.5, 200).astype(np.int64) + 5, LENGTH)
-    found = fitted(lengths, ROW, seed=1)
+    found = pack_best_fit(lengths, ROW, seed=1)
     made = [[draw.integers(5, tokenizer().size, lengths[each]).tolist() for each in row] for row in found]
     return [Sample.of(ids, [[0] * len(each) for each in ids]) for ids in made if sum(map(len, ids)) >= FULL * ROW]
 
@@ -86,7 +86,7 @@ def rows() -> list[Sample]:
 def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Products, int, int, set[tuple[int, int]]]:
     """What one update computes, how many tokens and targets it has, and the shapes of all linear layers."""
     settings = TrainSettings(max_steps=9, batch_size=STEP, precision=precision)
-    trainer = Trainer(model(), Masked(tokenizer=tokenizer()), rows(), settings)
+    trainer = Trainer(model(), MaskedLM(tokenizer=tokenizer()), rows(), settings)
     turn = trainer.order.turn(0)
     batch = trainer.objective.batch([trainer.samples[number] for number in turn.numbers], turn.keys)
     with Products() as products:

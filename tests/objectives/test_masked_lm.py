@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import heedful
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.base import ratios
-from heedful.objectives.masked_lm import MOST, Masked, MaskedPairs, _spans
+from heedful.objectives.base import term_scales
+from heedful.objectives.masked_lm import MOST, MaskedLM, MaskedLMWithPairs, _spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, save_tiny
@@ -45,7 +45,7 @@ CHOICES = ("tokens", "words", "spans")
 @pytest.mark.parametrize("choose", CHOICES)
 def test_trap_26_the_rate_and_80_10_10(words: Tokenizer, choose: Any) -> None:
     sample = rows_of(words, TEXTS)
-    objective = Masked(tokenizer=words, mask_unit=choose)
+    objective = MaskedLM(tokenizer=words, mask_unit=choose)
     free = int(objective.free[sample.tokens].sum())
     hidden = replaced = kept = total = 0
     for key in range(200):
@@ -70,7 +70,7 @@ def test_trap_26_the_rate_and_80_10_10(words: Tokenizer, choose: Any) -> None:
 
 
 def test_trap_27_any_token_may_replace_one(words: Tokenizer) -> None:
-    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words)
+    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words)
     seen: set[int] = set()
     for key in range(400):
         batch = objective.batch([sample], [key])
@@ -80,7 +80,7 @@ def test_trap_27_any_token_may_replace_one(words: Tokenizer) -> None:
 
 
 def test_trap_28_whole_words(words: Tokenizer) -> None:
-    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, mask_unit="words")
+    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="words")
     names = [words.name(int(id)) for id in sample.tokens]
     kinds = []
     for key in range(50):
@@ -98,7 +98,7 @@ def test_trap_28_whole_words(words: Tokenizer) -> None:
 
 def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
     """A span begins and ends where words do, but for the last one that is drawn; its pieces are treated alike."""
-    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, mask_unit="spans", mask_prob=0.3)
+    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="spans", mask_prob=0.3)
     names = [words.name(int(id)) for id in sample.tokens]
     pieces = max(len(each.ids) - 2 for each in words.encode_batch([w for text in TEXTS for w in text.split()]))
     longest = inside = cut = 0
@@ -129,7 +129,7 @@ def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
     after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]
     assert [names[place][0] for place in after] == ["T", "\u010a", "n"]
     assert own.starts(sample.tokens)[after].all() and own.continues[sample.tokens[after[::2]]].all()
-    objective = Masked(tokenizer=own, mask_unit="words", mask_prob=0.5)
+    objective = MaskedLM(tokenizer=own, mask_unit="words", mask_prob=0.5)
     chosen = [set(objective._draw(sample, key)[0].tolist()) for key in range(40)]
     for place in after:
         assert any((place in each) != (place - 1 in each) for each in chosen)
@@ -137,7 +137,7 @@ def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
 def test_trap_32_masks_depend_on_the_key_alone(one: int, two: int) -> None:
-    objective = Masked(tokenizer=tokenizer())
+    objective = MaskedLM(tokenizer=tokenizer())
     first, second = (Sample.of([list(range(5, 25))], [[0] * 20]) for _ in range(2))
     alone = objective.batch([first], [one])
     company = objective.batch([second, first], [two, one])
@@ -151,13 +151,13 @@ def test_trap_32_masks_depend_on_the_key_alone(one: int, two: int) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"mask_prob is 1\.5; expected a share of the tokens between 0 and 1"):
-        Masked(tokenizer=tokenizer(), mask_prob=1.5)
+        MaskedLM(tokenizer=tokenizer(), mask_prob=1.5)
     plain = {"[UNK]": 0, "[MASK]": 1, "a": 2}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(plain, unk_token="[UNK]"))
     odd = Tokenizer(backend, {"mask_token": "[MASK]"})
-    Masked(tokenizer=odd, mask_unit="spans")
+    MaskedLM(tokenizer=odd, mask_unit="spans")
     with pytest.raises(HeedfulError, match="does not tell where words begin"):
-        Masked(tokenizer=odd, mask_unit="words")
+        MaskedLM(tokenizer=odd, mask_unit="words")
 
 
 # -- parity -----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def pairs() -> list[Sample]:
 def test_both_terms_are_those_of_transformers(tmp_path: Path, family: str, architecture: str, second: str) -> None:
     theirs = save_tiny(tmp_path, family, architecture, torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    objective = MaskedPairs(tokenizer=tokenizer(), name="nsp")
+    objective = MaskedLMWithPairs(tokenizer=tokenizer(), name="nsp")
     batch = objective.batch(pairs(), [1, 2])
     loss = objective.loss(ours, batch)
     loss.sum.backward()
@@ -206,10 +206,10 @@ def test_both_terms_are_those_of_transformers(tmp_path: Path, family: str, archi
 def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    objective, samples = MaskedPairs(tokenizer=tokenizer()), pairs()
+    objective, samples = MaskedLMWithPairs(tokenizer=tokenizer()), pairs()
     whole = objective.loss(ours, objective.batch(samples, [1, 2]))
     parts = [objective.batch([sample], [key]) for sample, key in zip(samples, (1, 2), strict=True)]
-    scales = ratios([sum(each) for each in zip(*(part.counts for part in parts), strict=True)])
+    scales = term_scales([sum(each) for each in zip(*(part.counts for part in parts), strict=True)])
     losses = [objective.loss(ours, replace(part, scales=scales)) for part in parts]
     total = sum(float(loss.sum.detach()) for loss in losses) / sum(loss.count for loss in losses)
     assert total == pytest.approx(float(whole.sum.detach()) / whole.count, rel=1e-12)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.objectives import packing as rows_module
-from heedful.objectives.packing import Pairs, Rows, fitted, held_out, truncated, windows
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.packing import PackedRows, SegmentPairs, held_out, pack_best_fit, segment_windows, truncate_pair
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
 from tests.support.corpora import corpus_of, documents, trained
 
@@ -55,11 +55,11 @@ def owners(corpus: Corpus) -> NDArray[np.int64]:
 
 @given(st.lists(st.integers(1, 64), max_size=60), st.integers(0, 99))
 def test_nothing_is_lost_or_doubled(lengths: list[int], seed: int) -> None:
-    rows = fitted(np.array(lengths, dtype=np.int64), 64, seed)
+    rows = pack_best_fit(np.array(lengths, dtype=np.int64), 64, seed)
     found = [number for row in rows for number in row.tolist()]
     assert sorted(found) == list(range(len(lengths)))
     assert all(0 < sum(lengths[number] for number in row) <= 64 for row in rows)
-    again = fitted(np.array(lengths, dtype=np.int64), 64, seed)
+    again = pack_best_fit(np.array(lengths, dtype=np.int64), 64, seed)
     assert [row.tolist() for row in again] == [row.tolist() for row in rows]
 
 
@@ -77,9 +77,9 @@ def cut(draw: np.random.Generator, count: int, room: int) -> NDArray[np.int64]:
 
 def test_rows_are_full(tmp_path: Path) -> None:
     lengths = cut(np.random.default_rng(0), 20_000, 126)
-    full = np.array([lengths[row].sum() for row in fitted(lengths, 1024, 1)]) / 1024
+    full = np.array([lengths[row].sum() for row in pack_best_fit(lengths, 1024, 1)]) / 1024
     assert (full >= 0.97).mean() > 0.995 and full.mean() > 0.995 and full.max() <= 1
-    few = fitted(lengths[:100], 1024, 1)  # of a small corpus only the last row is not
+    few = pack_best_fit(lengths[:100], 1024, 1)  # of a small corpus only the last row is not
     assert len(few) == -(-int(lengths[:100].sum()) // 1024)
 
 
@@ -99,21 +99,21 @@ def test_time_grows_with_the_sequences_alone(kind: str, monkeypatch: pytest.Monk
         "600 of 1024": np.full(60_000, 600),
         "long": 512 - draw.integers(0, 30, 60_000),
     }[kind]
-    assert sum(map(len, fitted(many, 1024, 1))) == len(many)
+    assert sum(map(len, pack_best_fit(many, 1024, 1))) == len(many)
     assert max(tried) <= 2 * rows_module.BLOCK and sum(tried) <= 2 * len(many)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"a sequence has 65 tokens, but a row 64: set row to that many at least"):
-        fitted(np.array([3, 65]), 64, 0)
-    assert fitted(np.zeros(0, dtype=np.int64), 64, 0) == []
+        pack_best_fit(np.array([3, 65]), 64, 0)
+    assert pack_best_fit(np.zeros(0, dtype=np.int64), 64, 0) == []
 
 
 def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    frame = Frame.of(tokenizer, pair=False)
-    ranges = windows(corpus, np.arange(COUNT), 30)
+    frame = SpecialTokenTemplate.of(tokenizer, pair=False)
+    ranges = segment_windows(corpus, np.arange(COUNT), 30)
     labels = np.arange(len(ranges))
-    rows = Rows(corpus, frame, ranges, 100, seed=3, labels=labels)
+    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels)
     seen: list[int] = []
     for number in range(len(rows)):
         sample = rows[number]
@@ -126,7 +126,7 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
     assert sorted(seen) == labels.tolist()
     assert rows.tokens == sum(len(rows[number]) for number in range(len(rows)))
     assert rows.tokens == int((ranges[:, 0, 1] - ranges[:, 0, 0] + 2).sum())
-    assert Rows(corpus, frame, ranges, 100, seed=3)[0].target is None
+    assert PackedRows(corpus, frame, ranges, 100, seed=3)[0].target is None
     for outside in (-1, len(rows)):
         with pytest.raises(IndexError):
             _ = rows[outside]
@@ -135,9 +135,9 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
 def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
     corpus: Corpus, tokenizer: Tokenizer
 ) -> None:
-    frame, ranges = Frame.of(tokenizer, pair=False), windows(corpus, np.arange(COUNT), 30)
+    frame, ranges = SpecialTokenTemplate.of(tokenizer, pair=False), segment_windows(corpus, np.arange(COUNT), 30)
     labels, owner = np.arange(len(ranges)), owners(corpus)
-    rows = Rows(corpus, frame, ranges, 100, seed=3, labels=labels, inner=frame.opening)
+    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, inner=frame.opening)
     closed = 0
     for number in range(len(rows)):
         sample = rows[number]
@@ -158,7 +158,7 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
 @pytest.mark.parametrize("room", [2, 7, 16, 30, 1000])
 def test_windows_part_every_document(corpus: Corpus, room: int) -> None:
     chosen = np.arange(1, COUNT, 2)
-    found = [tuple(each[0].tolist()) for each in windows(corpus, chosen, room)]
+    found = [tuple(each[0].tolist()) for each in segment_windows(corpus, chosen, room)]
     place = 0
     for document in chosen.tolist():
         bounds = bounds_of(corpus, document)
@@ -191,14 +191,14 @@ def test_held_out_by_the_text_alone(tmp_path: Path, tokenizer: Tokenizer) -> Non
 # -- pairs --------------------------------------------------------------------------------------------------------
 
 
-def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> Pairs:
+def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> SegmentPairs:
     """Of all documents."""
     given = {"length": 64, "size": 128, "seed": 5} | more
-    frame = Frame.of(tokenizer, pair=True)
-    return Pairs(corpus=corpus, documents=np.arange(len(corpus)), frame=frame, **given)
+    frame = SpecialTokenTemplate.of(tokenizer, pair=True)
+    return SegmentPairs(corpus=corpus, documents=np.arange(len(corpus)), frame=frame, **given)
 
 
-def planned(made: Pairs, epoch: int = 0) -> list[tuple[Pair, int]]:
+def planned(made: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
     """Ranges and label of each pair."""
     ranges, labels = made.plan(epoch)
     return [(((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)]
@@ -290,7 +290,7 @@ def test_trap_29_a_tenth_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80), st.integers(0, 9))
 def test_truncated_at_random_ends(one: int, two: int, room: int, seed: int) -> None:
-    first, second = truncated((100, 100 + one), (300, 300 + two), room, Random(seed))
+    first, second = truncate_pair((100, 100 + one), (300, 300 + two), room, Random(seed))
     left = [stop - start for start, stop in (first, second)]
     assert sum(left) == min(room, one + two) and min(left) >= 1
     assert 100 <= first[0] < first[1] <= 100 + one and 300 <= second[0] < second[1] <= 300 + two
@@ -299,7 +299,7 @@ def test_truncated_at_random_ends(one: int, two: int, room: int, seed: int) -> N
 
 
 def test_truncation_takes_from_both_ends() -> None:
-    found = [truncated((0, 50), (100, 110), 40, Random(seed)) for seed in range(200)]
+    found = [truncate_pair((0, 50), (100, 110), 40, Random(seed)) for seed in range(200)]
     assert all(second == (100, 110) and stop - start == 30 for (start, stop), second in found)
     starts = np.array([start for (start, _), _ in found])
     assert abs(starts.mean() - 10) < 1 and starts.min() < 7 and starts.max() > 13

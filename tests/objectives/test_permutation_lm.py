@@ -18,7 +18,7 @@ from heedful.checkpoint import Config, Loaded, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 from heedful.objectives import Batch, Sample
-from heedful.objectives.permutation_lm import Permuted
+from heedful.objectives.permutation_lm import PermutationLM
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.task_parity import same_gradients
@@ -27,7 +27,7 @@ from tests.support.tiny_runs import LINES, tokenizer
 
 special = tokenizer().special
 FIRST, END, PAD, MASK = special.first, special.separator, special.pad, special.mask
-SPANS, ANY = Permuted(tokenizer=tokenizer()), Permuted(tokenizer=tokenizer(), spans=False)
+SPANS, ANY = PermutationLM(tokenizer=tokenizer()), PermutationLM(tokenizer=tokenizer(), spans=False)
 KINDS = pytest.mark.parametrize("objective", [SPANS, ANY], ids=["spans", "any"])
 text = st.lists(st.integers(5, 98), max_size=40)
 groups = st.lists(st.lists(text, min_size=1, max_size=3), min_size=1, max_size=3)
@@ -48,7 +48,7 @@ def queries(batch: Batch) -> list[list[int]]:
 
 @KINDS
 @given(groups, st.integers(0, 2**40))
-def test_what_is_predicted(objective: Permuted, given: list[list[list[int]]], key: int) -> None:
+def test_what_is_predicted(objective: PermutationLM, given: list[list[list[int]]], key: int) -> None:
     """Text alone, of any length, a sixth of it; and the batch is laid out as it should be."""
     samples = [sample(*texts) for texts in given]
     batch = objective.batch(samples, [key + number for number in range(len(samples))])
@@ -71,7 +71,7 @@ def test_what_is_predicted(objective: Permuted, given: list[list[list[int]]], ke
 
 
 @KINDS
-def test_trap_30_what_each_row_sees(objective: Permuted) -> None:
+def test_trap_30_what_each_row_sees(objective: PermutationLM) -> None:
     batch = objective.batch([sample(list(range(5, 56)), list(range(9, 20)))], [11])
     assert batch.packed.sees is not None
     for n, places, sees in zip(batch.packed.keys or (), queries(batch), batch.packed.sees, strict=True):
@@ -106,7 +106,7 @@ def test_spans_are_of_1_to_5_tokens_in_contexts_six_times_as_long() -> None:
 
 
 @KINDS
-def test_trap_32_a_key_decides_and_nothing_else(objective: Permuted) -> None:
+def test_trap_32_a_key_decides_and_nothing_else(objective: PermutationLM) -> None:
     one, other = sample(list(range(5, 50))), sample(list(range(20, 60)), [5, 6, 7])
     alone, company = objective.batch([one], [7]), objective.batch([other, one], [1, 7])
     assert alone.packed.sees is not None and company.packed.sees is not None
@@ -127,7 +127,7 @@ def tiny() -> Loaded:
 
 
 @KINDS
-def test_trap_30_no_prediction_changes_that_must_not_know(objective: Permuted) -> None:
+def test_trap_30_no_prediction_changes_that_must_not_know(objective: PermutationLM) -> None:
     """Another token anywhere changes, to the bit, the predictions that may know it and no other."""
     loaded, ids = tiny(), list(range(5, 28))
     batch = objective.batch([sample(ids)], [3])
@@ -147,7 +147,7 @@ def test_trap_30_no_prediction_changes_that_must_not_know(objective: Permuted) -
 
 
 @KINDS
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective: Permuted) -> None:
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective: PermutationLM) -> None:
     theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     batch = objective.batch([sample(list(range(5, 28)), [7]), sample(list(range(40, 60)), [8, 9, 10])], [3, 4])
@@ -196,7 +196,7 @@ def test_it_learns() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"share is 6.0; expected more than 0 and less than 1"):
-        Permuted(tokenizer=tokenizer(), share=6.0)
+        PermutationLM(tokenizer=tokenizer(), share=6.0)
     config = tiny().config
     for embedding, relation in ((False, TransformerXl()), (True, None)):
         assert config.model.encoder is not None

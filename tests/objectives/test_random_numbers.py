@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.objectives.random_numbers import below, ordinary, uniform
+from heedful.objectives.random_numbers import is_text_token, scale_to_integers, uniform
 from tests.support.corpora import documents, trained
 
 
@@ -31,7 +31,7 @@ PINNED = [0.303568034307, 0.848708749686, 0.156134778043]
 def test_as_likely() -> None:
     found = np.concatenate([uniform(key, 1000) for key in range(50)])
     assert abs(found.mean() - 0.5) < 5 * (1 / 12 / 50_000) ** 0.5
-    numbers = below(found, 7)
+    numbers = scale_to_integers(found, 7)
     assert set(numbers.tolist()) == set(range(7))
     assert abs(np.bincount(numbers) - 50_000 / 7).max() < 5 * (50_000 / 7) ** 0.5
     keys = np.array([uniform(key, 1)[0] for key in range(5000)])  # neighbouring keys have nothing to do with each other
@@ -39,8 +39,8 @@ def test_as_likely() -> None:
 
 
 def test_below_never_reaches_the_bound() -> None:
-    assert below(np.array([1 - 2**-53]), 2**31).tolist() == [2**31 - 1]
-    assert below(np.zeros(0), 3).tolist() == []
+    assert scale_to_integers(np.array([1 - 2**-53]), 2**31).tolist() == [2**31 - 1]
+    assert scale_to_integers(np.zeros(0), 3).tolist() == []
 
 
 def test_ordinary_tokens_are_those_of_the_text() -> None:
@@ -49,4 +49,4 @@ def test_ordinary_tokens_are_those_of_the_text() -> None:
     ids = np.array(
         [special.first, 9, special.mask, 10, special.unknown, special.separator, special.pad], dtype=np.int32
     )
-    assert ordinary(ids, tokenizer).tolist() == [False, True, False, True, True, False, False]
+    assert is_text_token(ids, tokenizer).tolist() == [False, True, False, True, True, False, False]

@@ -26,7 +26,7 @@ from heedful.model.config import (
     StackConfig,
 )
 from heedful.objectives import Batch, Sample
-from heedful.objectives.replaced_token_detection import Replaced, drawn, put, tied_generator
+from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, corrupt, sample_tokens, tied_generator
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.task_parity import same_gradients
@@ -54,9 +54,11 @@ def discriminator() -> Loaded:
     return create(Config(family="heedful", model=model, head=ReplacedTokens()), tokenizer(), seed=1)
 
 
-def made(loaded: Loaded, **settings: Any) -> Replaced:
+def made(loaded: Loaded, **settings: Any) -> ReplacedTokenDetection:
     """With a tied generator half as wide."""
-    return Replaced(tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings)
+    return ReplacedTokenDetection(
+        tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings
+    )
 
 
 ONE = made(discriminator())
@@ -105,11 +107,13 @@ def test_tokens_are_drawn_as_the_scores_say() -> None:
     scores = torch.tensor([[0.0, -torch.inf, 1.0, 2.0], [5.0, 0.0, 0.0, -torch.inf]], dtype=torch.float64)
     draws = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000  # evenly
     for row in scores:
-        found = torch.bincount(drawn(row.expand(len(draws), -1), draws), minlength=4) / len(draws)
+        found = torch.bincount(sample_tokens(row.expand(len(draws), -1), draws), minlength=4) / len(draws)
         assert (found - row.softmax(-1)).abs().max() < 2e-4
-    low_and_high = drawn(scores[:1].float().expand(2, -1), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
+    low_and_high = sample_tokens(
+        scores[:1].float().expand(2, -1), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    )
     assert low_and_high.tolist() == [0, 3]
-    assert drawn(scores[:0], draws[:0]).shape == (0,)
+    assert sample_tokens(scores[:0], draws[:0]).shape == (0,)
 
 
 def test_a_token_that_is_drawn_right_was_not_replaced() -> None:
@@ -117,7 +121,7 @@ def test_a_token_that_is_drawn_right_was_not_replaced() -> None:
     assert batch.rows is not None and len(batch.rows) == 6
     tokens = batch.targets.clone()
     tokens[2:] += 1
-    corrupted, replaced = put(batch, tokens)
+    corrupted, replaced = corrupt(batch, tokens)
     assert replaced.nonzero().flatten().tolist() == batch.rows[2:].tolist() and len(replaced) == 42
     assert corrupted.tokens[batch.rows].tolist() == tokens.tolist() and (batch.packed.tokens[batch.rows] == MASK).all()
 
@@ -154,20 +158,20 @@ def pair(folder: Path, tied: bool) -> tuple[Loaded, Loaded, Any, Any]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bool) -> None:
     ours, generator, their_model, their_generator = pair(tmp_path, tied)
-    objective = Replaced(tokenizer=tokenizer(), generator=generator)
+    objective = ReplacedTokenDetection(tokenizer=tokenizer(), generator=generator)
     batch = objective.batch([sample(list(range(5, 28)), [7, 8, 9]), sample(list(range(40, 70)))], [3, 4])
     loss = objective.loss(ours, batch)
     loss.sum.backward()
     assert batch.rows is not None and batch.draws is not None and generator.head is not None
     with torch.no_grad():
         scores = generator(batch.packed)[batch.rows]
-        tokens = drawn(scores, batch.draws)
+        tokens = sample_tokens(scores, batch.draws)
         expected = [  # by numpy
             int(np.searchsorted(np.cumsum(np.exp(row) / np.exp(row).sum()), number, side="right"))
             for row, number in zip(scores.numpy(), batch.draws.numpy(), strict=True)
         ]
     assert tokens.tolist() == expected and not torch.equal(tokens, batch.targets)
-    corrupted, replaced = put(batch, tokens)
+    corrupted, replaced = corrupt(batch, tokens)
     labels = torch.full_like(batch.packed.tokens, -100)
     labels[batch.rows] = batch.targets
 
@@ -230,7 +234,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"generator_size is 4\.0; expected a share of the width"):
         tied_generator(loaded, generator_size=4.0)
     with pytest.raises(HeedfulError, match=r"mask_prob is 15\.0; expected a share"):
-        Replaced(tokenizer=tokenizer(), generator=loaded, mask_prob=15.0)
+        ReplacedTokenDetection(tokenizer=tokenizer(), generator=loaded, mask_prob=15.0)
     model = replace(loaded.config.model, encoder=None, decoder=loaded.config.model.encoder)
     with pytest.raises(HeedfulError, match="is an encoder alone, and this model is not"):
         tied_generator(create(replace(loaded.config, model=model)))
@@ -239,7 +243,9 @@ def test_what_cannot_be_is_refused() -> None:
 # -- training -------------------------------------------------------------------------------------------------------
 
 
-def learn(loaded: Loaded, objective: Replaced, samples: list[Sample], **settings: Any) -> tuple[Trainer, list[float]]:
+def learn(
+    loaded: Loaded, objective: ReplacedTokenDetection, samples: list[Sample], **settings: Any
+) -> tuple[Trainer, list[float]]:
     given: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
     trainer = Trainer(loaded, objective, samples, TrainSettings(**given | settings))
     return trainer, [step.loss for step in trainer]
@@ -267,12 +273,12 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
     assert len({id(each) for each in one.values()}) == len(one)
 
 
-def judged(loaded: Loaded, objective: Replaced, batch: Batch) -> tuple[float, float]:
+def judged(loaded: Loaded, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
     """The share of all tokens that are told rightly, and that of those that were replaced."""
     with torch.no_grad():
         _, term = objective.terms(loaded, batch)
         assert batch.rows is not None and batch.draws is not None and term.right is not None
-        replaced = put(batch, drawn(objective.generator(batch.packed)[batch.rows], batch.draws))[1]
+        replaced = corrupt(batch, sample_tokens(objective.generator(batch.packed)[batch.rows], batch.draws))[1]
     return float(term.right.double().mean()), float(term.right[replaced].double().mean())
 
 
@@ -281,7 +287,7 @@ def test_it_learns_what_another_generator_replaces() -> None:
     loaded = discriminator()
     generator = create(replace(tied_generator(loaded).config), tokenizer(), seed=3)
     generator.requires_grad_(False)
-    objective = Replaced(tokenizer=tokenizer(), generator=generator)
+    objective = ReplacedTokenDetection(tokenizer=tokenizer(), generator=generator)
     samples = [sample(*texts()[2:4])] * 4
     trainer, _ = learn(loaded, objective, samples, max_steps=80)
     assert not any(name.startswith("beside.") for name in trainer.parameters)

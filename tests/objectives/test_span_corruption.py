@@ -19,7 +19,7 @@ from heedful.checkpoint import Config, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Sinusoidal, StackConfig
 from heedful.objectives import Batch, Sample
-from heedful.objectives.span_corruption import Spans
+from heedful.objectives.span_corruption import SpanCorruption
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW
@@ -44,7 +44,7 @@ def words(sentinels: int = 30) -> Tokenizer:
     return Tokenizer(made, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
 
 
-SPANS = Spans(tokenizer=words(), start=PAD)
+SPANS = SpanCorruption(tokenizer=words(), start=PAD)
 TOP = words().size - 1  # the first sentinel
 text = st.lists(st.integers(3, 62), max_size=70)
 groups = st.lists(st.lists(text, min_size=1, max_size=4), min_size=1, max_size=3)
@@ -106,7 +106,7 @@ def test_trap_31_the_text_can_be_put_together_again(given: list[list[list[int]]]
 def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
     """Over many keys: each way to part 3 tokens in 2 spans, and 5 kept ones in 2, comes as often."""
     ids = list(range(3, 63)) * 8
-    objective = Spans(tokenizer=words(100), start=PAD)
+    objective = SpanCorruption(tokenizer=words(100), start=PAD)
     batches = [objective.batch([sample(ids)], [key]) for key in range(20)]
     spans = [restored(*found, count=100)[1] for batch in batches for found in parts(batch)]
     noise = [sum(map(len, each)) for each in spans]
@@ -114,7 +114,7 @@ def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
     lengths = np.bincount([len(span) for each in spans for span in each])
     assert lengths[1] > lengths[2] > lengths[4] > 0  # not all the same
     seen: dict[tuple[int, ...], int] = {}
-    objective = Spans(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
+    objective = SpanCorruption(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
     for key in range(1600):
         source, target = objective.corrupted(sample(list(range(3, 11))), key)
         shape = tuple(place for each in (source, target) for place in (each.tokens > TOP - 30).nonzero()[0].tolist())
@@ -125,14 +125,14 @@ def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
 
 def test_fewer_sentinels_than_spans_make_longer_spans() -> None:
     ids = list(range(3, 63)) * 2
-    (found,) = parts(Spans(tokenizer=words(2), start=PAD).batch([sample(ids)], [5]))
+    (found,) = parts(SpanCorruption(tokenizer=words(2), start=PAD).batch([sample(ids)], [5]))
     whole, spans = restored(*found, count=2)
     assert whole == [*ids, END] and len(spans) == 2 and sum(map(len, spans)) == 18
 
 
 def test_most_of_a_text_may_be_taken() -> None:
     """No span without a kept token before it."""
-    objective = Spans(tokenizer=words(), start=PAD, mask_prob=0.9, mean_noise_span_length=1.0)
+    objective = SpanCorruption(tokenizer=words(), start=PAD, mask_prob=0.9, mean_noise_span_length=1.0)
     ((source, target),) = parts(objective.batch([sample(list(range(3, 23)))], [1]))
     whole, spans = restored(source, target)
     assert whole == [*range(3, 23), END] and len(spans) == 2 and sum(map(len, spans)) == 18
@@ -140,11 +140,11 @@ def test_most_of_a_text_may_be_taken() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"no token <extra_id_0>: .* add them as special tokens \(100 are usual\)"):
-        Spans(tokenizer=words(0), start=PAD)
+        SpanCorruption(tokenizer=words(0), start=PAD)
     with pytest.raises(
         HeedfulError, match=r"mask_prob is 1.5 and mean_noise_span_length 3.0; expected a share below 1"
     ):
-        Spans(tokenizer=words(), start=PAD, mask_prob=1.5)
+        SpanCorruption(tokenizer=words(), start=PAD, mask_prob=1.5)
 
 
 def test_trap_32_a_key_decides_and_nothing_else() -> None:

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
 from tests.support.corpora import documents, trained
 
@@ -43,7 +43,7 @@ def test_filled_as_the_tokenizer_would(kind: str, pair: bool) -> None:
     tokenizer = made(kind)
     one, two = ("b c b", "c c") if kind in ("nothing", "end", "behind") else (TEXTS[0][0], TEXTS[1][0])
     ids = tokenizer.ids([one, two])
-    frame = Frame.of(tokenizer, pair=pair)
+    frame = SpecialTokenTemplate.of(tokenizer, pair=pair)
     filled, types = frame.fill(*ids if pair else ids[:1])
     expected = tokenizer.encode((one, two) if pair else one)
     assert filled.tolist() == list(expected.ids) and types.tolist() == list(expected.types)
@@ -54,23 +54,23 @@ def test_filled_as_the_tokenizer_would(kind: str, pair: bool) -> None:
 
 def test_no_text_at_all() -> None:
     nothing = np.zeros(0, dtype=np.int32)
-    frame = Frame.of(made("wordpiece"), pair=True)
+    frame = SpecialTokenTemplate.of(made("wordpiece"), pair=True)
     ids, types = frame.fill(nothing, nothing)
     assert ids.tolist() == [2, 3, 3] and types.tolist() == [0, 0, 1]
 
 
 def test_room() -> None:
-    frame = Frame.of(made("wordpiece"), pair=True)
+    frame = SpecialTokenTemplate.of(made("wordpiece"), pair=True)
     assert (frame.width, frame.room(64), frame.room(7)) == (3, 61, 4)
     with pytest.raises(HeedfulError, match=r"length is 6, of which 3 are special tokens: give at least 7"):
         frame.room(6)
-    assert Frame.of(made("bpe"), pair=True).width == 4, "two between the texts"
-    assert Frame.of(made("nothing"), pair=False).room(2) == 2
+    assert SpecialTokenTemplate.of(made("bpe"), pair=True).width == 4, "two between the texts"
+    assert SpecialTokenTemplate.of(made("nothing"), pair=False).room(2) == 2
     with pytest.raises(HeedfulError, match=r"length is 1, of which 0 are special tokens: give at least 2"):
-        Frame.of(made("nothing"), pair=False).room(1)
+        SpecialTokenTemplate.of(made("nothing"), pair=False).room(1)
 
 
 def test_another_order_is_refused() -> None:
     with pytest.raises(HeedfulError, match="does not keep the texts of a pair in their order"):
-        Frame.of(made("swapped"), pair=True)
-    assert Frame.of(made("swapped"), pair=False).width == 0
+        SpecialTokenTemplate.of(made("swapped"), pair=True)
+    assert SpecialTokenTemplate.of(made("swapped"), pair=False).width == 0

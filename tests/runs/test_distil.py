@@ -22,7 +22,7 @@ from heedful.data.inputs.inherited_settings import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import ready
-from heedful.objectives.distillation.objective import maps
+from heedful.objectives.distillation.objective import state_projections
 from heedful.runs.distil import augment as distil_more
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil_run
@@ -48,7 +48,7 @@ from heedful.runs.distil.verdict import plot as drawn
 from heedful.runs.finetune.build import make_task
 from heedful.runs.run_folder import file_hash
 from heedful.settings import from_file
-from heedful.tasks.task import Cut, evaluate
+from heedful.tasks.task import TruncationStats, evaluate_task
 from heedful.tokenizer import Encoded, Words
 from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
 from tests.support.generated_data import DURATION, NAMES, WORDS, as_csv, classified, data, tune
@@ -69,7 +69,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
     source, cut = read(tmp_path / "long.jsonl", settings=DataSettings(dev_fraction=0.0)), []
 
     def told(*given: Any) -> Any:
-        measure = evaluate(*given)
+        measure = evaluate_task(*given)
         cut.append(measure.cut)
         return measure
 
@@ -78,7 +78,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
         distil_verdict._asked(
             str(teacher), "float32", source=source, split="train", metric="accuracy", long_inputs=long
         )
-    assert [each != Cut() for each in cut] == [True, False]
+    assert [each != TruncationStats() for each in cut] == [True, False]
 
 
 def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) -> None:
@@ -189,7 +189,7 @@ def test_each_seed_draws_its_own_maps(
     drawn: list[list[float]] = []
 
     def noted(*given: Any) -> Any:
-        made = maps(*given)
+        made = state_projections(*given)
         drawn.append([each.weight[0, 0].item() for each in made.values()])
         return made
 

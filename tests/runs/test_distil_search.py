@@ -25,7 +25,7 @@ from heedful.runs.distil.settings import foresee, student_of
 from heedful.runs.distil.students import one_stack
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 from tests.support.distillation import NO_BASELINE, QUICK, Told
 from tests.support.model_folders import make
 
@@ -74,7 +74,7 @@ def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, label
     with pytest.raises(HeedfulError, match=r"mine is no search: it holds a\.txt, b, c and more, but no search\.json"):
         search(teacher, labelled, mine, min_quality=0.9)
     assert len(list(mine.iterdir())) == 4
-    with only_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
+    with lock_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
         search(teacher, labelled, tmp_path / "run", min_quality=0.9, shapes=["bag"], assignments=QUICK)
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["run.lock"]
     with pytest.raises(HeedfulError, match=r"rows\.csv"):

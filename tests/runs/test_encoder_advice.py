@@ -16,7 +16,7 @@ from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.build import make_task
 from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
 from heedful.runs.finetune.run import finetune, prepare
-from heedful.tasks.task import Read
+from heedful.tasks.task import EncodedSplit
 from heedful.tokenizer import Tokenizer
 from tests.support.generated_data import as_csv, tune
 from tests.support.model_folders import make
@@ -48,8 +48,8 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> Read:
-    return Read(
+def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSplit:
+    return EncodedSplit(
         samples=[], examples=examples, tokens=0, windowed=windowed, cut=cut, cut_tokens=0, left_out=0, owners=[],
         remarks={},  # type: ignore[arg-type]
     )  # fmt: skip

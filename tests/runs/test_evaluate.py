@@ -29,7 +29,7 @@ from heedful.runs.finetune import run as module
 from heedful.runs.scoring import Book, asker, measure
 from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE
-from heedful.tasks.task import Judged
+from heedful.tasks.task import ScoredAnswer
 from heedful.train.ranks import Ranks
 from tests.support import generated_data
 from tests.support.classic_models import classic
@@ -403,7 +403,7 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
     task, _ = task_of(load(single / "run"), read(single / "data"), "test")
     with Book(tmp_path / "predictions.jsonl") as book:
         for number, (right, loss) in enumerate(told):
-            book.write(task, number, Labelled(text="x", label="good"), {}, Judged("good", "bad", right, loss))
+            book.write(task, number, Labelled(text="x", label="good"), {}, ScoredAnswer("good", "bad", right, loss))
     found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [line["id"] for line in found] == [3, 1, 4, 0, 2]
 

@@ -33,7 +33,7 @@ from heedful.runs.run_folder import BAD_ROWS, DATA, begin, read_json
 from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
 from heedful.tasks.qa import NO_ANSWER
-from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
+from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
 from heedful.tokenizer import Words
 from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
@@ -254,7 +254,7 @@ def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
 
     assert weights(ClassifySettings()) == ()
     assert weights(ClassifySettings(class_weight="balanced")) == (12 / (2 * 9), 12 / (2 * 3))
-    assert weights(MultipleSettings(class_weight="balanced")) == (3 / 9, 9 / 3)
+    assert weights(MultiLabelSettings(class_weight="balanced")) == (3 / 9, 9 / 3)
 
 
 def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import run_folder as folder_module
 from heedful.runs.evaluate import suite
 from heedful.runs.finetune import run as module
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
@@ -436,7 +436,7 @@ def test_t13_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple
     given, _ = steady
     run = given.parent / "run"
     for folder in (run, tmp_path / "new"):
-        with only_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
+        with lock_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
             tune("classify", given, folder, MANY)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]
     assert tune("classify", given, tmp_path / "new", MANY).stop_reason == "completed"

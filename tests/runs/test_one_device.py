@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from heedful.objectives.distillation.objective import Asked, Distilled, Losses
-from heedful.objectives.distillation.teacher import Pairing
+from heedful.objectives.distillation.objective import Distillation, DistillationLosses, TeacherRequest
+from heedful.objectives.distillation.teacher import SampleAlignment
 from heedful.runs import run_folder as folder
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil
@@ -167,11 +167,11 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
     def ask(numbers: Sequence[int], keys: Sequence[int]) -> Any:
         return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
 
-    pairing = Pairing(same=False, theirs=[(), (0,)], words=[None, slice(0, 2)])
+    pairing = SampleAlignment(same=False, theirs=[(), (0,)], words=[None, slice(0, 2)])
     given: Any = {"learner": None, "ask": ask, "project": torch.nn.ModuleDict()}
-    found = Distilled(kind="tokens", losses=Losses(), pairing=pairing, **given)
+    found = Distillation(kind="tokens", losses=DistillationLosses(), pairing=pairing, **given)
     none = torch.ones(0)
-    asked = Asked(samples=(), numbers=[0, 1], keys=[0, 0], label=none, kd=none, sizes=[2, 2], rows=None)
+    asked = TeacherRequest(samples=(), numbers=[0, 1], keys=[0, 0], label=none, kd=none, sizes=[2, 2], rows=None)
     with OneDevice():  # type: ignore[no-untyped-call]
         said = found._said(asked, torch.ones(4, 3, device=META))
     assert said["scores"].shape == (4, 3) and said["scores"].is_meta

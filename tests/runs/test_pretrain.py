@@ -28,8 +28,8 @@ import heedful
 from heedful.data.corpus.build import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Normal, TruncatedNormal
-from heedful.objectives.causal_lm import Causal
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.causal_lm import CausalLM
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import held_out
 from heedful.runs.card.baseline import comparisons
 from heedful.runs.card.finetuned import plain
@@ -43,7 +43,7 @@ from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.runs.run_folder import BEGUN, going_on, refuse_other
 from heedful.settings import from_file, to_toml
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs.classify import ClassifySettings
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
@@ -268,7 +268,7 @@ def check_writing(kind: str, folder: Path) -> None:
     ids = ours.tokenizer.pack(["In the garden"]).tokens[None]
     read = ids[:, :-1] if kind == "clm" else ids
     written = theirs.generate(read, max_new_tokens=6, do_sample=False)[0]
-    (answer,) = heedful.Engine(folder, writing=Writing(max_new_tokens=6))(["In the garden"])
+    (answer,) = heedful.Engine(folder, writing=GenerationConfig(max_new_tokens=6))(["In the garden"])
     new = written[read.shape[1] :] if kind == "clm" else written[1:]
     assert answer["text"] == ours.tokenizer.decode(new.tolist()).strip()
 
@@ -381,7 +381,7 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
     corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
     (rows,), held = samples_of(Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
-    objective, end, ends, sequences = Causal(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
+    objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
         ends += int((objective.batch([sample], [0]).targets == end).sum())
         sequences += len(sample.bounds) - 1
@@ -440,7 +440,7 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     pieces = Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
     (rows,), _ = samples_of(pieces)
     objective = objectives_of(pieces, fresh_or_started(pieces), [rows])[0]
-    assert isinstance(objective, Masked)
+    assert isinstance(objective, MaskedLM)
     for number in range(len(rows)):
         batch, free = objective.batch([rows[number]], [number]), int(objective.free[rows[number].tokens].sum())
         assert len(batch.targets) == round(0.15 * (128 - 4 - 2)) and len(rows[number]) == 128
@@ -786,15 +786,15 @@ def test_versions_of_masks_return(
 ) -> None:
     """The same sequences with the same masks, in another order."""
     drawn: dict[str, list[list[tuple[int, ...]]]] = {}
-    original = Masked.batch
+    original = MaskedLM.batch
 
-    def noted(self: Masked, samples: Any, keys: Any) -> Any:
+    def noted(self: MaskedLM, samples: Any, keys: Any) -> Any:
         batch = original(self, samples, keys)
         if len(keys) > 1:  # evaluation takes one row at a time
             drawn[name].append(sorted(tuple(each.tolist()) for each in batch.packed.unpack(batch.packed.tokens)))
         return batch
 
-    monkeypatch.setattr(Masked, "batch", noted)
+    monkeypatch.setattr(MaskedLM, "batch", noted)
     for name, versions in (("static", "2"), ("dynamic", '"none"')):
         drawn[name] = []
         more = {

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
 from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
 from heedful.runs.finetune.run import Finished
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_what_no_quickstart_made_stays(tmp_path: Path, runs: list[Path]) -> None
 def test_t13_one_that_is_running_stays(tmp_path: Path, runs: list[Path]) -> None:
     folder = tmp_path / "run"
     quickstart(folder)
-    with only_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
+    with lock_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
         quickstart(folder)
     assert (folder / "predictions-test.jsonl").is_file() and len(runs) == 1
 

@@ -20,7 +20,7 @@ from heedful.cli import main
 from heedful.data.examples import Example
 from heedful.infer.engine import Engine
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weights
+from heedful.objectives.base import pack_samples, sample_weights
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
@@ -29,12 +29,12 @@ from heedful.runs.recipe_template import template
 from heedful.serve.requests import FollowsBody
 from heedful.serve.routes import Question
 from heedful.serve.run import background
-from heedful.tasks.answering import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import Prediction
 from heedful.tasks.spec import Card, TaskSettings, TaskSpec
 from heedful.tasks.specs import register, unregister
-from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
 from heedful.tokenizer import Encoded, Item
 from tests.support.model_folders import make
 
@@ -88,14 +88,14 @@ class InOrder(Prediction):
     probability: float  # that they are
 
 
-def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"right", "in_order"}."""
     (window,) = windows
     probability = float(window.scores.softmax(-1)[0])
     return {"right": probability >= 0.5, "in_order": probability}
 
 
-ORDERS = Answerer(
+ORDERS = AnswerHead(
     expects='pairs of texts, like [("first text", "second text")]',
     items=read_pair,
     answer=answer,
@@ -111,7 +111,7 @@ class Order(Task):
 
     example: ClassVar[type[Example]] = Ordered
     head: ClassVar[str] = "next_sentence"
-    answerers: ClassVar[tuple[Answerer, ...]] = (ORDERS,)
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (ORDERS,)
     metric: str = "accuracy"
 
     def items(self, example: Any) -> list[Item]:
@@ -126,20 +126,22 @@ class Order(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
-        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
-    def measure(self) -> Measure:
-        return Measure(metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": spread(2, mean_of)})
+    def measure(self) -> EvalMetrics:
+        return EvalMetrics(
+            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": bootstrap_stat(2, mean_of)}
+        )
 
     def measured(
-        self, measure: Measure, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
-    ) -> Measure:
+        self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
-        return Measure(
+        return EvalMetrics(
             metrics={
                 "accuracy": measure.metrics["accuracy"].updated(said, gold),
                 "loss": measure.metrics["loss"].updated(losses, [1] * len(judged)),
@@ -147,14 +149,14 @@ class Order(Task):
             spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(one.correct, 1) for one in judged])},
         )
 
-    def result(self, measure: Measure) -> Result:
+    def result(self, measure: EvalMetrics) -> Result:
         found: Result = measure.metrics["accuracy"].result()
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
-    def judge(self, example: Any, answer: Answer) -> Judged:
+    def judge(self, example: Any, answer: Answer) -> ScoredAnswer:
         label, prediction = ("yes" if right else "no" for right in (example.right, answer["right"]))
-        loss = surprise(answer["in_order"] if example.right else 1 - answer["in_order"])
-        return Judged(label, prediction, label == prediction, loss)
+        loss = log_loss(answer["in_order"] if example.right else 1 - answer["in_order"])
+        return ScoredAnswer(label, prediction, label == prediction, loss)
 
 
 async def in_order(call: Any, body: FollowsBody) -> Any:

@@ -33,7 +33,7 @@ from heedful.runs.finetune.run import Finished, finetune, prepare
 from heedful.runs.finetune.seq2seq import transformer
 from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, alignments
 from heedful.runs.plots.figures import draw
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
@@ -277,7 +277,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert signature in (tmp_path / "whole/model/README.md").read_text().replace("\\", "")
     loaded = load(tmp_path / "whole")
     for line in (tmp_path / "whole/predictions-dev.jsonl").read_text().splitlines():
-        (again,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=12))([json.loads(line)["input"]])
+        (again,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=12))([json.loads(line)["input"]])
         assert again["text"] == json.loads(line)["prediction"]
 
     found = alignment(loaded, *ROWS[0])
@@ -337,7 +337,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     finetune("seq2seq", data, tmp_path / "run", assignments=wishes)
     loaded = load(tmp_path / "run")
     assert loaded.limit == 6 and loaded.limit_written is None
-    (said,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=40))(["one two"])
+    (said,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=40))(["one two"])
     assert said["tokens"] == 40 or said["complete"]
     assert evaluate(tmp_path / "run", data, split="train").numbers["f1"] >= 0
     rows.append(("one two " * 6, "twenty one words " * 6))

@@ -30,7 +30,7 @@ from heedful.runs.finetune.settings import (
 from heedful.runs.run_folder import going_on
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.tasks.specs import SPECS, task_names
-from heedful.tasks.specs.classify import MultipleSettings
+from heedful.tasks.specs.classify import MultiLabelSettings
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, DecayFromStart
@@ -245,7 +245,7 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
 
 def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
     given = "task.thresholds=tuned"
-    assert early("classify", given).task == MultipleSettings(thresholds="tuned")
+    assert early("classify", given).task == MultiLabelSettings(thresholds="tuned")
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
         wished("classify", None, given)  # one label, as it turned out
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):

@@ -22,7 +22,7 @@ from heedful.runs import trackers
 from heedful.runs.finetune.run import finetune
 from heedful.runs.tracking import TRACKING, Tracking
 from heedful.train.fit import Reporter
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -73,7 +73,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 def series(folder: Path, name: str) -> list[tuple[int, float]]:
     """Steps and values of a scalar of the journal."""
     group, key = name.split("/")
-    lines = list(records(folder / "journal.jsonl"))
+    lines = list(read_journal(folder / "journal.jsonl"))
     rows = [
         (line["step"], line["dev"] if group == "dev" else line) for line in lines if ("dev" in line) == (group == "dev")
     ]
@@ -101,7 +101,7 @@ def test_csv_has_a_row_for_each_record(texts: Path, tmp_path: Path) -> None:
     assert len(table(run)) == 5
     assert train(texts, run, ["csv"]) == "completed"
     rows = table(run)
-    assert len(rows) == len(list(records(run / "journal.jsonl")))
+    assert len(rows) == len(list(read_journal(run / "journal.jsonl")))
     assert any(row["dev_accuracy"] for row in rows)
 
 

@@ -24,7 +24,7 @@ from heedful.runs.card.baseline import comparisons, table_rows, warning
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune import word_baseline
 from heedful.runs.finetune.word_baseline import WordBaseline, rows_of_splits, seconds_allowed
-from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Task
 from heedful.train.settings import TrainSettings
@@ -184,7 +184,7 @@ def test_weights_of_classes_are_those_of_the_run() -> None:
 
 def test_any_number_of_labels_with_thresholds_and_a_label_that_all_rows_have() -> None:
     rows = [MultiLabelled(text=f"cat dog {n}", labels=("animal", "cat") if n % 2 else ("animal",)) for n in range(20)]
-    bag = WordBaseline(task_of(ClassifyMany, ("animal", "cat", "never")))
+    bag = WordBaseline(task_of(ClassifyMultiLabel, ("animal", "cat", "never")))
     bag.fit(rows)
     (answer,) = bag.answers([MultiLabelled(text="cat", labels=())])
     assert answer["probabilities"]["animal"] == 1.0 and answer["probabilities"]["never"] == 0.0

@@ -25,7 +25,7 @@ from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import QUESTIONS, labels_of
 from heedful.serve.run import Running
 from heedful.serve.settings import named
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
 from tests.support.model_folders import long_text, make_writer
@@ -219,13 +219,13 @@ def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) 
 
 def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
     port, texts = served.port, ["a b", "c d e", "h"]
-    alone_greedily = Engine(engines["write"].loaded, writing=Writing(max_new_tokens=3))(["a"])[0]["text"]
+    alone_greedily = Engine(engines["write"].loaded, writing=GenerationConfig(max_new_tokens=3))(["a"])[0]["text"]
     for how, more in (
         (Greedy(), {}),
         (Beam(width=2, best=2), {"num_beams": 2}),
         (Sample(temperature=1.5), {"temperature": 1.5, "seed": 3}),
     ):
-        alone = Engine(engines["write"].loaded, writing=Writing(how=how, max_new_tokens=5, seed=3))(texts)
+        alone = Engine(engines["write"].loaded, writing=GenerationConfig(how=how, max_new_tokens=5, seed=3))(texts)
         found = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json
         assert [each["text"] for each in found] == [each["text"] for each in alone]
     assert ask(port, "/generate", {"inputs": "a", "num_beams": 2, "temperature": 1.0}).status == 422

@@ -18,7 +18,7 @@ from heedful.cli.family_table import newest_record, print_family_table
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.plots import style
 from heedful.study import REAL, STUDIES, charts, complexity, multi30k, runner, scores
 from heedful.study.build import word_level_tokenizer
@@ -83,7 +83,9 @@ def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
 def test_what_was_kept_of_another_form_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json"))
     bench.record("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
-    assert runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["b"]
+    assert runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json")).missing_arms(
+        "ab", 1
+    ) == ["b"]
     assert runner.Recorder(StudyConfig(partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["a", "b"]
     said: list[str] = []
     torn = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "none" / "kept.json", log=said.append))
@@ -156,7 +158,7 @@ def test_masks_with_other_shares() -> None:
     tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocab_size=60))
     ids = tokenizer.encode("a b c d e f g h " * 60).ids
     sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
-    usual = Masked(tokenizer=tokenizer, mask_prob=0.5)
+    usual = MaskedLM(tokenizer=tokenizer, mask_prob=0.5)
     for hidden, replaced in ((1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)):
         batch = with_shares(usual, hidden, replaced).batch([sample], [7])
         assert batch.rows is not None and torch.equal(batch.rows, usual.batch([sample], [7]).rows)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.fit import EvalResult, Reporter, fit
-from heedful.train.ranks import Ranks, ranks
+from heedful.train.ranks import Ranks, connect_ranks
 from heedful.train.trainer import Step, Trainer
 from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
 
@@ -179,7 +179,7 @@ def main(job: Job) -> int:
     """Run a job; an exit code, as a command's."""
     os.environ["HEEDFUL_DIST_TIMEOUT"] = str(job.patience)
     warnings.simplefilter("always", HeedfulWarning)  # all others are errors
-    with ranks() as mine:
+    with connect_ranks() as mine:
         with (Path(job.out) / f"rank-{mine.rank}.pids").open("a") as file:
             file.write(f"{os.getpid()}\n")
         try:

@@ -11,9 +11,9 @@ import numpy as np
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
-    Entities,
-    MultiLabel,
-    RankedRegression,
+    EntityScores,
+    MultiLabelScores,
+    RankedRegressionScores,
     Result,
     TokenLoss,
 )
@@ -54,7 +54,7 @@ def labelled(labels: list[str], count: int = 300, seed: int = 0) -> Result:
     draw = np.random.default_rng(seed)
     gold = draw.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
     said = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
-    return MultiLabel(labels=tuple(labels)).updated(said.astype(int), gold.astype(int)).result() | {"loss": 0.31}
+    return MultiLabelScores(labels=tuple(labels)).updated(said.astype(int), gold.astype(int)).result() | {"loss": 0.31}
 
 
 def tagged(count: int = 200, seed: int = 0) -> Result:
@@ -62,7 +62,7 @@ def tagged(count: int = 200, seed: int = 0) -> Result:
     draw, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
     gold = [draw.choice(tags, size=12).tolist() for _ in range(count)]
     said = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
-    return Entities(scheme="conlleval").updated(said, gold).result() | {"strict_f1": 0.7}
+    return EntityScores(scheme="conlleval").updated(said, gold).result() | {"strict_f1": 0.7}
 
 
 def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
@@ -75,7 +75,7 @@ def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
         | {"loss": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
         for n in np.argsort(-abs(gold - said), kind="stable").tolist()
     ]
-    return RankedRegression().updated(said, gold).result(), lines
+    return RankedRegressionScores().updated(said, gold).result(), lines
 
 
 def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:

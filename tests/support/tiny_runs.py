@@ -27,14 +27,14 @@ from heedful.model.config import (
     TokenClasses,
 )
 from heedful.objectives import Batch, Loss, Objective, Sample
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.settings import read
 from heedful.tasks.classify import Classify
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.fit import EvalResult, FitSettings
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Step, Trainer, TrainSettings
 
 LINES = """
@@ -126,7 +126,7 @@ def packed(dropout: float = 0.1) -> tuple[Loaded, Any, list[Sample]]:
     encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
     groups = [encoded[start : start + count] for start, count in zip(range(16), [4, 1, 3, 2] * 4, strict=True)]
     samples = [Sample.of([each.ids for each in group], [each.types for each in group]) for group in groups]
-    return loaded, Masked(tokenizer=tokenizer()), samples
+    return loaded, MaskedLM(tokenizer=tokenizer()), samples
 
 
 MADE: dict[str, Callable[[float], tuple[Loaded, Any, list[Sample]]]] = {
@@ -154,7 +154,7 @@ def settings(train: dict[str, Any], fit: dict[str, Any]) -> tuple[TrainSettings,
     return read(TrainSettings, TRAIN | train, source="train"), read(FitSettings, FIT | fit, source="fit")
 
 
-def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = ALONE, **train: Any) -> Trainer:
+def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_PROCESS, **train: Any) -> Trainer:
     """With these settings over TRAIN."""
     loaded, objective, samples = MADE[task](dropout)
     return Trainer(loaded, objective, samples, settings(train, {})[0], ranks)

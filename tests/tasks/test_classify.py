@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from heedful.data import Labelled, MultiLabelled
 from heedful.infer.engine import Engine
-from heedful.tasks.classify import FEW, Classify, ClassifyMany
-from heedful.tasks.task import evaluate
+from heedful.tasks.classify import FEW, Classify, ClassifyMultiLabel
+from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
 
@@ -39,9 +39,9 @@ def task(**more: Any) -> Classify:
     return Classify(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": LABELS} | more)
 
 
-def many(**more: Any) -> ClassifyMany:
+def many(**more: Any) -> ClassifyMultiLabel:
     """The same with any number of labels."""
-    return ClassifyMany(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": LABELS} | more)
+    return ClassifyMultiLabel(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": LABELS} | more)
 
 
 def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
@@ -185,7 +185,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     examples = [*TEXTS, *(Labelled(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS)]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
     gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
-    measure = evaluate(task(), Engine(both("single").ours), examples)
+    measure = evaluate_task(task(), Engine(both("single").ours), examples)
     found = task().result(measure)
     assert found["accuracy"] == sklearn_metrics.accuracy_score(gold, said)
     assert found["confusion"] == sklearn_metrics.confusion_matrix(gold, said).tolist()
@@ -226,7 +226,7 @@ def test_many_labels_agree_with_sklearn() -> None:
     gold = np.array([each.target for each in many().read(SETS).samples]).astype(int)
     for given in ({}, thresholds):
         ours.thresholds = dict(given)
-        measure = evaluate(many(), Engine(ours), SETS)
+        measure = evaluate_task(many(), Engine(ours), SETS)
         ours.thresholds = {}
         said = (probabilities >= [given.get(label, 0.5) for label in LABELS]).astype(int)
         found = many().result(measure)

@@ -20,7 +20,7 @@ from heedful.data.sampler import cut, units
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.embed import Embed
-from heedful.tasks.task import evaluate
+from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, text_of, tokenizer
 
@@ -177,7 +177,7 @@ def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> Non
 
 def test_scored_pairs_are_correlated() -> None:
     made = scored()
-    measure = evaluate(made, Engine(model()), SCORED)
+    measure = evaluate_task(made, Engine(model()), SCORED)
     found = made.result(measure)
     cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
     assert found["spearman"] == found[made.metric] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
@@ -190,7 +190,7 @@ def test_scored_pairs_are_correlated() -> None:
 
 def test_unscored_pairs_are_found_among_all() -> None:
     made = task()
-    measure = evaluate(made, Engine(model()), PAIRS)
+    measure = evaluate_task(made, Engine(model()), PAIRS)
     found = made.told(measure)
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     order = (-a @ b.T).argsort(1)
@@ -202,7 +202,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
     pairs = [replace(each, positive="x") for each in PAIRS]
-    found = task().result(evaluate(task(), Engine(model()), pairs))
+    found = task().result(evaluate_task(task(), Engine(model()), pairs))
     assert (found["accuracy"], found["mrr"]) == (1, 1), "there is one answer"
 
 
@@ -217,7 +217,7 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
     ]
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
     said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
-    halves = [evaluate(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
+    halves = [evaluate_task(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
     assert made.told(halves[0].merged(halves[1]))["notes"] == [said]
 
 

@@ -18,11 +18,11 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.tasks.classify import Classify
 from heedful.tasks.embed import Embed
-from heedful.tasks.multiple_choice import Choose
-from heedful.tasks.qa import Extract
-from heedful.tasks.seq2seq import Rewrite, Writing, marks
+from heedful.tasks.multiple_choice import MultipleChoiceTask
+from heedful.tasks.qa import QuestionAnswering
+from heedful.tasks.seq2seq import GenerationConfig, Seq2Seq, sequence_ends
 from heedful.tasks.tag import Tag
-from heedful.tasks.task import evaluate
+from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import VOCABULARY
 from tests.support.tiny_models import TINY, save_tiny
 
@@ -38,11 +38,15 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
         {"labels": ("A", "O")},
     ),
     "question_answering": (
-        Extract,
+        QuestionAnswering,
         [Question(id="1", question="who?", context="ada wrote it", answers=(Span("ada", 0),))],
         {"impossible": False},
     ),
-    "multiple_choice": (Choose, [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)], {}),
+    "multiple_choice": (
+        MultipleChoiceTask,
+        [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)],
+        {},
+    ),
     "embedding": (
         Embed,
         [
@@ -52,7 +56,7 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
         {"scored": True},
     ),
     "language_model": (
-        Rewrite,
+        Seq2Seq,
         [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")],
         {},
     ),
@@ -89,8 +93,8 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     of, examples, more = EXAMPLES[kind]
     made = attach(loaded(family), kind, labels=more.get("labels", ()), seed=1)
     assert made.tokenizer is not None
-    if of is Rewrite:
-        more = {"mark": marks(made.config.model, made.tokenizer)}
+    if of is Seq2Seq:
+        more = {"mark": sequence_ends(made.config.model, made.tokenizer)}
     task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
     samples = task.read(examples).samples
     assert len(samples) == len(examples)
@@ -99,8 +103,8 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     moved = {name for name, each in made.named().items() if each.grad is not None and each.grad.abs().sum() > 0}
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
     assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
-    engine = heedful.Engine(made.eval(), writing=Writing(max_new_tokens=5))
-    numbers = task.result(evaluate(task, engine, examples))
+    engine = heedful.Engine(made.eval(), writing=GenerationConfig(max_new_tokens=5))
+    numbers = task.result(evaluate_task(task, engine, examples))
     assert 0 <= abs(numbers[task.metric]) <= 1
     asked = [task.ask(example) for example in examples]
     alone = [engine([each])[0] for each in asked]

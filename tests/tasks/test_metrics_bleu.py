@@ -13,7 +13,7 @@ from sacrebleu.metrics import BLEU
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics import Bleu
-from heedful.tasks.metrics.bleu import bleu_of, bleu_statistics, fits
+from heedful.tasks.metrics.bleu import bleu_is_informative, bleu_of, bleu_statistics
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ",", "."]
 
@@ -83,8 +83,14 @@ def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
     """Of fewer it is 0, though all is right."""
     short = ["red cat", "a b c", "我爱北京天安门", "one more word here"]
     assert Bleu().updated(short[:3], short[:3]).result()["bleu"] == 0
-    assert not fits(short, "13a") and fits(short, "char") and not fits(["a b", "c", "four words are enough"], "char")
-    assert fits([*short, "two texts of four", "and three of less"], "13a") and fits([], "13a")
-    assert fits(["我爱北京天安门"], "zh")
+    assert (
+        not bleu_is_informative(short, "13a")
+        and bleu_is_informative(short, "char")
+        and not bleu_is_informative(["a b", "c", "four words are enough"], "char")
+    )
+    assert bleu_is_informative([*short, "two texts of four", "and three of less"], "13a") and bleu_is_informative(
+        [], "13a"
+    )
+    assert bleu_is_informative(["我爱北京天安门"], "zh")
     seen = Bleu().updated(short[:1], short[:1])
     assert seen.blunt and not seen.merged(Bleu().updated(short[3:], short[3:])).blunt

@@ -17,9 +17,9 @@ from heedful.tasks.metrics import (
     confusion_statistics,
     entity_counts,
     f1_of,
-    interval,
     macro_f1,
     matthews,
+    mean_interval,
 )
 from heedful.tasks.metrics.bootstrap import (
     THRESHOLDS,
@@ -27,7 +27,7 @@ from heedful.tasks.metrics.bootstrap import (
     macro_f1_of,
     precision_of,
     recall_of,
-    replicated,
+    resampled_interval,
 )
 
 
@@ -46,25 +46,25 @@ def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
 
 def test_the_mean() -> None:
     scores = np.random.default_rng(0).normal(3, 2, 400)
-    found = interval(scores, seed=1)
+    found = mean_interval(scores, seed=1)
     half = 1.96 * scores.std() / 20
     assert found["mean"] == pytest.approx(scores.mean())
     assert (found["low"], found["high"]) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.04)
     assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
-    assert interval(scores, seed=1) == found != interval(scores, seed=2)
-    narrow = interval(scores, seed=1, level=0.5)
+    assert mean_interval(scores, seed=1) == found != mean_interval(scores, seed=2)
+    narrow = mean_interval(scores, seed=1, level=0.5)
     assert found["low"] < narrow["low"] < narrow["high"] < found["high"]
     order = np.random.default_rng(1).permutation(400)
-    again = interval(scores[order], seed=1, ids=order)
+    again = mean_interval(scores[order], seed=1, ids=order)
     assert {**again, "mean": 0} == {**found, "mean": 0}
-    assert interval([0.5] * 9, seed=0)["low"] == pytest.approx(0.5)
+    assert mean_interval([0.5] * 9, seed=0)["low"] == pytest.approx(0.5)
 
 
 def test_the_truth_lies_in_as_many_intervals_as_they_say() -> None:
     random = np.random.default_rng(0)
     inside = 0
     for trial in range(200):
-        found = interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
+        found = mean_interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
         inside += found["low"] <= 0.7 <= found["high"]
     assert 165 <= inside <= 195  # of 180 expected; the percentile interval is a little narrow
 
@@ -122,28 +122,28 @@ def test_scores_of_labels() -> None:
 
 def test_replicates_that_are_drawn_by_themselves() -> None:
     values = np.random.default_rng(7).normal(size=400)
-    found = replicated(400, lambda times: float(times @ values / times.sum()), seed=3)
+    found = resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
     error = values.std() / 20
     expected = [values.mean() - 1.96 * error, values.mean() + 1.96 * error]
     assert [found["low"], found["high"]] == pytest.approx(expected, abs=0.3 * error)
     assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
-    assert found == replicated(400, lambda times: float(times @ values / times.sum()), seed=3)
+    assert found == resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
     with pytest.raises(HeedfulError, match="an interval of no examples is not defined"):
-        replicated(0, lambda times: 0.0, seed=3)
+        resampled_interval(0, lambda times: 0.0, seed=3)
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match='the score of example "b" is nan'):
-        interval([1.0, math.nan], seed=0, ids=["a", "b"])
+        mean_interval([1.0, math.nan], seed=0, ids=["a", "b"])
     with pytest.raises(HeedfulError, match="an interval of no examples is not defined"):
-        interval([], seed=0)
+        mean_interval([], seed=0)
     with pytest.raises(HeedfulError, match=r"level should be between 0 and 1, like 0.95, got 95"):
-        interval([1.0], seed=0, level=95.0)
+        mean_interval([1.0], seed=0, level=95.0)
     with pytest.raises(HeedfulError, match=r"seed should be a whole number from 0 to 2\^64 - 1, got -1"):
-        interval([1.0], seed=-1)
+        mean_interval([1.0], seed=-1)
     with pytest.raises(HeedfulError, match=r"each example should have 2 statistics, got shape \(1, 3\)"):
         Bootstrap(seed=0, statistics=2).updated([0], [[1, 2, 3]])
     with pytest.raises(HeedfulError, match="1 ids for 2 rows of statistics"):
         Bootstrap(seed=0, statistics=1).updated([0], [[1], [2]])
     with pytest.raises(HeedfulError, match="which a bootstrap cannot hold: scale them down"):
-        interval([1e9], seed=0)
+        mean_interval([1e9], seed=0)

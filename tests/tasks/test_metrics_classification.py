@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as oracle
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import GLUE, Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
+from heedful.tasks.metrics import GLUE, Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
 
 NAMES = ("red", "green", "blue", "grey")
 
@@ -121,7 +121,7 @@ def test_several_labels(seed: int) -> None:
     random = np.random.default_rng(seed)
     gold = random.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
     predicted = np.where(random.random((30, 4)) < 0.7, gold, random.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
-    found = MultiLabel(labels=NAMES).updated(predicted > 0, torch.tensor(gold)).result()
+    found = MultiLabelScores(labels=NAMES).updated(predicted > 0, torch.tensor(gold)).result()
     for average in ("micro", "macro"):
         each = oracle.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
         assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
@@ -131,8 +131,8 @@ def test_several_labels(seed: int) -> None:
 
 
 def test_what_several_labels_refuse() -> None:
-    seen = MultiLabel(labels=("a", "b"))
-    with pytest.raises(HeedfulError, match=r"example 1 of this update has 0\.7, where 0 or 1 is expected: compare the"):
+    seen = MultiLabelScores(labels=("a", "b"))
+    with pytest.raises(HeedfulError, match=r"example 1 of this update has 0\.7"):
         seen.updated([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match=r"a row of 0 or 1 for the 2 labels, got an array of shape \(1, 3\)"):
         seen.updated([[0, 1, 1]], [[0, 1]])

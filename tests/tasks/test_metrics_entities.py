@@ -10,7 +10,7 @@ import pytest
 
 from heedful.data.tag_schemes import to_iob2
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import Entities, entity_counts, spans
+from heedful.tasks.metrics import EntityScores, entity_counts, entity_spans
 
 pytest.importorskip("seqeval", reason="the oracle of entity scores is not installed")
 with warnings.catch_warnings():
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from seqeval.metrics import accuracy_score, classification_report
     from seqeval.metrics.sequence_labeling import get_entities
     from seqeval.scheme import IOB2, IOBES
-    from seqeval.scheme import Entities as Oracle
+    from seqeval.scheme import EntityScores as Oracle
 
 MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
 SCHEMES = {"strict-iob2": IOB2, "strict-iobes": IOBES}
@@ -39,7 +39,7 @@ def noisy(gold: list[list[str]], seed: int, marks: str) -> list[list[str]]:
 @pytest.mark.parametrize("scheme", MARKS)
 def test_spans(scheme: Any) -> None:
     for sentence in sentences(1, MARKS[scheme], 4000):
-        found = [(kind, start, stop - 1) for kind, start, stop in spans(sentence, scheme)]
+        found = [(kind, start, stop - 1) for kind, start, stop in entity_spans(sentence, scheme)]
         if scheme == "conlleval":
             expected = get_entities(sentence)
         else:
@@ -53,7 +53,7 @@ def test_spans(scheme: Any) -> None:
 def test_scores(scheme: Any, seed: int) -> None:
     gold = sentences(seed, MARKS[scheme], 1000)
     predicted = noisy(gold, seed + 100, MARKS[scheme])
-    found = Entities(scheme=scheme).updated(predicted, gold).result()
+    found = EntityScores(scheme=scheme).updated(predicted, gold).result()
     more = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
     expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **more)
     for name, scores in [("micro avg", found), *found["types"].items()]:
@@ -68,8 +68,8 @@ def test_scores(scheme: Any, seed: int) -> None:
 
 def test_lenient_and_strict_differ() -> None:
     gold, predicted = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
-    lenient = Entities(scheme="conlleval").updated(predicted, gold).result()
-    strict = Entities(scheme="strict-iob2").updated(predicted, gold).result()
+    lenient = EntityScores(scheme="conlleval").updated(predicted, gold).result()
+    strict = EntityScores(scheme="strict-iob2").updated(predicted, gold).result()
     assert (lenient["f1"], strict["f1"]) == (1.0, 0.0)
     assert lenient["token_accuracy"] == strict["token_accuracy"] == 0.5
 
@@ -79,10 +79,15 @@ def test_other_notations() -> None:
     bilou = ["U-PER", "O", "B-LOC", "I-LOC", "L-LOC", "B-LOC", "L-LOC"]
     iob2 = ["B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "I-LOC"]
     assert {to_iob2(tags, strict=True) for tags in (iobes, bilou, iob2)} == {tuple(iob2)}
-    expected = spans(iob2, "strict-iob2")
+    expected = entity_spans(iob2, "strict-iob2")
     assert len(expected) == 3
-    assert spans(iobes, "strict-iobes") == spans(bilou, "strict-iobes") == expected
-    assert spans(iobes, "conlleval") == spans(bilou, "conlleval") == spans(iob2, "conlleval") == expected
+    assert entity_spans(iobes, "strict-iobes") == entity_spans(bilou, "strict-iobes") == expected
+    assert (
+        entity_spans(iobes, "conlleval")
+        == entity_spans(bilou, "conlleval")
+        == entity_spans(iob2, "conlleval")
+        == expected
+    )
 
 
 def test_turned_into_iob2_entities_stay_the_same() -> None:
@@ -90,8 +95,8 @@ def test_turned_into_iob2_entities_stay_the_same() -> None:
         for strict in (False, True):
             turned = to_iob2(sentence, strict=strict)
             assert {tag[0] for tag in turned} <= set("BIO")
-            assert spans(turned, "conlleval") == spans(sentence, "conlleval"), sentence
-        assert spans(to_iob2(sentence), "strict-iob2") == spans(sentence, "conlleval")
+            assert entity_spans(turned, "conlleval") == entity_spans(sentence, "conlleval"), sentence
+        assert entity_spans(to_iob2(sentence), "strict-iob2") == entity_spans(sentence, "conlleval")
     for sentence in sentences(3, "BI", 200):
         assert to_iob2(sentence, strict=True) == tuple(sentence)
     odd = ["B-a", "M-a", "E-a", "S", "I", "X-a", ""]
@@ -99,11 +104,11 @@ def test_turned_into_iob2_entities_stay_the_same() -> None:
 
 
 def test_degenerate_sentences() -> None:
-    outside = Entities(scheme="conlleval").updated([["O", "O"], []], [["O", "O"], []]).result()
+    outside = EntityScores(scheme="conlleval").updated([["O", "O"], []], [["O", "O"], []]).result()
     assert (outside["f1"], outside["token_accuracy"], outside["types"]) == (0.0, 1.0, {})
     assert outside["notes"] == ["no gold sentence has an entity: recall and F1 are 0 by convention"]
-    assert Entities(scheme="conlleval").updated([[]], [[]]).result()["token_accuracy"] == 0.0
-    assert spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # one type needs no name
+    assert EntityScores(scheme="conlleval").updated([[]], [[]]).result()["token_accuracy"] == 0.0
+    assert entity_spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # one type needs no name
     assert entity_counts([], [], "conlleval").shape == (0, 3)
 
 
@@ -122,11 +127,11 @@ def test_degenerate_sentences() -> None:
 )
 def test_what_is_refused(predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        Entities(scheme="strict-iob2").updated(predicted, gold, ids=["s1"])
+        EntityScores(scheme="strict-iob2").updated(predicted, gold, ids=["s1"])
 
 
 def test_an_unknown_scheme() -> None:
-    seen = Entities(scheme="conlleval")
+    seen = EntityScores(scheme="conlleval")
     object.__setattr__(seen, "scheme", "strict")  # in a test the types would speak first
     with pytest.raises(HeedfulError, match='should be one of conlleval, strict-iob2, strict-iobes, got "strict"'):
         seen.__post_init__()

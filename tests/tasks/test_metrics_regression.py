@@ -15,7 +15,7 @@ from scipy import stats
 from sklearn.calibration import calibration_curve
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import Calibration, RankedRegression, Regression, TokenLoss, merge_all
+from heedful.tasks.metrics import Calibration, RankedRegressionScores, RegressionScores, TokenLoss, merge_all
 from heedful.tasks.metrics.base import BITS, exact, exact_products, exact_sum, from_exact
 from heedful.tasks.metrics.regression import _spearman, ranks
 
@@ -45,13 +45,13 @@ def test_regression(seed: int, ties: bool) -> None:
     predicted = gold * random.normal() + random.normal(size=50)
     if ties:
         gold, predicted = np.round(gold), np.round(predicted, 1)
-    found = RankedRegression().updated(predicted, gold).result()
+    found = RankedRegressionScores().updated(predicted, gold).result()
     assert found["pearson"] == pytest.approx(stats.pearsonr(predicted, gold).statistic, abs=1e-13)
     assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, gold).statistic, abs=1e-13)
     assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-14)
     assert found["count"] == 50 and found["notes"] == []
     assert ranks(gold).tolist() == stats.rankdata(gold).tolist()
-    constant = Regression().updated(torch.tensor(predicted), gold.tolist()).result()
+    constant = RegressionScores().updated(torch.tensor(predicted), gold.tolist()).result()
     assert constant == {name: value for name, value in found.items() if name != "spearman"}
 
 
@@ -64,13 +64,13 @@ def test_the_interval_of_ranks_is_that_of_a_bootstrap(ties: bool) -> None:
         x, y = x.round(), (2 * y).round() / 2
     picks = draw.integers(0, 150, (1000, 150))
     plain = np.quantile([stats.spearmanr(x[pick], y[pick])[0] for pick in picks], [0.025, 0.975])
-    whole = RankedRegression().updated(x, y).intervals(0)["spearman"]
+    whole = RankedRegressionScores().updated(x, y).intervals(0)["spearman"]
     assert [whole["low"], whole["high"]] == pytest.approx(plain.tolist(), abs=0.025)
     order = draw.permutation(150)
-    parts = [RankedRegression().updated(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
+    parts = [RankedRegressionScores().updated(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
     assert merge_all(parts).intervals(0)["spearman"] == whole, "the order does not matter"
     for pair in ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([5.0], [3.0]):
-        flat = RankedRegression().updated(*pair).intervals(0)["spearman"]
+        flat = RankedRegressionScores().updated(*pair).intervals(0)["spearman"]
         assert (flat["low"], flat["high"]) == (0, 0)
 
 
@@ -86,28 +86,30 @@ def test_weighted_ranks_are_those_of_repeated_examples() -> None:
 def test_no_digits_are_lost_far_from_zero() -> None:
     random = np.random.default_rng(0)
     gold, predicted = random.normal(size=(2, 100)) + 1e9
-    found = Regression().updated(predicted, gold).result()
+    found = RegressionScores().updated(predicted, gold).result()
     assert found["pearson"] == pytest.approx(np.corrcoef(predicted - 1e9, gold - 1e9)[0, 1], abs=1e-13)
     assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-13)
-    tiny = Regression().updated([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).result()  # whose squares are no doubles
+    tiny = (
+        RegressionScores().updated([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).result()
+    )  # whose squares are no doubles
     assert tiny["pearson"] == pytest.approx(1, abs=1e-15)
 
 
 def test_half_precision_tensors() -> None:
     values = torch.tensor([0.5, 1.5, 2.5], dtype=torch.bfloat16, requires_grad=True)
-    assert Regression().updated(values, [1, 2, 3]).result()["pearson"] == 1
+    assert RegressionScores().updated(values, [1, 2, 3]).result()["pearson"] == 1
 
 
 def test_a_constant_has_no_correlation() -> None:
-    found = RankedRegression().updated([0.1] * 3, [1.0, 2.0, 4.0]).result()
+    found = RankedRegressionScores().updated([0.1] * 3, [1.0, 2.0, 4.0]).result()
     assert (found["pearson"], found["spearman"]) == (0, 0) and found["mse"] > 0
     assert found["notes"] == [
         "all predictions are equal: a correlation with a constant is not defined, and 0 stands for it"
     ]
-    assert len(Regression().updated([1.0], [2.0]).result()["notes"]) == 2
+    assert len(RegressionScores().updated([1.0], [2.0]).result()["notes"]) == 2
 
 
-@pytest.mark.parametrize("metric", [Regression(), RankedRegression()])
+@pytest.mark.parametrize("metric", [RegressionScores(), RankedRegressionScores()])
 @pytest.mark.parametrize(
     ("predicted", "gold", "message"),
     [

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import SquadScore, SquadThreshold, answer_scores, apply_threshold, merge_all, normalised
+from heedful.tasks.metrics import (
+    SquadScore,
+    SquadThreshold,
+    answer_scores,
+    apply_threshold,
+    merge_all,
+    normalize_answer,
+)
 
 WORDS = ["the", "a", "An", "cat", "Cat!", "U.S.", "-", "dog's", "dog", "1,000", "theatre", "\u2014", "café", "\n"]
 
@@ -44,7 +51,7 @@ def test_the_first_version() -> None:
 
 @given(st.text(alphabet=st.sampled_from("aAnt he.,!'-x\t\u00a0é")))
 def test_normalising_twice_changes_nothing_but_articles(answer: str) -> None:
-    once, golds = normalised(answer), ["zebra", answer] if normalised(answer) else [answer]
+    once, golds = normalize_answer(answer), ["zebra", answer] if normalize_answer(answer) else [answer]
     assert once == once.lower() == " ".join(once.split()) and not set(once) & set(".,!'-")
     assert not set(once.split()) & {"a", "an", "the"}
     assert answer_scores(answer, golds, "2.0") == (1.0, 1.0)

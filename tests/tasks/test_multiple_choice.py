@@ -11,8 +11,8 @@ import torch
 from heedful.data import Choices
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.tasks.multiple_choice import Choose, prompt_windows
-from heedful.tasks.task import evaluate
+from heedful.tasks.multiple_choice import MultipleChoiceTask, prompt_windows
+from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
@@ -24,9 +24,9 @@ EXAMPLES = [
 LONG = Choices(prompt=long_text(60), candidates=("ada", "zed wrote it", ""), answer=2)
 
 
-def task(**more: Any) -> Choose:
+def task(**more: Any) -> MultipleChoiceTask:
     """For the tiny model."""
-    return Choose(**{"tokenizer": tokenizer(), "limit": LIMIT} | more)
+    return MultipleChoiceTask(**{"tokenizer": tokenizer(), "limit": LIMIT} | more)
 
 
 # -- samples ------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
             logits = pair.theirs(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
-    measure = evaluate(made, Engine(both("choice").ours), examples)
+    measure = evaluate_task(made, Engine(both("choice").ours), examples)
     found = made.result(measure)
     assert found["accuracy"] == found[made.metric] == sum(right) / len(right)
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)

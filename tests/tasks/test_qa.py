@@ -16,9 +16,9 @@ from heedful.checkpoint.new_head import attach
 from heedful.data import Question, Span
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
-from heedful.tasks.answering import Setting
-from heedful.tasks.qa import EXTRACT, NO_ANSWER, Extract, no_answer_row, touched
-from heedful.tasks.task import evaluate
+from heedful.tasks.answering import AnswerContext
+from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, no_answer_row, touched
+from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.encoding import pair_windows
 from tests.support.model_folders import LIMIT, long_text
@@ -40,9 +40,9 @@ EXAMPLES = [
 LONG = question("who ?", long_text(60), "first program", at=long_text(60).rindex("first program"))
 
 
-def task(**more: Any) -> Extract:
+def task(**more: Any) -> QuestionAnswering:
     """For the tiny model."""
-    return Extract(**{"tokenizer": tokenizer(), "limit": LIMIT, "impossible": False} | more)
+    return QuestionAnswering(**{"tokenizer": tokenizer(), "limit": LIMIT, "impossible": False} | more)
 
 
 # -- samples ------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     stop = data.draw(st.integers(start + 1, len(context)))
     limit = data.draw(st.integers(12, 60))
     assume(context[start:stop].strip())
-    made = Extract(tokenizer=TOKENIZERS[kind], limit=limit, impossible=False)
+    made = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, impossible=False)
     example = question("a", context, context[start:stop], at=start)
     (windows,) = windowed(made, example)
     whole = made.tokenizer.encode(("a", context))
@@ -309,8 +309,8 @@ def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str,
     """No tokens, and so no windows: the published GPT-2 puts nothing around a question and a context without text."""
     head = both("span").ours.config.head
     assert head is not None
-    setting = Setting(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
-    found = EXTRACT.answer({"question": "", "context": ""}, [], setting)
+    setting = AnswerContext(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
+    found = QA_HEAD.answer({"question": "", "context": ""}, [], setting)
     assert (found["answer"], found["score"], found["no_answer_score"], found["windows"]) == ("", None, 0.0, 0)
 
 
@@ -322,9 +322,9 @@ def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> Non
     examples += [question(f"where {word} ?", f"she wrote {word} in france") for word in words]
     try:
         ours.thresholds = {NO_ANSWER: 0.0}
-        found = made.result(evaluate(made, engine, examples))
+        found = made.result(evaluate_task(made, engine, examples))
         ours.thresholds = {NO_ANSWER: found["best_f1_threshold"]}
-        again = made.result(evaluate(made, engine, examples))
+        again = made.result(evaluate_task(made, engine, examples))
         assert again["f1"] == pytest.approx(found["best_f1"], abs=1e-12) and again["f1"] >= found["f1"]
     finally:
         ours.thresholds = {}
@@ -334,7 +334,7 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
     made, engine = task(), Engine(both("span").ours)
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
     told: list[dict[str, Any]] = []
-    measure = evaluate(made, engine, examples, judged=lambda number, example, answer, judged: told.append(answer))
+    measure = evaluate_task(made, engine, examples, judged=lambda number, example, answer, judged: told.append(answer))
     assert made.result(measure)["count"] == 2
     for example, answer in zip(examples, told, strict=True):
         assert answer["windows"] > 1 and answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
@@ -375,4 +375,4 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     )
     assert found["windows"] == len(pair_windows(encoded, LIMIT))
     assert found["score"] == pytest.approx(best, abs=1e-5) if words == 3 else found["score"] <= best + 1e-5
-    assert evaluate(made, Engine(loaded), [asked]).metrics["squad"].result()["count"] == 1
+    assert evaluate_task(made, Engine(loaded), [asked]).metrics["squad"].result()["count"] == 1

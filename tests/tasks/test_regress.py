@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from heedful.data import Scored
 from heedful.infer.engine import Engine
-from heedful.tasks.regress import FARTHEST, PearsonSpread, Regress, pearson_of, standard
-from heedful.tasks.task import evaluate
+from heedful.tasks.regress import FARTHEST, PearsonBootstrap, Regress, pearson_of, standardize
+from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, tokenizer
 
@@ -79,7 +79,7 @@ def test_windows_of_a_long_text_have_its_number() -> None:
 
 def test_an_evaluation_agrees_with_scipy() -> None:
     examples = [Scored(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
-    measure = evaluate(task(), Engine(both("regression").ours), examples)
+    measure = evaluate_task(task(), Engine(both("regression").ours), examples)
     with torch.no_grad():
         batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
         said = both("regression").theirs(**batch).logits[:, 0].numpy()
@@ -156,8 +156,8 @@ def test_what_rounding_leaves_is_no_variance() -> None:
 def test_one_of_very_many_may_be_far_off() -> None:
     """z² of it would be about their number, for which a bootstrap's sums have no room."""
     many = np.append(np.arange(1_000_000) % 7, 1e15)
-    assert np.abs(standard(many)).max() == pytest.approx(FARTHEST)
-    assert np.abs(standard(many[:-1])).max() < 3
+    assert np.abs(standardize(many)).max() == pytest.approx(FARTHEST)
+    assert np.abs(standardize(many[:-1])).max() < 3
 
 
 def test_correlations_of_sums() -> None:
@@ -177,11 +177,11 @@ numbers = st.lists(st.tuples(st.floats(-1e300, 1e300), st.floats(-10, 10)), min_
 @given(numbers, st.randoms(use_true_random=False))
 def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random: Any) -> None:
     rows, ids = np.array(pairs), list(range(len(pairs)))
-    whole = PearsonSpread().updated(ids, rows)
+    whole = PearsonBootstrap().updated(ids, rows)
     random.shuffle(ids)
-    merged = PearsonSpread()
+    merged = PearsonBootstrap()
     for number in ids:
-        one = PearsonSpread().updated([number], rows[[number]])
+        one = PearsonBootstrap().updated([number], rows[[number]])
         merged = one.merged(merged) if random.random() < 0.5 else merged.merged(one)
     found = whole.interval()
     assert merged.interval() == found
@@ -190,6 +190,6 @@ def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random:
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
 def test_standard_numbers_have_room(values: list[float]) -> None:
-    found = standard(np.array(values))
+    found = standardize(np.array(values))
     assert np.isfinite(found).all() and np.abs(found).max() <= 512.000001
     assert (found**2).mean() <= 1.000001

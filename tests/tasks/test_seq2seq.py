@@ -25,8 +25,8 @@ from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.seq2seq import TEXT_SUFFIX, Rewrite, Writing, encode_cut, marks
-from heedful.tasks.task import evaluate
+from heedful.tasks.seq2seq import TEXT_SUFFIX, GenerationConfig, Seq2Seq, encode_truncated, sequence_ends
+from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
@@ -77,17 +77,17 @@ def folder(kind: str) -> Path:
     return made
 
 
-def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
+def pair(kind: str) -> tuple[Any, Loaded, Seq2Seq]:
     where = folder(kind)
     class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
     loaded = load(where, dtype=torch.float64)
     assert loaded.tokenizer is not None
     loaded.text_suffix = "" if kind == "both" else TEXT_SUFFIX
-    task = Rewrite(
+    task = Seq2Seq(
         tokenizer=loaded.tokenizer,
         limit=loaded.limit,
         limit_written=loaded.limit_written,
-        mark=marks(loaded.config.model, loaded.tokenizer),
+        mark=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
     return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
@@ -149,7 +149,7 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
     engine = heedful.Engine(loaded, writing=task.writing)
     assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == Beam(width=4)
     asked = [each.text for each in EXAMPLES]
-    one = heedful.Engine(loaded, writing=Writing(how=Beam(width=1)))(asked)
+    one = heedful.Engine(loaded, writing=GenerationConfig(how=Beam(width=1)))(asked)
     answers = engine(asked)
     assert [each["text"] for each in answers] == [each["text"] for each in one]
     assert all("</s>" not in each["text"] for each in answers)
@@ -163,7 +163,7 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
 @KINDS
 def test_answers_are_their_greedy_ones(kind: str) -> None:
     theirs, loaded, _ = pair(kind)
-    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
+    engine = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))
     assert engine.kind == "language_model"
     for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
         read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
@@ -185,20 +185,22 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
 @KINDS
 def test_beams_and_samples(kind: str) -> None:
     _, loaded, _ = pair(kind)
-    (answer,) = heedful.Engine(loaded, writing=Writing(how=Beam(width=3, best=3), max_new_tokens=5))(["red one"])
+    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(how=Beam(width=3, best=3), max_new_tokens=5))(
+        ["red one"]
+    )
     assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
     texts = {
-        heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=seed))(["red"])[0][
-            "text"
-        ]
+        heedful.Engine(loaded, writing=GenerationConfig(how=Sample(temperature=3.0), max_new_tokens=5, seed=seed))(
+            ["red"]
+        )[0]["text"]
         for seed in range(6)
     }
     assert len(texts) > 1
-    engine = heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=4))
+    engine = heedful.Engine(loaded, writing=GenerationConfig(how=Sample(temperature=3.0), max_new_tokens=5, seed=4))
     asked = ["red", "green two blue", "one", "blue one two three"]
     assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
     with pytest.raises(HeedfulError, match="max_new_tokens is 0"):
-        Writing(max_new_tokens=0)
+        GenerationConfig(max_new_tokens=0)
 
 
 @KINDS
@@ -211,8 +213,8 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     trainer = Trainer(learner, task, samples, settings)
     losses = [step.loss for step in trainer]
     assert losses[-1] < 0.1 * losses[0]
-    engine = heedful.Engine(learner, writing=Writing(max_new_tokens=8))
-    measure = evaluate(task, engine, EXAMPLES)
+    engine = heedful.Engine(learner, writing=GenerationConfig(max_new_tokens=8))
+    measure = evaluate_task(task, engine, EXAMPLES)
     # this toy tokenizer's decoder puts no spaces between words
     assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
         each.rewritten.replace(" ", "") for each in EXAMPLES
@@ -282,7 +284,7 @@ def test_what_was_cut_off_is_counted(kind: str) -> None:
     engine = heedful.Engine(loaded, writing=task.writing)
     answers = engine([each.text for each in EXAMPLES])
     unfinished = sum(not answer["complete"] for answer in answers)
-    assert evaluate(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
+    assert evaluate_task(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
     answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]
     parts = [task.measured(task.measure(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))]
     assert "texts cut off before their end: 2 (task.max_new_tokens=1)" in task.told(merge_all(parts))["notes"]
@@ -311,14 +313,14 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
-        encode_cut(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
+        encode_truncated(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
 
 
 def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     encoder = load(make(tmp_path / "masked", "masked"))
     assert encoder.tokenizer is not None
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
-        marks(encoder.config.model, encoder.tokenizer)
+        sequence_ends(encoder.config.model, encoder.tokenizer)
     with pytest.raises(HeedfulError, match='this family has no head "language_model"'):
         attach(encoder, "language_model")
     model = ModelConfig(
@@ -326,18 +328,18 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
         decoder=StackConfig(width=8, layers=1, heads=1, head_width=8, inner_width=8, causal=True),
     )
     with pytest.raises(HeedfulError, match="no token that ends a text: name it as eos_token"):
-        marks(model, Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))))
+        sequence_ends(model, Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))))
 
 
 def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Path) -> None:
     """What stands between text and rewriting belongs to what was learned; it is kept in the folder."""
     _, loaded, _ = pair("alone")
     given = ["red one"]
-    learned = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))(given)
+    learned = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))(given)
     heedful.save(loaded, tmp_path / "kept")
     assert load(tmp_path / "kept").text_suffix == TEXT_SUFFIX
     loaded.text_suffix = ""
-    plain = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))
+    plain = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))
     assert plain(given) != learned and plain(["red one\n"]) == learned
     heedful.save(loaded, tmp_path / "plain")
     assert load(tmp_path / "plain").text_suffix == ""
@@ -355,7 +357,7 @@ def test_nothing_is_gone_on_from_as_from_the_token_that_ends_a_text() -> None:
     loaded.text_suffix = ""
     with torch.no_grad():
         new = theirs.generate(torch.tensor([[1]]), max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
-    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
+    engine = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))
     (alone,), (beside, some) = engine([""]), engine(["", "red one"])
     assert alone == beside and alone["text"] == loaded.tokenizer.decode(new[0, 1:].tolist()).strip()
     assert some["log_probability"] == pytest.approx(engine(["red one"])[0]["log_probability"])
@@ -379,7 +381,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
     words.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
     loaded.tokenizer = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     loaded.text_suffix = ""
-    engine, texts = heedful.Engine(loaded, writing=Writing(max_new_tokens=6)), ["red one", "", "blue"]
+    engine, texts = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6)), ["red one", "", "blue"]
     for text, answer in zip(texts, engine(texts), strict=True):
         read = torch.tensor([[1, *(ids(text) if text else [])]])
         with torch.no_grad():

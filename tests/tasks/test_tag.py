@@ -15,7 +15,7 @@ from seqeval.scheme import IOB2
 from heedful.data import Tagged
 from heedful.infer.engine import Engine
 from heedful.tasks.tag import Tag, entities
-from heedful.tasks.task import evaluate
+from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, Words, train
 from tests.support.model_folders import LIMIT, NAMES, long_text, make
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
@@ -201,7 +201,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     long = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
     asked: list[tuple[int, Any]] = []
-    measure = evaluate(
+    measure = evaluate_task(
         made,
         Engine(both("tag").ours),
         examples,

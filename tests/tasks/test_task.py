@@ -19,14 +19,14 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine
 from heedful.objectives import Objective
 from heedful.tasks import task as module
-from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.multiple_choice import Choose
-from heedful.tasks.qa import NO_ANSWER, Extract
+from heedful.tasks.multiple_choice import MultipleChoiceTask
+from heedful.tasks.qa import NO_ANSWER, QuestionAnswering
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
-from heedful.tasks.task import Measure, Task, chunks, evaluate, surprise
+from heedful.tasks.task import EvalMetrics, Task, batched, evaluate_task, log_loss
 from tests.support.model_folders import LIMIT, NAMES, long_text
 from tests.support.task_parity import both, tokenizer
 
@@ -71,11 +71,11 @@ def examples(name: str) -> list[Any]:
 LABEL = tuple(name for name in NAMES if name != "X")
 TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "classify": (Classify, "single", {"labels": LABELS}),
-    "multiple": (ClassifyMany, "multiple", {"labels": LABELS}),
+    "multiple": (ClassifyMultiLabel, "multiple", {"labels": LABELS}),
     "regress": (Regress, "regression", {"labels": ("stars",)}),
     "tag": (Tag, "tag", {"labels": LABEL}),
-    "qa": (Extract, "span", {"impossible": True}),
-    "multiple-choice": (Choose, "choice", {}),
+    "qa": (QuestionAnswering, "span", {"impossible": True}),
+    "multiple-choice": (MultipleChoiceTask, "choice", {}),
     "scored": (Embed, "bare", {"scored": True}),
     "pairs": (Embed, "bare", {"scored": False, "together": 2}),
 }
@@ -113,7 +113,7 @@ def ask(name: str) -> Any:
     return lambda inputs: [answers(name)[repr(given)] for given in inputs]
 
 
-def told(name: str, measure: Measure) -> tuple[Any, Any]:
+def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
     """All numbers and intervals."""
     return task_of(name).result(measure), measure.intervals()
 
@@ -176,11 +176,11 @@ def test_an_empty_data_set_is_read(name: str) -> None:
 def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
     """Trap 43, to the last bit where the answers are the same; the engine's own differ in the last digits."""
     made = task_of(name)
-    expected = told(name, evaluate(made, ask(name), examples(name)))
+    expected = told(name, evaluate_task(made, ask(name), examples(name)))
     monkeypatch.setattr(module, "CHUNK", size)
-    assert told(name, evaluate(made, ask(name), examples(name))) == expected
+    assert told(name, evaluate_task(made, ask(name), examples(name))) == expected
     if size == 7:
-        found, _ = told(name, evaluate(made, Engine(model_of(name)), examples(name)))
+        found, _ = told(name, evaluate_task(made, Engine(model_of(name)), examples(name)))
         assert found[made.metric] == pytest.approx(expected[0][made.metric], abs=1e-5)
 
 
@@ -191,7 +191,7 @@ def test_the_row_that_cannot_be_asked_is_named() -> None:
         raise InputError("it has 90 tokens", inputs.index("b"))
 
     with pytest.raises(HeedfulError, match=r"^dev\.csv:3: it has 90 tokens$"):
-        evaluate(task_of("classify"), refuse, rows)
+        evaluate_task(task_of("classify"), refuse, rows)
 
 
 @each_task
@@ -199,8 +199,8 @@ def test_the_row_that_cannot_be_asked_is_named() -> None:
 def test_an_evaluation_does_not_depend_on_ranks(name: str, ranks: int) -> None:
     """Each rank takes every so-manieth example; measures are told between processes, and merged in any order."""
     made = task_of(name)
-    expected = told(name, evaluate(made, ask(name), examples(name)))
-    parts = [evaluate(made, ask(name), examples(name), first=rank, step=ranks) for rank in range(ranks)]
+    expected = told(name, evaluate_task(made, ask(name), examples(name)))
+    parts = [evaluate_task(made, ask(name), examples(name), first=rank, step=ranks) for rank in range(ranks)]
     sent = [pickle.loads(pickle.dumps(part)) for part in parts]
     for order in (sent, sent[::-1], [*sent[1::2], *sent[::2]]):
         assert told(name, merge_all(order)) == expected
@@ -211,7 +211,7 @@ def test_an_evaluation_does_not_depend_on_ranks(name: str, ranks: int) -> None:
 @each_task
 def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) -> None:
     made = task_of(name)
-    found, intervals = told(name, evaluate(made, ask(name), examples(name)))
+    found, intervals = told(name, evaluate_task(made, ask(name), examples(name)))
     assert isinstance(found[made.metric], float)
     assert found[made.metric] <= 1
     assert found["count"] == COUNT
@@ -226,12 +226,12 @@ def test_what_is_cut_is_counted_and_said(name: str) -> None:
     read = made.read(given)
     loaded = copy(model_of(name))
     loaded.tokenizer = tokenizer().limited(limit)
-    parts = [evaluate(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
+    parts = [evaluate_task(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
     assert read.cut > 1 and read.cut_tokens > 40
     note = f"examples longer than the model reads, which were cut: {read.cut} ({read.cut_tokens:,} tokens)"
     assert made.told(merge_all(parts))["notes"][-1] == note
     if name not in ("scored", "pairs"):
-        whole = evaluate(task_of(name), Engine(model_of(name)), given[-3:])
+        whole = evaluate_task(task_of(name), Engine(model_of(name)), given[-3:])
         assert not any("cut" in note for note in task_of(name).told(whole)["notes"])
 
 
@@ -246,7 +246,7 @@ def test_each_answer_is_told_once(name: str) -> None:
         seen.append(number)
 
     for rank in range(3):
-        evaluate(made, ask(name), examples(name), first=rank, step=3, judged=note)
+        evaluate_task(made, ask(name), examples(name), first=rank, step=3, judged=note)
     assert sorted(seen) == list(range(COUNT)) and seen[:3] == [0, 3, 6]
 
 
@@ -265,11 +265,11 @@ def test_examples_are_taken_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) 
         return ask("classify")(inputs)
 
     sizes: list[int] = []
-    evaluate(task_of("classify"), watching, source())
+    evaluate_task(task_of("classify"), watching, source())
     assert sum(sizes) == COUNT == len(taken)
 
 
 def test_chunks_and_surprise() -> None:
-    assert list(chunks(iter(range(7)), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(chunks([], 3)) == []
-    assert surprise(1.0) == 0 < surprise(0.5) < surprise(0.0) < 28
+    assert list(batched(iter(range(7)), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(batched([], 3)) == []
+    assert log_loss(1.0) == 0 < log_loss(0.5) < log_loss(0.0) < 28

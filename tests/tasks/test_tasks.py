@@ -10,7 +10,15 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, TokenClasses
 from heedful.tasks import classify, multiple_choice, next_sentence, qa, tag
-from heedful.tasks.answering import Setting, Window, best_places, label_names, of_windows, trimmed, windows
+from heedful.tasks.answering import (
+    AnswerContext,
+    Window,
+    best_context_positions,
+    group_by_window,
+    split_windows,
+    strip_span,
+    unique_label_names,
+)
 from heedful.tasks.fill_mask import likely_tokens, mask_name
 from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
 
@@ -34,19 +42,27 @@ def window(length: int, start: int = 0, segment: int = 0) -> Encoded:
     )
 
 
-def setting(tokenizer: Tokenizer, head: Any) -> Setting:
+def setting(tokenizer: Tokenizer, head: Any) -> AnswerContext:
     """What an answer needs to know."""
-    return Setting(tokenizer=tokenizer, head=head, top_k=5)
+    return AnswerContext(tokenizer=tokenizer, head=head, top_k=5)
 
 
 def test_each_token_counts_once_where_it_sees_most() -> None:
     windows = [window(6), window(6, start=3), window(3, start=6)]
-    chosen = best_places(windows)
+    chosen = best_context_positions(windows)
     assert [windows[number].start + place - 1 for number, place in chosen] == list(range(9))  # all of them, in order
     assert [number for number, _ in chosen] == [0, 0, 0, 0, 0, 1, 1, 1, 1]  # the first among equals
-    assert of_windows(chosen, 3) == [[1, 2, 3, 4, 5], [3, 4, 5, 6], []]
-    assert [number for number, _ in best_places([window(4), window(6, start=1)])] == [0, 0, 1, 1, 1, 1, 1]  # the longer
-    assert best_places([window(0)]) == [] and best_places([window(2)], segment=1) == []
+    assert group_by_window(chosen, 3) == [[1, 2, 3, 4, 5], [3, 4, 5, 6], []]
+    assert [number for number, _ in best_context_positions([window(4), window(6, start=1)])] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]  # the longer
+    assert best_context_positions([window(0)]) == [] and best_context_positions([window(2)], segment=1) == []
 
 
 @pytest.mark.parametrize("limit", [6, 7, 20, 51, 52, None])
@@ -58,7 +74,7 @@ def test_windows_equal_the_tokenizers(tokenizer: Tokenizer, limit: int | None) -
         if limit is not None:
             stride = (limit - 2 - fixed) // 2
             expected = tokenizer.windows(item, max_length=limit, stride=max(1, stride))
-        assert windows(item, encoded, limit) == expected
+        assert split_windows(item, encoded, limit) == expected
 
 
 @pytest.mark.parametrize("limit", [5, 9, 20, 33])
@@ -70,7 +86,7 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
     words = "the cat sat on mat dog ran".split()  # noqa: SIM905
     item = tuple(" ".join(words[n % 7] for n in range(count)) for count in (first, second))
     whole, half = tokenizer.encode(item), (limit - 3) // 2
-    found = windows(item, whole, limit)
+    found = split_windows(item, whole, limit)
     parts = [[[n for n, of in enumerate(each.segments) if of == s] for s in (0, 1)] for each in (whole, *found)]
     met = set()
     for window, places in zip(found, parts[1:], strict=True):
@@ -90,13 +106,13 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
 
 def test_no_room_to_window_is_told(tokenizer: Tokenizer) -> None:
     with pytest.raises(HeedfulError, match=r"leaves no room to window: 3 special tokens are in every window"):
-        windows(("the cat", "sat on"), tokenizer.encode(("the cat", "sat on")), 4)
+        split_windows(("the cat", "sat on"), tokenizer.encode(("the cat", "sat on")), 4)
 
 
 def test_trimmed_keeps_the_span_in_the_text() -> None:
-    assert trimmed(" ab ", 0, 4) == (1, 3)
-    assert trimmed("   ", 0, 3) == (0, 0)
-    assert label_names(["a", "a", "b"]) == ["a/0", "a/1", "b/2"]
+    assert strip_span(" ab ", 0, 4) == (1, 3)
+    assert strip_span("   ", 0, 3) == (0, 0)
+    assert unique_label_names(["a", "a", "b"]) == ["a/0", "a/1", "b/2"]
 
 
 @pytest.mark.parametrize(

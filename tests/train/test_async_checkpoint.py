@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.train.async_checkpoint import Saver
-from heedful.train.checkpoint import Store
+from heedful.train.async_checkpoint import AsyncCheckpointer
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.fit import fit
 from tests.support.tiny_runs import everything, same, settings, trainer
 
 
-class Slow(Store):
+class Slow(CheckpointManager):
     """A store that waits to be told before it writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class Slow(Store):
 
 def test_t12_changed_at_once(tmp_path: Path) -> None:
     made, store = trainer(), Slow(tmp_path / "state")
-    saver = Saver(store, made, behind=True)
+    saver = AsyncCheckpointer(store, made, behind=True)
     made.advance()
     expected = everything(made)
     saver.save(made.step, *made.state())
@@ -53,7 +53,7 @@ def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:
     for behind in (False, True):
         folder = tmp_path / str(behind)
         fit(trainer(max_steps=4), folder, settings({}, {"async_checkpoint": behind})[1])
-        saved = Store(folder / "state").load()
+        saved = CheckpointManager(folder / "state").load()
         assert saved is not None and saved.step == 4
         found.append((saved.tensors, (folder / "journal.jsonl").read_bytes()))
     assert same(found[0][0], found[1][0]) and found[0][1] == found[1][1]
@@ -62,7 +62,7 @@ def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:
 def test_an_error_comes_with_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "state").touch()
-    saver = Saver(Store(tmp_path / "run" / "state"), trainer(), behind=True)
+    saver = AsyncCheckpointer(CheckpointManager(tmp_path / "run" / "state"), trainer(), behind=True)
     saver.save(1, {}, {})
     with pytest.raises(HeedfulError, match="step 1 could not be saved: File exists"):
         saver.save(2, {}, {})

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train import resume
-from heedful.train.checkpoint import LOCK, Saved, Store, only_run
+from heedful.train.checkpoint import LOCK, Checkpoint, CheckpointManager, lock_run
 
 FILES = ["tensors.safetensors", "values.json", "manifest.json"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool]
@@ -33,26 +33,26 @@ def raw(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def loaded(store: Store) -> Saved:
+def loaded(store: CheckpointManager) -> Checkpoint:
     saved = store.load()
     assert saved is not None
     return saved
 
 
-def fill(store: Store, *steps: int) -> None:
+def fill(store: CheckpointManager, *steps: int) -> None:
     for step in steps:
         store.commit(step, {"weight": torch.arange(40.0) + step, "step": torch.tensor(step)}, {"step": step})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> CheckpointManager:
     """With the steps 10 and 20."""
-    made = Store(tmp_path / "state")
+    made = CheckpointManager(tmp_path / "state")
     fill(made, 10, 20)
     return made
 
 
-def older(store: Store, match: str) -> Saved:
+def older(store: CheckpointManager, match: str) -> Checkpoint:
     """What is loaded where step 20 is damaged."""
     with pytest.warns(HeedfulWarning, match=match) as warned:
         saved = loaded(store)
@@ -88,7 +88,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
         "parameter": torch.nn.Parameter(torch.randn(2, 3)),
         "a name, é\n\ud800": torch.ones(1),
     }
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     folder = store.commit(7, tensors, {})
     saved = loaded(store)
     assert (saved.step, saved.folder, saved.values) == (7, folder, {})
@@ -104,7 +104,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     tensors = {str(dtype): torch.ones(3, 5).to(dtype) for dtype in DTYPES} | {"": torch.zeros(()), "é": torch.ones(0)}
-    read = load_file(Store(tmp_path).commit(1, tensors, {}) / "tensors.safetensors")
+    read = load_file(CheckpointManager(tmp_path).commit(1, tensors, {}) / "tensors.safetensors")
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
@@ -113,13 +113,13 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 
 def test_the_order_of_the_tensors_changes_nothing(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(2), "a": torch.tensor(1, dtype=torch.int8), "c": torch.ones(3, dtype=torch.float64)}
-    one = Store(tmp_path / "1").commit(1, tensors, {})
-    two = Store(tmp_path / "2").commit(1, dict(reversed(tensors.items())), {})
+    one = CheckpointManager(tmp_path / "1").commit(1, tensors, {})
+    two = CheckpointManager(tmp_path / "2").commit(1, dict(reversed(tensors.items())), {})
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in FILES)
 
 
 def test_nothing_but_a_step_can_be_saved(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     store.commit(0, {}, {})
     assert loaded(store)[2:] == ({}, {})
 
@@ -135,7 +135,7 @@ def test_nothing_but_a_step_can_be_saved(tmp_path: Path) -> None:
 )
 def test_a_tensor_that_cannot_be_saved_is_refused(tmp_path: Path, name: str, tensor: Tensor, what: str) -> None:
     with pytest.raises(HeedfulError, match=rf"the tensor '{name}', .*{what}") as caught:
-        Store(tmp_path / "state").commit(1, {name: tensor}, {})
+        CheckpointManager(tmp_path / "state").commit(1, {name: tensor}, {})
     assert "expected a dense one of F64, F32" in str(caught.value)
     assert not (tmp_path / "state").exists()
 
@@ -147,7 +147,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
         "texts": ["", "é ☃ \U0001f600", "a\nb\0", "\ud800", '"'],
         "rest": {"": None, "yes": True, "no": [False, [], {}, [[{"a": [1]}]]]},
     }
-    store = Store(tmp_path)
+    store = CheckpointManager(tmp_path)
     store.commit(1, {}, values)
     assert repr(loaded(store).values) == repr(values)
 
@@ -167,7 +167,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
 )
 def test_values_that_would_come_back_otherwise_are_refused(tmp_path: Path, value: Any, where: str) -> None:
     with pytest.raises(HeedfulError, match=where):
-        Store(tmp_path / "state").commit(1, {}, {"a": {"b": [1, value]}})
+        CheckpointManager(tmp_path / "state").commit(1, {}, {"a": {"b": [1, value]}})
     assert not (tmp_path / "state").exists()
 
 
@@ -175,7 +175,7 @@ def test_values_that_would_come_back_otherwise_are_refused(tmp_path: Path, value
 
 
 def test_the_newest_is_found_and_the_oldest_go(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", keep=3)
+    store = CheckpointManager(tmp_path / "state", keep=3)
     assert store.load() is None
     for step in (5, 10, 15, 99_999_999, 123_456_789):
         fill(store, step)
@@ -184,7 +184,7 @@ def test_the_newest_is_found_and_the_oldest_go(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "state")) == ["latest", "step-00000015", "step-123456789", "step-99999999"]
 
 
-def test_no_clock_is_asked(store: Store) -> None:
+def test_no_clock_is_asked(store: CheckpointManager) -> None:
     os.utime(store.folder / "step-00000020", (0, 0))
     os.utime(store.folder / "step-00000010", (2**32, 2**32))
     assert loaded(store).step == 20
@@ -193,14 +193,14 @@ def test_no_clock_is_asked(store: Store) -> None:
 
 
 @pytest.mark.parametrize("word", ["step-00000010\n", "step-00000099", "../../etc", "\0\xff", ""])
-def test_the_word_of_latest_is_not_taken(store: Store, word: str) -> None:
+def test_the_word_of_latest_is_not_taken(store: CheckpointManager, word: str) -> None:
     (store.folder / "latest").write_text(word, encoding="latin-1")
     assert loaded(store).step == 20
     (store.folder / "latest").unlink()
     assert loaded(store).step == 20
 
 
-def test_other_names_are_no_checkpoints(store: Store) -> None:
+def test_other_names_are_no_checkpoints(store: CheckpointManager) -> None:
     for name in (
         "step-30",
         "step-000000030",
@@ -215,14 +215,14 @@ def test_other_names_are_no_checkpoints(store: Store) -> None:
     assert (store.folder / "step-30").is_dir()
 
 
-def test_a_step_that_is_there_and_the_same_stays(store: Store) -> None:
+def test_a_step_that_is_there_and_the_same_stays(store: CheckpointManager) -> None:
     before = (store.folder / "step-00000020" / "manifest.json").stat()
     fill(store, 20)
     assert (store.folder / "step-00000020" / "manifest.json").stat() == before
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", "step-00000020"]
 
 
-def test_a_step_that_is_there_and_another_is_replaced(store: Store) -> None:
+def test_a_step_that_is_there_and_another_is_replaced(store: CheckpointManager) -> None:
     for turn in (2, 3):
         assert store.commit(20, {"weight": torch.ones(1)}, {"turn": turn}).name == f"step-00000020-{turn}"
         assert loaded(store).values == {"turn": turn}
@@ -232,14 +232,14 @@ def test_a_step_that_is_there_and_another_is_replaced(store: Store) -> None:
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000020-3", "step-00000030"]
 
 
-def test_a_step_that_is_there_and_damaged_is_replaced(store: Store) -> None:
+def test_a_step_that_is_there_and_damaged_is_replaced(store: CheckpointManager) -> None:
     (store.folder / "step-00000020" / "values.json").write_text("{}")
     fill(store, 20)
     assert loaded(store).step == 20
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", "step-00000020-2"]
 
 
-def test_damaged_ones_do_not_count_and_go_when_they_are_overtaken(store: Store) -> None:
+def test_damaged_ones_do_not_count_and_go_when_they_are_overtaken(store: CheckpointManager) -> None:
     (store.folder / "step-00000030").mkdir()
     (store.folder / "step-00000020" / "manifest.json").unlink()
     with pytest.warns(HeedfulWarning, match="is missing; step 10 is used") as warned:
@@ -254,16 +254,16 @@ def test_damaged_ones_do_not_count_and_go_when_they_are_overtaken(store: Store) 
     assert loaded(store).step == 35
 
 
-def test_a_step_before_a_valid_one_is_refused(store: Store) -> None:
+def test_a_step_before_a_valid_one_is_refused(store: CheckpointManager) -> None:
     with pytest.raises(HeedfulError, match=r"state: step 15 cannot be saved, since step-00000020 is there and valid"):
-        fill(Store(store.folder), 15)
+        fill(CheckpointManager(store.folder), 15)
     (store.folder / "step-00000020" / "values.json").unlink()
-    fill(Store(store.folder), 15)
+    fill(CheckpointManager(store.folder), 15)
 
 
 def test_at_least_one_stays(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="keep is 0; expected 1 or more"):
-        Store(tmp_path, keep=0)
+        CheckpointManager(tmp_path, keep=0)
 
 
 # -- T5: damage ----------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def flipped(path: Path, bit: int) -> None:
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_t5_a_flipped_bit_is_seen(store: Store, name: str, count: int) -> None:
+def test_t5_a_flipped_bit_is_seen(store: CheckpointManager, name: str, count: int) -> None:
     path = store.folder / "step-00000020" / name
     bits = path.stat().st_size * 8
     for bit in random.Random(0).sample(range(bits), min(count, bits)):
@@ -289,7 +289,7 @@ def test_t5_a_flipped_bit_is_seen(store: Store, name: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_t5_a_cut_file_is_seen(store: Store, name: str, count: int) -> None:
+def test_t5_a_cut_file_is_seen(store: CheckpointManager, name: str, count: int) -> None:
     path = store.folder / "step-00000020" / name
     whole = path.read_bytes()
     for size in random.Random(0).sample(range(len(whole)), min(count, len(whole))):
@@ -378,7 +378,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_t5_damage_is_seen(store: Store, case: str) -> None:
+def test_t5_damage_is_seen(store: CheckpointManager, case: str) -> None:
     what, damage = DAMAGE[case]
     damage(store.folder / "step-00000020")
     older(store, f"step-00000020 is damaged: .*{what}")
@@ -386,7 +386,7 @@ def test_t5_damage_is_seen(store: Store, case: str) -> None:
     assert loaded(store).step == 20
 
 
-def test_t5_a_newer_empty_folder(store: Store) -> None:
+def test_t5_a_newer_empty_folder(store: CheckpointManager) -> None:
     (store.folder / "step-00000010").rename(store.folder / "step-00000009")
     shutil.rmtree(store.folder / "step-00000009")
     (store.folder / "step-00000030").mkdir()
@@ -394,7 +394,7 @@ def test_t5_a_newer_empty_folder(store: Store) -> None:
         assert loaded(store).step == 20
 
 
-def test_t5_nothing_valid_is_an_error(store: Store) -> None:
+def test_t5_nothing_valid_is_an_error(store: CheckpointManager) -> None:
     (store.folder / "step-00000020" / "values.json").unlink()
     flipped(store.folder / "step-00000010" / "tensors.safetensors", 77)
     with pytest.raises(HeedfulError) as caught:
@@ -406,7 +406,7 @@ def test_t5_nothing_valid_is_an_error(store: Store) -> None:
     assert str(caught.value).endswith("Bring one back from a copy, or begin anew in another folder")
 
 
-def test_t5_lost_ones_are_an_error(store: Store) -> None:
+def test_t5_lost_ones_are_an_error(store: CheckpointManager) -> None:
     for path in store.folder.glob("step-*"):
         shutil.rmtree(path)
     with pytest.raises(HeedfulError, match="no valid checkpoint: latest names one, but there is none"):
@@ -416,7 +416,7 @@ def test_t5_lost_ones_are_an_error(store: Store) -> None:
 # -- T4, T17: where it cannot work ---------------------------------------------------------------------------------
 
 
-def test_room_is_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_asked_for(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5000, 2000, 3000))
     store.need(3000)  # two are there, and stay
@@ -424,14 +424,14 @@ def test_room_is_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
         HeedfulError, match=r"state: 3,000 bytes are free there, expected 3,001: 1 checkpoints of 3,001"
     ):
         store.need(3001)
-    fresh = Store(store.folder / "a" / "b")
+    fresh = CheckpointManager(store.folder / "a" / "b")
     fresh.need(1000)
     assert not (store.folder / "a").exists()
     with pytest.raises(HeedfulError, match=r"expected 3,003: 3 checkpoints of 1,001, since 2 stay while the next"):
         fresh.need(1001)
 
 
-def test_room_is_made_of_what_was_left(store: Store) -> None:
+def test_room_is_made_of_what_was_left(store: CheckpointManager) -> None:
     (store.folder / f".step-00000030.{2**22 + 1}.part").mkdir()
     store.need(1)
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", "step-00000020"]
@@ -439,8 +439,8 @@ def test_room_is_made_of_what_was_left(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["with spaces and 'quotes\"", "Übung ☃ 文", "100% {x} [a] *", "a\nb", "ü" * 120])
 def test_t17_odd_names(tmp_path: Path, name: str) -> None:
-    store = Store(tmp_path / name / name)
-    with only_run(tmp_path / name):
+    store = CheckpointManager(tmp_path / name / name)
+    with lock_run(tmp_path / name):
         fill(store, 1, 2, 3)
         assert loaded(store).step == 3
 
@@ -448,9 +448,9 @@ def test_t17_odd_names(tmp_path: Path, name: str) -> None:
 def test_t17_a_folder_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    store = Store(tmp_path / "link")
+    store = CheckpointManager(tmp_path / "link")
     fill(store, 1, 2, 3)
-    assert loaded(Store(tmp_path / "real")).step == 3
+    assert loaded(CheckpointManager(tmp_path / "real")).step == 3
     (tmp_path / "real").rename(tmp_path / "away")
     with pytest.raises(HeedfulError, match="link cannot be read: No such file"):
         store.load()
@@ -464,17 +464,17 @@ def test_t17_a_folder_behind_a_link(tmp_path: Path) -> None:
 
 def test_t17_a_file_instead(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    store = Store(tmp_path / "state")
+    store = CheckpointManager(tmp_path / "state")
     with pytest.raises(HeedfulError, match="state cannot be read: Not a directory"):
         store.load()
     with pytest.raises(HeedfulError, match="step 1 could not be saved: File exists"):
         fill(store, 1)
-    with pytest.raises(HeedfulError, match="state cannot hold a run: File exists"), only_run(tmp_path / "state"):
+    with pytest.raises(HeedfulError, match="state cannot hold a run: File exists"), lock_run(tmp_path / "state"):
         pass
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_t17_a_read_only_folder(store: Store) -> None:
+def test_t17_a_read_only_folder(store: CheckpointManager) -> None:
     store.folder.chmod(0o555)
     try:
         with pytest.raises(HeedfulError, match="step 30 could not be saved: Permission denied"):
@@ -486,7 +486,7 @@ def test_t17_a_read_only_folder(store: Store) -> None:
 
 def test_t17_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = Store(Path("state"))
+    store = CheckpointManager(Path("state"))
     fill(store, 1)
     monkeypatch.chdir("/")
     fill(store, 2)
@@ -508,7 +508,7 @@ def holding(folder: Path, ready: Path, inside: Callable[[], None] = lambda: None
     """A process that holds a folder until it is killed."""
     if (pid := os.fork()) == 0:
         try:
-            with only_run(folder):
+            with lock_run(folder):
                 inside()
                 ready.touch()
                 time.sleep(60)
@@ -528,17 +528,17 @@ def test_t13_a_second_run_is_refused(tmp_path: Path) -> None:
     pid = holding(run, tmp_path / "ready")
     try:
         who = rf"another run, pid {pid}, host \S+, holds .*run: wait for it, stop it"
-        with pytest.raises(HeedfulError, match=who), only_run(run):
+        with pytest.raises(HeedfulError, match=who), lock_run(run):
             raise AssertionError
-        with only_run(tmp_path / "another"):
+        with lock_run(tmp_path / "another"):
             pass
     finally:
         kill(pid)
-    with only_run(run), pytest.raises(HeedfulError, match=rf"pid {os.getpid()}, "), only_run(run):
+    with lock_run(run), pytest.raises(HeedfulError, match=rf"pid {os.getpid()}, "), lock_run(run):
         raise AssertionError
-    with pytest.raises(KeyError), only_run(run):
+    with pytest.raises(KeyError), lock_run(run):
         raise KeyError
-    with only_run(run):
+    with lock_run(run):
         assert (run / LOCK).read_text().startswith(f"pid {os.getpid()}, host ")
     assert not resume._held
 
@@ -556,26 +556,26 @@ def test_t13_a_worker_that_outlives_its_run_does_not_hold_it(tmp_path: Path) -> 
     worker = int((tmp_path / "worker").read_text())
     try:
         os.kill(worker, 0)
-        with only_run(run):
+        with lock_run(run):
             pass
     finally:
         os.kill(worker, signal.SIGKILL)
 
 
 def test_t13_a_worker_that_ends_does_not_free_it(tmp_path: Path) -> None:
-    with only_run(tmp_path):
+    with lock_run(tmp_path):
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        with pytest.raises(HeedfulError, match="another run"), only_run(tmp_path):
+        with pytest.raises(HeedfulError, match="another run"), lock_run(tmp_path):
             raise AssertionError
 
 
 def test_t13_an_odd_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / LOCK).write_bytes(b"\x1b[2J\xff" * 100)
-    with only_run(tmp_path):
+    with lock_run(tmp_path):
         (tmp_path / LOCK).write_bytes(b"\x1b[2J\xff" * 100)
-        with pytest.raises(HeedfulError, match="another run, ") as caught, only_run(tmp_path):
+        with pytest.raises(HeedfulError, match="another run, ") as caught, lock_run(tmp_path):
             raise AssertionError
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 3000
@@ -585,5 +585,5 @@ def test_t13_an_odd_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(resume.fcntl, "flock", unsupported)
     what = "cannot be locked: Function not implemented; a second run"
-    with pytest.warns(HeedfulWarning, match=what), only_run(tmp_path):
+    with pytest.warns(HeedfulWarning, match=what), lock_run(tmp_path):
         pass

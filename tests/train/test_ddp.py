@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.train import ddp
-from heedful.train.ddp import Copied
+from heedful.train.ddp import Replicated
 from heedful.train.ranks import Ranks
 from tests.support.processes import ForkServer, Job, fork_server, weights
 from tests.support.tiny_runs import CALM, MADE, distance
@@ -53,7 +53,7 @@ def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch,
     loaded, objective, samples = MADE["packed"](0.0)
     events: list[Any] = []
     loaded.named()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
-    made = Copied(loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), half=half, early=True)
+    made = Replicated(loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), half=half, early=True)
     order = [bucket.names for bucket in made._buckets]
     assert [TABLE] in order and [name for names in order for name in names] == list(reversed(made.parameters))
     batch = objective.batch(samples[:3], [1, 2, 3])
@@ -63,7 +63,7 @@ def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch,
     assert events == [*sizes[:-1], "table", sizes[-1]], "the others have gone off before"
     found = made.gradients()
     made.forget()
-    other = Copied(loaded, None, Ranks(), half=False, early=True)
+    other = Replicated(loaded, None, Ranks(), half=False, early=True)
     for _ in range(2):
         other.learn(objective, batch, precision=torch.float32, weight=1.0, last=False)
     assert distance(found, other.gradients()) < least

@@ -20,9 +20,9 @@ from torch import Tensor
 from heedful import atomic_io
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train import fit as fit_module
-from heedful.train.checkpoint import Store
-from heedful.train.fit import EvalResult, FitSettings, Fitted, Reporter, fit
-from heedful.train.journal import Journal, records
+from heedful.train.checkpoint import CheckpointManager
+from heedful.train.fit import EvalResult, FitResult, FitSettings, Reporter, fit
+from heedful.train.journal import Journal, read_journal
 from heedful.train.trainer import DivergedError, Step, Trainer
 from tests.support.processes import left
 from tests.support.tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
@@ -68,13 +68,13 @@ class Run:
     def now(self) -> dict[str, Tensor]:
         return weights(self.trainer)
 
-    def fit(self, reporter: Reporter | None = None, **how: Any) -> Fitted:
+    def fit(self, reporter: Reporter | None = None, **how: Any) -> FitResult:
         evaluate = None if self.scores is None else self._scored
         return fit(self.trainer, self.folder, settings({}, how)[1], evaluate=evaluate, reporter=reporter)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return list(records(folder / "journal.jsonl"))
+    return list(read_journal(folder / "journal.jsonl"))
 
 
 def steps(folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def steps(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Fitted]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, FitResult]:
     """A run that nothing happened to."""
     run = Run(tmp_path_factory.mktemp("whole"))
     return run, run.fit()
@@ -91,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Fitted]:
 # -- a run --------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
+def test_what_a_run_leaves(whole: tuple[Run, FitResult]) -> None:
     run, end = whole
     found = lines(run.folder)
     assert [record["step"] for record in found if "loss" in record] == list(range(1, 13))
@@ -100,14 +100,16 @@ def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
     assert found[2] | {"metric_value": 0, "dev": 0} == {"step": 2, "dev": 0, "metric_value": 0, "best": True}
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
-    assert end == Fitted(stop_reason="completed", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0)
+    assert end == FitResult(
+        stop_reason="completed", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0
+    )
     assert (
         end.best_step in (6, 8)
         and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["metric_value"]
     )
 
 
-def test_the_best_weights_are_kept_or_the_last(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_the_best_weights_are_kept_or_the_last(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run, end = whole
     assert same(run.now(), run.weights[end.best_step])
     assert not same(run.now(), run.weights[12])
@@ -127,7 +129,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, scores=None)
-    assert run.fit() == Fitted(stop_reason="completed", best_step=0, best=None, last=None, resumed_from=0)
+    assert run.fit() == FitResult(stop_reason="completed", best_step=0, best=None, last=None, resumed_from=0)
     assert not [record for record in lines(tmp_path) if "dev" in record]
     assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
 
@@ -156,17 +158,19 @@ def test_patience_ends_it(tmp_path: Path) -> None:
     seen = Told()
     end = run.fit(seen, patience=3)
     assert seen.texts == ["early stopping: 3 evaluations without a better metric (fit.patience)"]
-    assert end == Fitted(stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
+    assert end == FitResult(
+        stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=0
+    )  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
     assert same(run.now(), run.weights[8])
     again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers={}))
     told = Told()
-    assert again.fit(told, patience=3) == Fitted(
+    assert again.fit(told, patience=3) == FitResult(
         stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=10
     )
     assert told.steps == [] and same(again.now(), run.now())
     more = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
-    assert more.fit(patience=0) == Fitted(stop_reason="completed", best_step=12, best=0.9, last=0.9, resumed_from=10)
+    assert more.fit(patience=0) == FitResult(stop_reason="completed", best_step=12, best=0.9, last=0.9, resumed_from=10)
 
 
 TIED = {  # main number and tie of six evaluations, at steps 2 to 12; the best one
@@ -240,13 +244,13 @@ def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.Monke
     now = 0.0
     monkeypatch.setattr(fit_module, "time", SimpleNamespace(monotonic=lambda: now))
     saved: list[int] = []
-    original = Store.commit
+    original = CheckpointManager.commit
 
-    def commit(store: Store, step: int, *given: Any) -> Path:
+    def commit(store: CheckpointManager, step: int, *given: Any) -> Path:
         saved.append(step)
         return original(store, step, *given)
 
-    monkeypatch.setattr(Store, "commit", commit)
+    monkeypatch.setattr(CheckpointManager, "commit", commit)
 
     def tick(step: Step) -> None:
         nonlocal now
@@ -264,18 +268,18 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_counts_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = [0]
-    keep, commit = Journal.keep, Store.commit
+    keep, commit = Journal.keep, CheckpointManager.commit
 
     def kept(journal: Journal) -> None:
         keep(journal)
         synced.append(journal.size)
 
-    def committed(store: Store, step: int, tensors: Any, values: dict[str, Any]) -> Path:
+    def committed(store: CheckpointManager, step: int, tensors: Any, values: dict[str, Any]) -> Path:
         assert values["journal"] == synced[-1] > synced[-2]
         return commit(store, step, tensors, values)
 
     monkeypatch.setattr(Journal, "keep", kept)
-    monkeypatch.setattr(Store, "commit", committed)
+    monkeypatch.setattr(CheckpointManager, "commit", committed)
     assert Run(tmp_path).fit().stop_reason == "completed"
     assert len(synced) == 13
 
@@ -285,7 +289,7 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_counts_on_it(
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, whole: tuple[Run, Fitted], stop: int
+    tmp_path: Path, whole: tuple[Run, FitResult], stop: int
 ) -> None:
     first = Run(tmp_path)
     assert first.fit(Told(stop=stop)).stop_reason == "interrupted"
@@ -307,7 +311,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert same(third.now(), whole[0].now()) and left(tmp_path) == left(whole[0].folder)
 
 
-def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     def fail(step: Step) -> None:
         if step.number == 9:
             raise KeyError
@@ -325,7 +329,7 @@ def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path,
     assert left(tmp_path) == left(tmp_path / "steady")
 
 
-def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     Run(tmp_path).fit(Told(stop=7))
     (tmp_path / "state" / "step-00000007" / "values.json").write_text("{}")
     run = Run(tmp_path)
@@ -346,7 +350,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         Run(tmp_path).fit()
 
 
-def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     Run(tmp_path).fit(Told(stop=9))
     assert [name for name in tensors(tmp_path) if name.startswith("best/")]
     run = Run(tmp_path)
@@ -356,7 +360,7 @@ def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path,
 
 def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(Store, "need", lambda store, count: asked.append(count))
+    monkeypatch.setattr(CheckpointManager, "need", lambda store, count: asked.append(count))
     run = Run(tmp_path, scores=None)
     run.fit(Told(stop=1))
     numbers = run.trainer.loaded.count()
@@ -367,7 +371,7 @@ def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("fault", ["nan loss", "nan gradient"])
-def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, Fitted], fault: str) -> None:
+def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, FitResult], fault: str) -> None:
     run = Run(tmp_path)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[fault], at=7)
     with pytest.raises(DivergedError, match=r"^step 7: "):
@@ -394,7 +398,7 @@ def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted], name: str) -> None:
+def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     before = {each: signal.getsignal(each) for each in fit_module.SIGNALS}
     run = Run(tmp_path)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[name], at=6)
@@ -405,7 +409,7 @@ def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, Fitte
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_second_sigint_leaves_at_once(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_t10_a_second_sigint_leaves_at_once(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     def twice(step: Step) -> None:
         if step.number == 5:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -434,7 +438,7 @@ def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [4, 12])
-def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fitted], step: int) -> None:
+def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, FitResult], step: int) -> None:
     def interrupted(trainer: Trainer) -> EvalResult:
         if trainer.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -454,7 +458,7 @@ def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fit
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run = Run(tmp_path)
     assert run.fit(Told(stop=6)).stop_reason == "interrupted"
     assert 6 not in run.weights
@@ -483,17 +487,17 @@ def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
     assert again.fit(patience=1).stop_reason == "early_stopping" and again.trainer.step == run.trainer.step
 
 
-def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run = Run(tmp_path)
     run.trainer.stopping = True
-    assert run.fit() == Fitted(stop_reason="interrupted", best_step=0, best=None, last=None, resumed_from=0)
+    assert run.fit() == FitResult(stop_reason="interrupted", best_step=0, best=None, last=None, resumed_from=0)
     assert not (tmp_path / "state").exists()
     assert Run(tmp_path).fit().stop_reason == "completed"
     assert left(tmp_path) == left(whole[0].folder)
 
 
 def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
-    ends: list[Fitted] = []
+    ends: list[FitResult] = []
     thread = threading.Thread(target=lambda: ends.append(Run(tmp_path).fit()))
     thread.start()
     thread.join()
@@ -504,13 +508,15 @@ def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Übung ☃ 文, with 'spaces'", "100% {x} [a] *\n"])
-def test_t17_odd_names(tmp_path: Path, whole: tuple[Run, Fitted], name: str) -> None:
+def test_t17_odd_names(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     Run(tmp_path / name / name).fit(Told(stop=5))
     Run(tmp_path / name / name).fit()
     assert left(tmp_path / name / name) == left(whole[0].folder)
 
 
-def test_t17_a_folder_behind_a_link(tmp_path: Path, whole: tuple[Run, Fitted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t17_a_folder_behind_a_link(
+    tmp_path: Path, whole: tuple[Run, FitResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulWarning
-from heedful.train.checkpoint import Store
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.trainer import Trainer
 from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
 from tests.support.tiny_runs import CALM, MADE, distance, same, settings
@@ -124,5 +124,5 @@ def test_t5_damaged_parts_are_seen(server: ForkServer, tmp_path: Path) -> None:
             content[len(content) // 2] ^= 1
             (damaged / newest.name / name).write_bytes(content)
         with pytest.warns(HeedfulWarning, match=f"{newest.name} is damaged: .*{name}.*; step 1 is used instead"):
-            saved = Store(damaged).load()
+            saved = CheckpointManager(damaged).load()
         assert saved is not None and saved.step == 1 and len(saved.tensors) > 20

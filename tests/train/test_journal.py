@@ -14,7 +14,7 @@ import pytest
 from heedful import atomic_io
 from heedful.errors import HeedfulError
 from heedful.train import journal
-from heedful.train.journal import Journal, records
+from heedful.train.journal import Journal, read_journal
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_a_line_for_each_record(path: Path) -> None:
     for record in told:
         book.write(record)
         assert book.size == path.stat().st_size  # nothing waits in the process
-    assert list(records(path)) == told
+    assert list(read_journal(path)) == told
     assert path.read_bytes().count(b"\n") == 3 and "für ☃" in path.read_text(encoding="utf-8")
     book.close()
     again = Journal(path)
     assert again.size == path.stat().st_size
     again.write({"step": 2})
     again.close()
-    assert list(records(path)) == [*told, {"step": 2}]
+    assert list(read_journal(path)) == [*told, {"step": 2}]
 
 
 def test_numbers_that_are_not_finite_are_texts(path: Path) -> None:
@@ -56,7 +56,7 @@ def test_half_a_surrogate_pair_comes_back(path: Path) -> None:
     book = Journal(path)
     book.write({"\ud800": "a\udfff\U0001f600"})
     book.close()
-    assert list(records(path)) == [{"\ud800": "a\udfff\U0001f600"}]
+    assert list(read_journal(path)) == [{"\ud800": "a\udfff\U0001f600"}]
 
 
 def test_rewound_it_goes_on_from_there(path: Path) -> None:
@@ -72,7 +72,7 @@ def test_rewound_it_goes_on_from_there(path: Path) -> None:
         assert book.size == path.stat().st_size == size
         book.write({"again": True})
         book.close()
-        assert list(records(path)) == [*({"step": step} for step in range(sizes.index(size))), {"again": True}]
+        assert list(read_journal(path)) == [*({"step": step} for step in range(sizes.index(size))), {"again": True}]
 
 
 def test_lines_that_are_lost_are_an_error(path: Path) -> None:
@@ -82,7 +82,7 @@ def test_lines_that_are_lost_are_an_error(path: Path) -> None:
         HeedfulError, match=r"journal.jsonl has 12 bytes, but the checkpoint was made when it had 1,300: l"
     ):
         book.rewind(1300)
-    assert list(records(path)) == [{"step": 1}]
+    assert list(read_journal(path)) == [{"step": 1}]
     book.close()
 
 
@@ -94,7 +94,7 @@ def test_a_torn_last_line_is_left_out(path: Path, torn: bytes) -> None:
     book.close()
     with path.open("ab") as file:
         file.write(torn)
-    assert list(records(path)) == [{"step": 1}]
+    assert list(read_journal(path)) == [{"step": 1}]
     book = Journal(path)
     book.rewind(size)
     book.close()
@@ -104,7 +104,7 @@ def test_a_torn_last_line_is_left_out(path: Path, torn: bytes) -> None:
 def test_a_line_that_is_none_is_named(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b'{"step": 1}\n{"step": \n')
-    found = records(path)
+    found = read_journal(path)
     assert next(found) == {"step": 1}
     with pytest.raises(HeedfulError, match=r"journal.jsonl:2: Expecting value.*; expected a line of JSON"):
         next(found)

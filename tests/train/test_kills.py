@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
 from tests.support.tiny_runs import same
 
@@ -65,7 +65,7 @@ def job_in(folder: Path, **more: Any) -> Job:
 def ended(server: ForkServer, job: Job, ranks: int) -> None:
     """Started once more, it comes to its end; at most the step that was running is lost, and nothing is left over."""
     journal = Path(job.folder) / "journal.jsonl"
-    done = [line["step"] for line in records(journal) if "loss" in line] if journal.exists() else []
+    done = [line["step"] for line in read_journal(journal) if "loss" in line] if journal.exists() else []
     assert server.run(job, ranks) == [0] * ranks
     assert {told(job, rank)["stop_reason"] for rank in range(ranks)} == {"completed"}
     assert told(job)["resumed_from"] >= max(done, default=1) - 1
@@ -127,7 +127,7 @@ def test_t1_one_run_killed_200_times(server: ForkServer, tmp_path: Path, ranks: 
 
 
 def _last(journal: Path) -> int:
-    return max((line["step"] for line in records(journal) if "loss" in line), default=0) if journal.exists() else 0
+    return max((line["step"] for line in read_journal(journal) if "loss" in line), default=0) if journal.exists() else 0
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -67,4 +67,4 @@ def test_freed_memory_is_returned_when_its_time_has_come() -> None:
 def test_elsewhere_nothing_is_set(monkeypatch: pytest.MonkeyPatch, platform: str, library: Any) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert not memory.keep_freed()
+    assert not memory.disable_malloc_trim()

@@ -30,8 +30,8 @@ from heedful.train.optim import (
     Noam,
     Optimizer,
     Schedule,
-    factor,
     layer_lrs,
+    lr_factor,
 )
 from tests.support.tiny_models import MODELS, TINY
 
@@ -62,7 +62,7 @@ def test_schedules_are_those_of_transformers(schedule: Any, name: str, more: Any
     schedule = replace(schedule, warmup_ratio=share)
     last = total if share < 1 or isinstance(schedule, Constant) else total - 1  # of nothing, theirs ends at 1
     for step in range(last + 1):
-        assert factor(schedule, step, total) == pytest.approx(expected(step), rel=0, abs=1e-9), step
+        assert lr_factor(schedule, step, total) == pytest.approx(expected(step), rel=0, abs=1e-9), step
 
 
 @pytest.mark.parametrize(("share", "total"), [(0.28, 25), (0.07, 100), (0.01, 1_000_000), (0.0, 7)])
@@ -71,14 +71,14 @@ def test_bert_schedule_decays_from_the_start(share: float, total: int) -> None:
     for step in {*range(min(total, 300)), warmup - 1, warmup, warmup + 1, total} - {-1}:
         decayed = (1.0 - 0.0) * (1 - min(step, total) / total) + 0.0  # polynomial decay of power 1, down to 0
         expected = step / warmup if step < warmup else decayed
-        assert factor(DecayFromStart(warmup_ratio=share), step, total) == pytest.approx(expected, rel=0, abs=1e-12), (
-            step
-        )
+        assert lr_factor(DecayFromStart(warmup_ratio=share), step, total) == pytest.approx(
+            expected, rel=0, abs=1e-12
+        ), step
 
 
 def test_the_two_definitions_part_after_the_warmup() -> None:
     at = [
-        (factor(Linear(warmup_ratio=0.1), step, 100), factor(DecayFromStart(warmup_ratio=0.1), step, 100))
+        (lr_factor(Linear(warmup_ratio=0.1), step, 100), lr_factor(DecayFromStart(warmup_ratio=0.1), step, 100))
         for step in (0, 9, 10, 55)
     ]
     assert [each for pair in at for each in pair] == pytest.approx([0.0, 0.0, 0.9, 0.9, 1.0, 0.9, 0.5, 0.45], abs=1e-12)
@@ -89,10 +89,10 @@ def test_the_schedule_of_the_transformer(width: int, warmup: int, total: int) ->
     """width^-0.5 min(step^-0.5, step warmup^-1.5) (Vaswani et al. 2017, equation 3), of which the peak is the rate."""
     peak = (width * warmup) ** -0.5
     schedule = Noam(warmup_ratio=warmup / total)
-    assert factor(schedule, 0, total) == 0
+    assert lr_factor(schedule, 0, total) == 0
     for step in (*range(1, min(total, 50) + 1), warmup, warmup + 1, total):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert peak * factor(schedule, step, total) == pytest.approx(paper, rel=1e-6), step
+        assert peak * lr_factor(schedule, step, total) == pytest.approx(paper, rel=1e-6), step
     with pytest.raises(HeedfulError, match="warmup_ratio is 0; expected a share above 0"):
         Noam(warmup_ratio=0.0)
 
@@ -100,7 +100,7 @@ def test_the_schedule_of_the_transformer(width: int, warmup: int, total: int) ->
 @pytest.mark.parametrize("schedule", [Constant(warmup_ratio=0.1), Linear(), Cosine(), DecayFromStart(), Noam()])
 def test_seconds_are_as_good_as_steps(schedule: Schedule) -> None:
     for step in range(101):
-        assert factor(schedule, step * 0.37, 37.0) == pytest.approx(factor(schedule, step, 100), abs=1e-6)
+        assert lr_factor(schedule, step * 0.37, 37.0) == pytest.approx(lr_factor(schedule, step, 100), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_seconds_are_as_good_as_steps(schedule: Schedule) -> None:
 )
 def test_a_schedule_stays_where_it_ended(schedule: Schedule, end: float) -> None:
     for late in (100, 101, 150.5, 1e9):
-        assert factor(schedule, late, 100) == pytest.approx(end, abs=1e-12)
+        assert lr_factor(schedule, late, 100) == pytest.approx(end, abs=1e-12)
 
 
 @pytest.mark.parametrize("schedule", [Constant(warmup_ratio=0.1), Linear(), Cosine(), DecayFromStart(), Noam()])
 @pytest.mark.parametrize("total", [1, 2, 9])
 def test_a_warmup_of_less_than_a_step_is_none(schedule: Schedule, total: int) -> None:
     """Else the first step, which may be the only one, would have the rate 0."""
-    rates = [factor(schedule, step, total) for step in range(total)]
+    rates = [lr_factor(schedule, step, total) for step in range(total)]
     assert rates[0] == 1.0 and min(rates) > 0 and rates == sorted(rates, reverse=True)
     if isinstance(schedule, Linear):
         assert rates == [1 - step / total for step in range(total)]
@@ -129,7 +129,7 @@ def test_what_a_schedule_refuses() -> None:
         Cosine(min_lr_ratio=-0.1)
     for done, total in ((0, 0), (-1, 5), (math.nan, 5), (1, math.inf)):
         with pytest.raises(HeedfulError, match="progress is"):
-            factor(Linear(), done, total)
+            lr_factor(Linear(), done, total)
 
 
 # -- the update -----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_update_is_that_of_torch(dtype: torch.dtype, clip: float | None) -> None
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     plain = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.3, foreach=False)
     for step in range(20):
-        rate = factor(Linear(), step, 20)
+        rate = lr_factor(Linear(), step, 20)
         for name, gradient in gradients(step, dtype).items():
             reference[name].grad = gradient
         total = nn.utils.clip_grad_norm_(reference.values(), clip or math.inf)
@@ -209,7 +209,7 @@ def test_adamw_without_bias_correction_is_the_published_formula(dtype: torch.dty
     m, v = ({name: torch.zeros_like(each) for name, each in p.items()} for _ in range(2))
     optimizer = Optimizer(ours, AdamW.without_bias_correction(3e-2))
     for step in range(20):
-        rate = 3e-2 * factor(DecayFromStart(), step, 20)
+        rate = 3e-2 * lr_factor(DecayFromStart(), step, 20)
         given = gradients(step, dtype)
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in given.values()))
         for name, each in given.items():
@@ -220,7 +220,7 @@ def test_adamw_without_bias_correction_is_the_published_formula(dtype: torch.dty
             if name.endswith(("tokens.weight", "out.weight")):
                 update = update + 0.01 * p[name]
             p[name] = p[name] - rate * update
-        take(optimizer, gradients(step, dtype), factor=factor(DecayFromStart(), step, 20))
+        take(optimizer, gradients(step, dtype), factor=lr_factor(DecayFromStart(), step, 20))
     close(ours, p)
 
 
@@ -361,7 +361,7 @@ def test_parameters_of_a_module_may_be_given_themselves() -> None:
 def run(optimizer: Optimizer, start: int, stop: int) -> None:
     for step in range(start, stop):
         given = {name: each for place, (name, each) in enumerate(gradients(step).items()) if (step + place) % 3}
-        take(optimizer, given, factor=factor(Cosine(), step, 10), scale=1 / 3)
+        take(optimizer, given, factor=lr_factor(Cosine(), step, 10), scale=1 / 3)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -555,7 +555,7 @@ def test_a_name_of_unknown_depth(name: str) -> None:
 
 def test_noam_over_seconds_never_exceeds_its_rate() -> None:
     """A warm-up below a second is none, and the rate falls after the first one."""
-    assert max(factor(Noam(warmup_ratio=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
+    assert max(lr_factor(Noam(warmup_ratio=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
 
 
 @pytest.mark.parametrize("last", [0.999, 0.9999, 0.99999])

@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import DistStoreError, HashStore
 
 from heedful.errors import HeedfulError
-from heedful.train.ranks import ALONE, Ranks, _met, ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks, _met, connect_ranks
 from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
 from tests.support.tiny_runs import CALM, distance, same, trainer
 
@@ -43,11 +43,11 @@ def job(tmp_path: Path) -> Job:
 
 
 def test_alone() -> None:
-    with ranks() as mine:
-        assert mine is ALONE and mine == Ranks() and mine.first
-    ALONE.wait()
-    assert ALONE.numbers(1, 0.5, True) == [[1.0, 0.5, 1.0]] and ALONE.numbers() == [[]]
-    assert ALONE.gather({"a": 1}) == [{"a": 1}]
+    with connect_ranks() as mine:
+        assert mine is SINGLE_PROCESS and mine == Ranks() and mine.first
+    SINGLE_PROCESS.wait()
+    assert SINGLE_PROCESS.numbers(1, 0.5, True) == [[1.0, 0.5, 1.0]] and SINGLE_PROCESS.numbers() == [[]]
+    assert SINGLE_PROCESS.gather({"a": 1}) == [{"a": 1}]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -240,18 +240,18 @@ def test_t8_a_rank_that_hangs_is_noticed(server: ForkServer, job: Job) -> None:
 )
 def test_what_a_lost_rank_is_known_by(said: str, lost: bool) -> None:
     kind, text = (HeedfulError, "rank 0 waits for") if lost else (RuntimeError, said)
-    with pytest.raises(kind, match=text), ALONE.told():
+    with pytest.raises(kind, match=text), SINGLE_PROCESS.told():
         raise RuntimeError(said)
 
 
 def test_ranks_that_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.train.ranks.MEETING", timedelta(seconds=1))
+    monkeypatch.setattr("heedful.train.ranks.RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
     port = str(free_port())
     there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in (there | {"HEEDFUL_DIST_TIMEOUT": "1"}).items():
         monkeypatch.setenv(name, value)
     expected = rf"rank 0 of 2 did not meet the others at 127\.0\.0\.1:{port}: Timed out .* Is each of them started"
-    with pytest.raises(HeedfulError, match=expected), ranks():
+    with pytest.raises(HeedfulError, match=expected), connect_ranks():
         pass
 
 

@@ -25,7 +25,7 @@ from heedful.families import FAMILIES
 from heedful.families.names import save_names
 from heedful.objectives import Batch, Sample
 from heedful.train import loop
-from heedful.train.optim import AdamW, Constant, Linear, factor
+from heedful.train.optim import AdamW, Constant, Linear, lr_factor
 from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
 from tests.support import tiny_runs
 from tests.support.tiny_models import sequences, tiny
@@ -494,7 +494,7 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(steps) == 8:
             state = everything(made)
     assert len(steps) == 20 and made.seconds == pytest.approx(30)
-    expected = [5e-5 * factor(Linear(warmup_ratio=0.2), 1.5 * number, 30.0) for number in range(20)]
+    expected = [5e-5 * lr_factor(Linear(warmup_ratio=0.2), 1.5 * number, 30.0) for number in range(20)]
     assert [step.lr for step in steps] == pytest.approx(expected)
     again = Trainer(*tiny_runs.classify(), chosen)
     again.load_state(*state)

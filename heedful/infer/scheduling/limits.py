@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
 from heedful.model.decode import Beam, Decoding
 from heedful.tasks.answering import Answer
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,22 +41,24 @@ class Counts:
 class Steps(Protocol):
     """What a queue needs of an engine; Engine has it."""
 
-    writing: Writing  # how texts are written where a request does not say
+    writing: GenerationConfig  # how texts are written where a request does not say
 
     def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
         """Inputs become windows."""
 
-    def score(self, pieces: Sequence[Piece], writing: Writing | None = None, *, top_k: int | None = None) -> list[Any]:
+    def score(
+        self, pieces: Sequence[Piece], writing: GenerationConfig | None = None, *, top_k: int | None = None
+    ) -> list[Any]:
         """One batch."""
 
-    def decode(self, pieces: Sequence[Piece], writing: Writing | None = None) -> Decoding:
+    def decode(self, pieces: Sequence[Piece], writing: GenerationConfig | None = None) -> Decoding:
         """One batch for which texts are written, to be taken step by step."""
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """Scores become an answer."""
 
 
-def size_of(tokens: int, writing: Writing | None) -> int:
+def size_of(tokens: int, writing: GenerationConfig | None) -> int:
     """What a piece counts: its tokens, and those that may be written for it, for each of the beams."""
     if writing is None:
         return tokens

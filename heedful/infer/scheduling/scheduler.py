@@ -19,7 +19,7 @@ from heedful.infer.scheduling.limits import Caps, Counts, Steps, size_of
 from heedful.infer.scheduling.tokenizer_pool import TURN, Readers
 from heedful.model.decode import Decoding
 from heedful.tasks.answering import Answer
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved
@@ -75,7 +75,7 @@ class Lane:
         left: Callable[[], bool] = lambda: False,
         encode: _Encode = lambda engine, inputs: engine.tokenize(inputs),
         top_k: int = 5,
-        writing: Writing | None = None,
+        writing: GenerationConfig | None = None,
         sizes: Sequence[int] = (),
     ) -> tuple[list[Answer], int]:
         """The answers, as the engine alone would give them, and how many tokens were read for them.
@@ -118,7 +118,7 @@ class Lane:
             self.queue._add(job, parts, more)
             return await job.future, sum(len(each.encoded) for each in pieces)
 
-    def _estimate(self, sizes: Sequence[int], writing: Writing | None) -> int:
+    def _estimate(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
         """About how many tokens texts of so many characters have, with all that may be written after them."""
         each = self._tokens / self._characters
         return sum(size_of(AROUND + math.ceil(each * size), writing) for size in sizes)

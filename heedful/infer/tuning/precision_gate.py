@@ -32,12 +32,14 @@ from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import cannot_be, dtype_of, measures, prepare, timed
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
-from heedful.tasks.seq2seq import Writing
+from heedful.tasks.seq2seq import GenerationConfig
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
 FEW, HOPELESS = 256, 3  # what takes so many times as long as float32 for so many tokens is not measured further
-WRITING = Writing(max_new_tokens=16)  # how models that write are timed: few rows a step, beside what is remembered
+WRITING = GenerationConfig(
+    max_new_tokens=16
+)  # how models that write are timed: few rows a step, beside what is remembered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

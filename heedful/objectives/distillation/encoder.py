@@ -28,10 +28,10 @@ from heedful.checkpoint import Loaded
 from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
-from heedful.objectives.base import Batch, Sample, Term, pack
-from heedful.objectives.distillation.encoder_teacher import EncoderTeacher, Words, mean_rows
+from heedful.objectives.base import Batch, Sample, Term, pack_samples
+from heedful.objectives.distillation.encoder_teacher import AlignedWords, EncoderTeacher, mean_rows
 from heedful.objectives.distillation.vector_cache import VectorCache
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.random_numbers import uniform
 
 TERMS = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
@@ -40,10 +40,10 @@ UNMASKED = 2  # mixed into a sample's key for the draw of sequences that stay un
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Targets:
+class EncoderTargets:
     """Positions in a batch to which the teacher's targets belong."""
 
-    words: Words | None  # None: the teacher does not run, its vectors are cached
+    words: AlignedWords | None  # None: the teacher does not run, its vectors are cached
     singles: NDArray[np.int64]  # numbers of the sequences that are one text
     pairs: NDArray[np.int64]  # numbers of those that are two
     texts: NDArray[np.int64]  # [sequences]: the number of each sequence's first text among all texts
@@ -51,7 +51,7 @@ class Targets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDistillation(Masked):
+class EncoderDistillation(MaskedLM):
     """The weighted sum of those of `TERMS` whose weight is above 0, each a mean over its own targets.
 
     With `masked_sequence_prob` below 1 some sequences are read whole: they have all targets but masked tokens.
@@ -92,7 +92,7 @@ class EncoderDistillation(Masked):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """A masked batch with the words and texts that the teacher's targets belong to."""
         masked = super().batch(samples, keys)
-        packed = pack(samples)
+        packed = pack_samples(samples)
         told = [self._columns(sample) for sample in samples]
         columns = np.concatenate(told) if told else np.zeros((0, 3), dtype=np.int64)
         starts = np.array(packed.bounds[:-1], dtype=np.int64)
@@ -105,7 +105,7 @@ class EncoderDistillation(Masked):
         words = None
         if runs and self.names != ("mlm",):
             words = self.teacher.words(packed, packed.tokens.numpy(), self.free, bounds.tolist())
-        targets = Targets(
+        targets = EncoderTargets(
             words=words,
             singles=np.flatnonzero(second == 0),
             pairs=np.flatnonzero(is_pair),
@@ -122,7 +122,7 @@ class EncoderDistillation(Masked):
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """The terms of `names`, each with one loss for each target."""
-        targets: Targets = batch.words
+        targets: EncoderTargets = batch.words
         rows = loaded.rows(batch.packed)
         assert batch.rows is not None
         theirs = None if targets.words is None else self.teacher.rows(targets.words)
@@ -148,7 +148,7 @@ class EncoderDistillation(Masked):
         columns: NDArray[np.int64] = sample.target
         return columns
 
-    def _vectors(self, targets: Targets, theirs: Tensor | None, rows: Tensor) -> Tensor:
+    def _vectors(self, targets: EncoderTargets, theirs: Tensor | None, rows: Tensor) -> Tensor:
         """The teacher's vector of each text."""
         if not {"sentence_embedding", "pair_similarity"} & set(self.names):
             return rows.new_zeros(0, self.teacher.width)
@@ -158,21 +158,23 @@ class EncoderDistillation(Masked):
         assert self.vectors is not None
         return self.vectors[targets.windows].to(rows.device)
 
-    def _state_losses(self, rows: Tensor, words: Words, theirs: Tensor) -> Float[Tensor, " words"]:
+    def _state_losses(self, rows: Tensor, words: AlignedWords, theirs: Tensor) -> Float[Tensor, " words"]:
         ours = mean_rows(rows, words.places, words.owners, words.count)
         states = self.teacher.states(words, theirs).to(rows.device)
         mapped: Tensor = self.modules["states"](ours)
         return ((mapped.float() - states) ** 2).mean(-1)
 
     def _vector_losses(
-        self, rows: Tensor, batch: Batch, targets: Targets, vectors: Tensor
+        self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
     ) -> Float[Tensor, " singles"]:
         singles = torch.from_numpy(targets.singles).to(rows.device)
         first = torch.from_numpy(targets.texts[targets.singles]).to(rows.device)
         ours = pool(rows, batch.packed, "mean")[singles].float()
         return 1.0 - F.cosine_similarity(ours, self.teacher.projected(vectors[first], ours.shape[1]), dim=-1)
 
-    def _pair_losses(self, rows: Tensor, batch: Batch, targets: Targets, vectors: Tensor) -> Float[Tensor, " pairs"]:
+    def _pair_losses(
+        self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
+    ) -> Float[Tensor, " pairs"]:
         pairs = torch.from_numpy(targets.pairs).to(rows.device)
         first = torch.from_numpy(targets.texts[targets.pairs]).to(rows.device)
         scores: Tensor = self.modules["pairs"](rows[batch.packed.firsts()[pairs]])

@@ -22,8 +22,8 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Learned
 from heedful.model.heads import SentenceEmbeddingHead, pool
 from heedful.nn.layers import means
-from heedful.objectives.base import Sample, long, pack
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.base import Sample, concat_long, pack_samples
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ MIN_STD = 1e-3  # lower bound of the standard deviations that states are divided
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Words:
+class AlignedWords:
     """The words of a batch, and the teacher's sequences of the same words, one for each text."""
 
     count: int
@@ -56,7 +56,7 @@ class EncoderTeacher:
         self.vocabulary = loaded.tokenizer
         self.width = loaded.config.model.width
         place = loaded.config.model.embedding.positions
-        frame = Frame.of(loaded.tokenizer, pair=False)
+        frame = SpecialTokenTemplate.of(loaded.tokenizer, pair=False)
         self._before, self._after = (ids for ids, _ in frame.runs)
         self._room = (place.count - place.offset if isinstance(place, Learned) else 1 << 20) - frame.width
         self._known: dict[bytes, NDArray[np.int32]] = {}
@@ -69,7 +69,7 @@ class EncoderTeacher:
         """Estimate means, deviations and principal components from samples; `free` marks ordinary tokens."""
         states, vectors = [], []
         for sample in samples:
-            packed = pack([sample])
+            packed = pack_samples([sample])
             words = self.words(packed, packed.tokens.numpy(), free)
             rows = self.rows(words)
             states.append(mean_rows(rows, words.taught_places, words.taught_owners, words.count))
@@ -92,14 +92,16 @@ class EncoderTeacher:
     # -- targets ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def rows(self, words: Words) -> Float[Tensor, "rows width"]:
+    def rows(self, words: AlignedWords) -> Float[Tensor, "rows width"]:
         """The last hidden states of the teacher's sequences, float32; it computes in its own precision."""
         device = next(self.loaded.parameters()).device
         with torch.autocast(device.type, enabled=False):
             rows: Tensor = self.loaded.model(words.taught.to(device))
             return rows.float()
 
-    def states(self, words: Words, rows: Float[Tensor, "rows width"] | None = None) -> Float[Tensor, "words width"]:
+    def states(
+        self, words: AlignedWords, rows: Float[Tensor, "rows width"] | None = None
+    ) -> Float[Tensor, "words width"]:
         """The standardised state of each word; `rows` are those of `rows(words)`, where they are known."""
         rows = self.rows(words) if rows is None else rows
         states = mean_rows(rows, words.taught_places, words.taught_owners, words.count)
@@ -122,7 +124,7 @@ class EncoderTeacher:
 
     def words(
         self, packed: Packed, tokens: NDArray[np.int64], free: NDArray[np.bool_], bounds: Sequence[int] | None = None
-    ) -> Words:
+    ) -> AlignedWords:
         """Align the words of a batch with the teacher's tokens.
 
         `tokens` are the batch's unmasked tokens, `free` marks ordinary ones by id. `bounds` are the rows at which texts
@@ -160,13 +162,13 @@ class EncoderTeacher:
         theirs = np.where(theirs >= 0, renumbered[theirs], -1)
         ends = (0, *accumulate(lengths))
         taught = Packed(
-            tokens=long(ids),
-            positions=long([np.arange(length) for length in lengths]),
+            tokens=concat_long(ids),
+            positions=concat_long([np.arange(length) for length in lengths]),
             types=torch.zeros(ends[-1], dtype=torch.long),
             bounds=ends,
         )
         at = np.flatnonzero(theirs >= 0)
-        return Words(
+        return AlignedWords(
             count=int(kept.sum()),
             places=places[ours >= 0],
             owners=ours[ours >= 0],

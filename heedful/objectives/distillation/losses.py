@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.objectives.base import exact, wide
+from heedful.objectives.base import full_precision, upcast
 
 Rows = Float[Tensor, "rows width"]
 
 
-def softened(
+def kd_kl(
     student: Float[Tensor, "targets classes"], teacher: Float[Tensor, "targets classes"], temperature: float = 1.0
 ) -> Float[Tensor, " targets"]:
     """T² KL(softmax(t / T), softmax(s / T)) of each target (Hinton et al. 2015, section 2).
@@ -26,14 +26,14 @@ def softened(
     T² keeps the size of the gradient, which falls with 1 / T².
 
     >>> s, t = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]])
-    >>> float(softened(s, t, 2.0)), round(float(softened(s, -t, 2.0)), 4)
+    >>> float(kd_kl(s, t, 2.0)), round(float(kd_kl(s, -t, 2.0)), 4)
     (0.0, 0.4898)
     """
     p, q = (teacher / temperature).log_softmax(-1), (student / temperature).log_softmax(-1)
     return temperature**2 * (p.exp() * (p - q)).sum(-1)
 
 
-def softened_many(
+def kd_kl_multi_label(
     student: Float[Tensor, "targets labels"], teacher: Float[Tensor, "targets labels"], temperature: float = 1.0
 ) -> Float[Tensor, " targets"]:
     """The same where each label is a question of its own: the mean over the labels, with sigmoid for softmax."""
@@ -44,15 +44,13 @@ def softened_many(
     return temperature**2 * (pairs[0] + pairs[1]).mean(-1)
 
 
-def softened_spans(student: Rows, teacher: Rows, bounds: Sequence[int], temperature: float = 1.0) -> Tensor:
+def kd_kl_spans(student: Rows, teacher: Rows, bounds: Sequence[int], temperature: float = 1.0) -> Tensor:
     """The same over the rows of each sequence, for its start and its end: the mean of both."""
-    each = [
-        softened(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)
-    ]
+    each = [kd_kl(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)]
     return torch.stack(each)
 
 
-def softened_choices(
+def kd_kl_choices(
     student: Float[Tensor, " sequences"],
     teacher: Float[Tensor, " sequences"],
     groups: Sequence[int],
@@ -60,10 +58,10 @@ def softened_choices(
 ) -> Tensor:
     """The same over the candidates of each prompt."""
     pairs = zip(student.split(list(groups)), teacher.split(list(groups)), strict=True)
-    return torch.cat([softened(mine[None], theirs[None], temperature) for mine, theirs in pairs])
+    return torch.cat([kd_kl(mine[None], theirs[None], temperature) for mine, theirs in pairs])
 
 
-def foremost(
+def topk_with_rest(
     teacher: Float[Tensor, "targets classes"], count: int, temperature: float = 1.0
 ) -> tuple[Int[Tensor, "targets count"], Float[Tensor, "targets count_and_one"]]:
     """The classes that score most, and log p of each of them and, last, of all others together."""
@@ -72,7 +70,7 @@ def foremost(
     return ids, torch.cat([found, _others(p, ids)], -1)
 
 
-def softened_foremost(
+def kd_kl_topk(
     student: Float[Tensor, "targets classes"],
     ids: Int[Tensor, "targets count"],
     p: Float[Tensor, "targets count_and_one"],
@@ -89,41 +87,43 @@ def _others(log_shares: Tensor, ids: Tensor) -> Tensor:
     return log_shares.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
 
 
-def squared(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
+def row_mse(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
     """The mean over its numbers of (s - t)², of each row."""
     return (student - teacher).square().mean(-1)
 
 
-def turned(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
+def cosine_distance(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
     """1 - cos(s, t) of each row (Sanh et al. 2019, section 3)."""
     return 1 - F.cosine_similarity(student, teacher, dim=-1)
 
 
-def alike(student: Rows, teacher: Float[Tensor, "rows other"], together: int) -> Float[Tensor, " rows"]:
+def similarity_matrix_loss(
+    student: Rows, teacher: Float[Tensor, "rows other"], together: int
+) -> Float[Tensor, " rows"]:
     """The mean of (cos(s, s') - cos(t, t'))² over the other rows s' of the group, of each of so many rows together.
 
     So vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
     """
     found = []
     for mine, theirs in zip(student.split(together), teacher.split(together), strict=True):
-        a, b = F.normalize(wide(mine), dim=-1), F.normalize(wide(theirs), dim=-1)
-        with exact(a):
+        a, b = F.normalize(upcast(mine), dim=-1), F.normalize(upcast(theirs), dim=-1)
+        with full_precision(a):
             found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
     return torch.cat(found)
 
 
-def related(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
+def relation_scores(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
     """x y / sqrt(d) of the rows of one sequence, whose numbers are parted into so many heads, d wide each.
 
     The heads need not be those of the model: they are regrouped (Wang et al. 2021, section 3.2).
     """
     a, b = (each.unflatten(-1, (heads, -1)) for each in (x, y))
-    with exact(a):
+    with full_precision(a):
         scores: Tensor = torch.einsum("ihd,jhd->hij", a, b) / a.shape[-1] ** 0.5
     return scores
 
 
-def unrelated(
+def relation_kl(
     student: tuple[Rows, Float[Tensor, "rows width"]],
     teacher: tuple[Float[Tensor, "rows other"], Float[Tensor, "rows other"]],
     bounds: Sequence[int],
@@ -137,7 +137,7 @@ def unrelated(
     """
     found = []
     for start, stop in pairwise(bounds):
-        mine, theirs = (related(x[start:stop], y[start:stop], heads) for x, y in (student, teacher))
+        mine, theirs = (relation_scores(x[start:stop], y[start:stop], heads) for x, y in (student, teacher))
         if squares:
             found.append((mine - theirs).square().mean((0, 2)))
         else:

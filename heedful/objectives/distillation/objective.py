@@ -16,25 +16,35 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.model.pooling import ReadClasses
-from heedful.objectives.base import Batch, Pretext, Sample, Term, wide
+from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, upcast
 from heedful.objectives.distillation.losses import (
-    alike,
-    softened,
-    softened_choices,
-    softened_foremost,
-    softened_many,
-    softened_spans,
-    squared,
-    turned,
-    unrelated,
+    cosine_distance,
+    kd_kl,
+    kd_kl_choices,
+    kd_kl_multi_label,
+    kd_kl_spans,
+    kd_kl_topk,
+    relation_kl,
+    row_mse,
+    similarity_matrix_loss,
 )
-from heedful.objectives.distillation.teacher import Kind, Learner, Pairing, Said, Wanted, look, scored
+from heedful.objectives.distillation.teacher import (
+    CaptureSpec,
+    SampleAlignment,
+    ScoreKind,
+    ScoringObjective,
+    TeacherOutputs,
+    capture,
+    score_counts,
+)
 
-Ask = Callable[[Sequence[int], Sequence[int]], Said]  # numbers of the teacher's samples, and their keys
+AskTeacher = Callable[
+    [Sequence[int], Sequence[int]], TeacherOutputs
+]  # numbers of the teacher's samples, and their keys
 GROUP = 16  # samples whose vectors are compared with each other, where student and teacher have other widths
 
 
-class Known(NamedTuple):
+class DistillationTarget(NamedTuple):
     """What stands in the place of a sample's target."""
 
     target: Any  # the task's own
@@ -44,7 +54,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class States:
+class HiddenStateLoss:
     """Hidden states of pairs of layers, student's and teacher's."""
 
     weight: float
@@ -53,7 +63,7 @@ class States:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Relations:
+class RelationLoss:
     """What is related to what in an attention layer of each, "qk" being attention, and in how many heads."""
 
     weight: float
@@ -64,24 +74,24 @@ class Relations:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Losses:
+class DistillationLosses:
     """What is learned of the teacher, and what of labels; what weighs 0 is left out."""
 
     kd: float = 1.0  # weight of the term over soft labels
     temperature: float = 2.0
     label: float = 1.0  # weight of the term over labels
-    states: tuple[States, ...] = ()
-    relations: tuple[Relations, ...] = ()
+    states: tuple[HiddenStateLoss, ...] = ()
+    relations: tuple[RelationLoss, ...] = ()
 
-    def wanted(self, side: int) -> Wanted:
+    def wanted(self, side: int) -> CaptureSpec:
         """What is looked at in the student (0) or in the teacher (1)."""
         states = {pair[side] for each in self.states for pair in each.pairs}
-        return Wanted(
+        return CaptureSpec(
             states=tuple(sorted(states)), attention=tuple(sorted({each.pair[side] for each in self.relations}))
         )
 
 
-class Asked(NamedTuple):
+class TeacherRequest(NamedTuple):
     """What a batch has beside the task's own."""
 
     samples: Sequence[Sample]  # the task's
@@ -94,14 +104,14 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distilled(Pretext):
+class Distillation(SelfSupervised):
     """A task, or masked tokens, and the teacher beside it."""
 
-    learner: Learner  # of the student
-    kind: Kind
-    losses: Losses
-    ask: Ask
-    pairing: Pairing
+    learner: ScoringObjective  # of the student
+    kind: ScoreKind
+    losses: DistillationLosses
+    ask: AskTeacher
+    pairing: SampleAlignment
     project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
     group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
     classes: int | None = None  # of a vocabulary: the scores that are compared, which both have; none: all
@@ -133,7 +143,7 @@ class Distilled(Pretext):
         if self.first == "label":
             found = found[::-1]
         found = [each for each in found if each[1] > 0 or (each[0], self.first) == ("label", "label")]
-        inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
+        inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
         at = 0 if not found or (found[0][0] == "label" and self.first == "kd") else 1
         return [*found[:at], *((str(number), each.weight) for number, each in enumerate(inside)), *found[at:]]
 
@@ -143,7 +153,7 @@ class Distilled(Pretext):
         for owner in owners:
             windows[owner] = windows.get(owner, 0) + 1
         return [
-            replace(sample, target=Known(sample.target, number, labelled[owner], 1 / windows[owner]))
+            replace(sample, target=DistillationTarget(sample.target, number, labelled[owner], 1 / windows[owner]))
             for number, (sample, owner) in enumerate(zip(samples, owners, strict=True))
         ]
 
@@ -152,11 +162,11 @@ class Distilled(Pretext):
         known = [sample.target for sample in samples]
         plain = [replace(sample, target=sample.target.target) for sample in samples]
         batch = self.learner.batch(plain, keys)
-        sizes = scored(plain, batch, self.kind)
+        sizes = score_counts(plain, batch, self.kind)
         each = torch.tensor(sizes) if len(batch.weights) != len(plain) else torch.ones(len(plain), dtype=torch.long)
         labelled = torch.tensor([float(one.labelled) for one in known])
         label = batch.weights * labelled.repeat_interleave(each)
-        asked = Asked(
+        asked = TeacherRequest(
             samples=plain,
             numbers=[one.number for one in known],
             keys=list(keys),
@@ -169,7 +179,7 @@ class Distilled(Pretext):
         count = {"kd": _total(asked.kd), "label": _total(label)}
         return replace(batch, words=asked, counts=tuple(count.get(name, rows) for name, _ in self._weights))
 
-    def _kd_weights(self, known: Sequence[Known], batch: Batch, sizes: Sequence[int]) -> Tensor:
+    def _kd_weights(self, known: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
         """Of each target: a window counts 1 / windows, a word or a hidden token 1, each vector 1."""
         fits = torch.tensor([float(self.pairing.fits(one.number)) for one in known])
         shares = torch.tensor([one.share for one in known])
@@ -182,11 +192,11 @@ class Distilled(Pretext):
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """All terms, in the order of `balance`."""
-        asked: Asked = batch.words
-        rows, mine = look(loaded, batch.packed, self.losses.wanted(0))
+        asked: TeacherRequest = batch.words
+        rows, mine = capture(loaded, batch.packed, self.losses.wanted(0))
         scores = self.learner.scores(loaded, batch, rows)
         theirs = self._said(asked, scores.detach()) if self._asks else {}
-        inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
+        inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
         found = []
         for name, _ in self._weights:
             if name == "kd":
@@ -212,7 +222,7 @@ class Distilled(Pretext):
             right = scores.argmax(-1) == batch.targets
         return Term("mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses))
 
-    def _said(self, asked: Asked, scores: Tensor) -> dict[str, Tensor]:
+    def _said(self, asked: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
         """What the teacher says of the samples of the batch, end to end."""
         pairs = [self.pairing.theirs[number] for number in asked.numbers]
         keys = [key for key, several in zip(asked.keys, pairs, strict=True) for _ in several]
@@ -236,30 +246,35 @@ class Distilled(Pretext):
         """A loss for each target of the kd term."""
         heat, asked = self.losses.temperature, batch.words
         if "ids" in theirs:
-            return softened_foremost(scores, theirs["ids"].long(), theirs["scores"].float(), heat)
-        taught = wide(theirs["scores"])
+            return kd_kl_topk(scores, theirs["ids"].long(), theirs["scores"].float(), heat)
+        taught = upcast(theirs["scores"])
         match self.kind:
             case "multiple":
-                return softened_many(scores, taught, heat)
+                return kd_kl_multi_label(scores, taught, heat)
             case "numbers":
-                return squared(scores, taught)
+                return row_mse(scores, taught)
             case "span":
-                return softened_spans(scores, taught, batch.packed.bounds, heat)
+                return kd_kl_spans(scores, taught, batch.packed.bounds, heat)
             case "choice":
-                return softened_choices(scores, taught, asked.sizes, heat)
+                return kd_kl_choices(scores, taught, asked.sizes, heat)
             case "vectors" if self.group > 1:
-                return alike(scores, taught, 2 * self.group)
+                return similarity_matrix_loss(scores, taught, 2 * self.group)
             case "vectors":
-                return turned(scores, taught)
-        return softened(scores, taught, heat)
+                return cosine_distance(scores, taught)
+        return kd_kl(scores, taught, heat)
 
     def _inside(
-        self, number: int, loss: States | Relations, mine: dict[str, Tensor], theirs: dict[str, Tensor], batch: Batch
+        self,
+        number: int,
+        loss: HiddenStateLoss | RelationLoss,
+        mine: dict[str, Tensor],
+        theirs: dict[str, Tensor],
+        batch: Batch,
     ) -> Term:
         """A loss for each row: of states, the mean over the pairs of layers; of relations, over what is related."""
         parts = []
-        if isinstance(loss, States):
-            compare = squared if loss.how == "mse" else turned
+        if isinstance(loss, HiddenStateLoss):
+            compare = row_mse if loss.how == "mse" else cosine_distance
             for ours, taught in loss.pairs:
                 state, name = mine[f"states.{ours}"], f"{ours} {taught}"
                 state = self.project[name](state).float() if name in self.project else state
@@ -273,13 +288,13 @@ class Distilled(Pretext):
                     for held, layer in ((mine, ours), (theirs, taught))
                 ]
                 bounds = batch.packed.bounds
-                parts.append(unrelated(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
-        kind, lost = "states" if isinstance(loss, States) else "relations", torch.stack(parts).mean(0)
+                parts.append(relation_kl(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
+        kind, lost = "states" if isinstance(loss, HiddenStateLoss) else "relations", torch.stack(parts).mean(0)
         rows = batch.words.rows
         return Term(f"{kind}_{number + 1}", lost, None, None if rows is None else rows.to(lost))
 
 
-def maps(losses: Losses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
+def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
     """Linear maps of the student's states to the teacher's width, one for each pair of layers, where these differ."""
     found = nn.ModuleDict()
     if widths[0] != widths[1]:

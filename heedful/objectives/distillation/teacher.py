@@ -19,14 +19,14 @@ from heedful.nn.layout import Call
 from heedful.objectives.base import Batch, Sample
 from heedful.packed import Packed
 
-Said = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"), one tensor for each sample
-Level = Literal["rows", "places", "sequences"]  # what the scores belong to
-Kind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "vectors", "masked"]
-LEVELS: dict[Kind, Level] = {"span": "rows", "tokens": "places", "masked": "places"}  # all others: sequences
+TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"), one tensor for each sample
+ScoreLevel = Literal["rows", "places", "sequences"]  # what the scores belong to
+ScoreKind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "vectors", "masked"]
+LEVELS: dict[ScoreKind, ScoreLevel] = {"span": "rows", "tokens": "places", "masked": "places"}  # all others: sequences
 
 
 @runtime_checkable
-class Learner(Protocol):
+class ScoringObjective(Protocol):
     """An objective whose loss is one of scores."""
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -40,7 +40,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class CaptureSpec:
     """What is asked of a model beside its scores."""
 
     states: tuple[int, ...] = ()  # layers: 0 is what enters the first block, the number of layers what leaves the last
@@ -53,10 +53,10 @@ class Wanted:
 
 
 @dataclass(kw_only=True, eq=False)
-class Inside(Trace):
+class CaptureTrace(Trace):
     """A trace that keeps what it is shown as it is: all rows end to end, with their graph."""
 
-    wanted: Wanted
+    wanted: CaptureSpec
     held: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
@@ -70,11 +70,11 @@ class Inside(Trace):
             self.held[f"states.{layer}"] = x
 
 
-def look(loaded: Loaded, packed: Packed, wanted: Wanted) -> tuple[Tensor | None, dict[str, Tensor]]:
+def capture(loaded: Loaded, packed: Packed, wanted: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
     """What is wanted of a model's inside, in float32, and with it the last rows; None where only scores are wanted."""
     if not wanted.names and not isinstance(loaded.head, ReadClasses):
         return None, {}
-    inside = Inside(what=(), wanted=wanted)
+    inside = CaptureTrace(what=(), wanted=wanted)
     rows = loaded.rows(packed, trace=inside)
     count = packed.bounds[-1]  # a batch may have been filled up
     return rows, {name: inside.held[name][:count].float() for name in wanted.names}
@@ -84,26 +84,31 @@ class Teacher:
     """A trained model in eval mode that says what it makes of its own samples; it learns nothing, in float32."""
 
     def __init__(
-        self, loaded: Loaded, learner: Learner, kind: Kind, wanted: Wanted, classes: int | None = None
+        self,
+        loaded: Loaded,
+        learner: ScoringObjective,
+        kind: ScoreKind,
+        wanted: CaptureSpec,
+        classes: int | None = None,
     ) -> None:
         self.loaded, self.learner, self.kind, self.wanted = loaded.requires_grad_(False).eval(), learner, kind, wanted
         self.classes = classes  # of a vocabulary: the scores that are said; none: all
 
     @torch.no_grad()
-    def says(self, samples: Sequence[Sample], keys: Sequence[int]) -> Said:
+    def says(self, samples: Sequence[Sample], keys: Sequence[int]) -> TeacherOutputs:
         """Of each sample: its scores, and what is wanted of its rows."""
         assert not self.loaded.training
         device = next(self.loaded.parameters()).device
         batch = self.learner.batch(samples, keys).to(device)
         with torch.autocast(device.type, enabled=False):
-            rows, inside = look(self.loaded, batch.packed, self.wanted)
+            rows, inside = capture(self.loaded, batch.packed, self.wanted)
             scores = self.learner.scores(self.loaded, batch, rows)[..., : self.classes]
         sizes = [len(sample) for sample in samples]
         found = {name: list(each.split(sizes)) for name, each in inside.items()}
-        return found | {"scores": list(scores.split(scored(samples, batch, self.kind)))}
+        return found | {"scores": list(scores.split(score_counts(samples, batch, self.kind)))}
 
 
-def scored(samples: Sequence[Sample], batch: Batch, kind: Kind) -> list[int]:
+def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> list[int]:
     """How many scores each sample has."""
     match LEVELS.get(kind, "sequences"):
         case "rows":
@@ -121,7 +126,7 @@ def scored(samples: Sequence[Sample], batch: Batch, kind: Kind) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pairing:
+class SampleAlignment:
     """For each sample of the student, the samples of the same example that the teacher reads."""
 
     same: bool  # token for token
@@ -144,20 +149,22 @@ class Pairing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Reading:
+class OwnedSamples:
     """Samples, and of each the number of its example."""
 
     samples: Sequence[Sample]
     owners: Sequence[int]
 
 
-def pair(mine: Reading, theirs: Reading, kind: Kind, needs: Sequence[str] = ()) -> Pairing:
+def align_samples(
+    mine: OwnedSamples, theirs: OwnedSamples, kind: ScoreKind, needs: Sequence[str] = ()
+) -> SampleAlignment:
     """What goes with what; `needs` are losses that compare token with token.
 
     What the teacher scores as a whole, or word by word, may be parted into other tokens.
     """
     if _same(mine, theirs):
-        return Pairing(same=True, theirs=[(number,) for number in range(len(mine.samples))], words=None)
+        return SampleAlignment(same=True, theirs=[(number,) for number in range(len(mine.samples))], words=None)
     needs = [*needs, *([f"soft labels of {kind}"] if kind in ("span", "masked") else [])]
     if needs:
         raise HeedfulError(
@@ -170,17 +177,17 @@ def pair(mine: Reading, theirs: Reading, kind: Kind, needs: Sequence[str] = ()) 
         of.setdefault(owner, []).append(number)
     several = [tuple(of.get(owner, ())) for owner in mine.owners]
     words = _words(mine, theirs, several) if kind == "tokens" else None
-    return Pairing(same=False, theirs=several, words=words)
+    return SampleAlignment(same=False, theirs=several, words=words)
 
 
-def _same(mine: Reading, theirs: Reading) -> bool:
+def _same(mine: OwnedSamples, theirs: OwnedSamples) -> bool:
     return len(mine.samples) == len(theirs.samples) and all(
         a.bounds == b.bounds and np.array_equal(a.tokens, b.tokens)
         for a, b in zip(mine.samples, theirs.samples, strict=True)
     )
 
 
-def _words(mine: Reading, theirs: Reading, several: Sequence[tuple[int, ...]]) -> list[slice | None]:
+def _words(mine: OwnedSamples, theirs: OwnedSamples, several: Sequence[tuple[int, ...]]) -> list[slice | None]:
     """Where the words of each sample stand among those of its example, where both have as many."""
     counts = [len(sample.target[0]) for sample in mine.samples]
     totals: dict[int, int] = {}

@@ -16,10 +16,10 @@ from torch import Tensor
 from heedful.atomic_io import put_folder, whole
 from heedful.data.corpus.shards import Corpus
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Sample, pack
+from heedful.objectives.base import Sample, pack_samples
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
 from heedful.objectives.packing import Ranges
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 
 CHUNK = 4096  # windows of a file
 BATCH_TOKENS = 8192  # tokens that the teacher reads at once
@@ -44,7 +44,7 @@ class VectorCache:
             "width": teacher.width,
             "chunk": CHUNK,
         }
-        self._frame = Frame.of(teacher.tokenizer, pair=False)
+        self._frame = SpecialTokenTemplate.of(teacher.tokenizer, pair=False)
         self._open: dict[int, NDArray[np.float16]] = {}
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class VectorCache:
 
     def _vectors(self, ranges: NDArray[np.int64], free: NDArray[np.bool_]) -> Tensor:
         filled = [self._frame.fill(self.corpus.tokens(int(start), int(stop))) for start, stop in ranges]
-        packed = pack([Sample(tokens=ids, types=types, bounds=(0, len(ids))) for ids, types in filled])
+        packed = pack_samples([Sample(tokens=ids, types=types, bounds=(0, len(ids))) for ids, types in filled])
         words = self.teacher.words(packed, packed.tokens.numpy(), free)
         return self.teacher.pooled(self.teacher.rows(words), words.taught)
 

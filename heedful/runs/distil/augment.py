@@ -20,10 +20,10 @@ from heedful.data import Example, Tagged
 from heedful.data.sampler import mixed
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
-from heedful.objectives.random_numbers import ordinary, uniform
+from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
 from heedful.runs.distil.settings import MoreSettings
-from heedful.tasks.answering import trimmed
+from heedful.tasks.answering import strip_span
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
@@ -116,7 +116,9 @@ class Replacer:
         self.model, self.settings = model.eval(), settings
         assert model.tokenizer is not None
         self.tokenizer: Tokenizer = model.tokenizer
-        words = ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer) & ~self.tokenizer.continues
+        words = (
+            is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer) & ~self.tokenizer.continues
+        )
         unknown = self.tokenizer.special.unknown
         if unknown is not None:
             words[unknown] = False
@@ -188,6 +190,6 @@ def _written(text: Any, encoded: Encoded, names: dict[int, str]) -> Any:
             words[word] = name
         return words
     for place in sorted(names, reverse=True):
-        start, stop = trimmed(text, *encoded.offsets[place])  # some tokenizers count the space before a word to it
+        start, stop = strip_span(text, *encoded.offsets[place])  # some tokenizers count the space before a word to it
         text = text[:start] + names[place] + text[stop:]
     return text

@@ -19,10 +19,10 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
-from heedful.objectives import Objective, Pretext, Sample
-from heedful.objectives.distillation.objective import Ask, Distilled, Known, maps
-from heedful.objectives.distillation.teacher import Pairing, Teacher
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives import Objective, Sample, SelfSupervised
+from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
+from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import HELD
 from heedful.runs.card.pretrained import write_card
 from heedful.runs.distil.plan import BEFORE, described, judged_anew, without_verdict
@@ -39,9 +39,9 @@ from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, defaul
 from heedful.runs.results import JOURNAL, read_results
 from heedful.runs.run_folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.settings import from_file, to_toml
-from heedful.tasks.answering import tokenizer_of
+from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
 
@@ -71,7 +71,7 @@ def distil_masked(
     settings = pin(settings, folder)
     train = decided(settings.pretrain.train, folder, ranks, reporter.message)
     settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
-    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             _begin(folder, settings, teacher, reporter)
         ranks.wait()
@@ -124,7 +124,7 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, report
     student = student_of(
         settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, log=reporter.message
     )
-    if tokenizer_of(student).fingerprint != tokenizer_of(teacher).fingerprint:
+    if require_tokenizer(student).fingerprint != require_tokenizer(teacher).fingerprint:
         raise HeedfulError(
             f"{student.source} has another vocabulary than {teacher.source}: shares of hidden tokens cannot be "
             "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective "
@@ -159,7 +159,7 @@ def _carried_out(
     if settings.verdict.baseline != "none":
         reporter.message("the same student, without the teacher")
         under = folder / BASELINE
-        with only_run(under) if ranks.first else nullcontext():
+        with lock_run(under) if ranks.first else nullcontext():
             baseline = _Baseline(pretrain, under, reporter, ranks, on_bad_row).run()
         if baseline.stop_reason == "interrupted":
             return Finished(folder=folder, stop_reason="interrupted", results={})
@@ -211,7 +211,7 @@ class Numbered(Sequence[Sample]):
     def __getitem__(self, number: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        return replace(self.samples[number], target=Known(None, self.first + number, True, 1.0))
+        return replace(self.samples[number], target=DistillationTarget(None, self.first + number, True, 1.0))
 
 
 class _Student(Run):
@@ -244,23 +244,23 @@ class _Student(Run):
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
-    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], Pretext]:
+    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], SelfSupervised]:
         if any(asked != self.settings.objective for asked in self.settings.objectives()):
             raise HeedfulError("mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases")
         masked = objectives_of(pieces, loaded, samples)[0]
-        assert isinstance(masked, Masked)
+        assert isinstance(masked, MaskedLM)
         losses = losses_of(self.asked.loss, loaded, self.teacher)
         self.teacher.to(device_of(self.settings.train.device or CPU))
         both = min(each.config.model.embedding.vocabulary for each in (loaded, self.teacher))  # padded differently
         teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=both)
         widths = loaded.config.model.width, self.teacher.config.model.width
-        objective = Distilled(
+        objective = Distillation(
             learner=masked,
             kind="masked",
             losses=losses,
             ask=self._ask(teacher, samples),
-            pairing=Pairing(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
-            project=maps(losses, widths, mixed(self.settings.train.seed, PROJECT)),
+            pairing=SampleAlignment(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
+            project=state_projections(losses, widths, mixed(self.settings.train.seed, PROJECT)),
             first="label",
             classes=both,
         )
@@ -271,7 +271,7 @@ class _Student(Run):
             masked,
         )
 
-    def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> Ask:
+    def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> AskTeacher:
         outputs, objective = self.asked.teacher_cache, self.settings.objective
         assert isinstance(objective, MlmSettings)
         if not outputs.enabled:

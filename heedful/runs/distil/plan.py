@@ -14,7 +14,7 @@ from heedful.data.inputs.inherited_settings import by_names, files_of
 from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.data.tag_schemes import unsaid
 from heedful.errors import HeedfulError
-from heedful.objectives.distillation.teacher import Kind
+from heedful.objectives.distillation.teacher import ScoreKind
 from heedful.runs.data_settings import reading_of
 from heedful.runs.distil.augment import foresee as foresee_more
 from heedful.runs.distil.settings import (
@@ -41,7 +41,7 @@ from heedful.runs.finetune.settings import (
 from heedful.runs.overrides import Overrides
 from heedful.runs.run_folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.settings import load_mapping, to_mapping, to_toml
-from heedful.tasks.answering import tokenizer_of
+from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
 
 TAUGHT = "teacher.json"
@@ -63,7 +63,7 @@ class Planned:
     labels: tuple[str, ...] | None  # the teacher's
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ScoreKind:
         """The kind of soft labels."""
         kind = SPECS[self.task].distillation
         assert kind is not None, "task_of refuses other teachers"
@@ -97,7 +97,7 @@ def prepare(
 ) -> Planned:
     """All that can be known before anything is written; what would be found out after hours is refused here."""
     task = task_of(teacher)
-    tokenizer_of(teacher)
+    require_tokenizer(teacher)
     told = foresee(overrides, task)
     usual = replace(reading_of(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed)
     told = foresee(overrides, task, usual)

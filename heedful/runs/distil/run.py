@@ -25,8 +25,8 @@ from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
-from heedful.objectives.distillation.objective import GROUP, Ask, Distilled, maps
-from heedful.objectives.distillation.teacher import Pairing, Reading, Teacher, pair
+from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
+from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
 from heedful.runs.card.finetuned import write_card
 from heedful.runs.distil.augment import more_examples
 from heedful.runs.distil.plan import (
@@ -52,11 +52,11 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pin_models import pin
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.run_folder import SETTINGS, begin, decided, explained, read_json, refuse_other
-from heedful.tasks.answering import tokenizer_of
-from heedful.tasks.task import Read, Task
-from heedful.train.checkpoint import only_run
+from heedful.tasks.answering import require_tokenizer
+from heedful.tasks.task import EncodedSplit, Task
+from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import FitSettings, TrainSettings
 
 OUTPUTS, BASELINE, MORE = "outputs", "baseline", "more.jsonl"
@@ -77,7 +77,7 @@ def distil(
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Finished:
     """Distil a teacher into a student; `output_dir` is the run folder, an interrupted run in it is resumed.
 
@@ -128,7 +128,7 @@ def distil_task(
     settings, source = planned.settings, planned.source
     student = _Student(planned, folder, reporter, ranks, parent_dir)
     student.foresee()
-    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(labelled_source, planned.task, data, settings)
             judged_anew(folder, SETTINGS, settings)
@@ -174,7 +174,7 @@ class _Distillation:
         train, fit = self._as_long(done)
         plan = self.planned.plan(train=train, fit=fit)
         plan = replace(plan, notes=())  # those of the student say it all
-        with only_run(folder) if self.ranks.first else nullcontext():
+        with lock_run(folder) if self.ranks.first else nullcontext():
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
@@ -228,12 +228,12 @@ class _Baseline(Run):
 class _Lessons:
     """Samples of the student, and what goes with them."""
 
-    mine: Reading
+    mine: OwnedSamples
     labelled: list[bool]  # of each example
     counted: int  # samples with labels
-    read: Read
-    pairing: Pairing
-    ask: Ask
+    read: EncodedSplit
+    pairing: SampleAlignment
+    ask: AskTeacher
 
 
 class _Student(Run):
@@ -310,7 +310,7 @@ class _Student(Run):
     def _task(self) -> tuple[Task, Loaded]:
         return make_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
 
-    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:
+    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
         losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
         widths = loaded.config.model.width, self.planned.teacher.config.model.width
         if self._lessons is None:
@@ -319,13 +319,13 @@ class _Student(Run):
         batch = self.asked.train.batch_size
         alone = GROUP if batch % GROUP == 0 else max(2, batch)
         together = task.together if task.together > 1 else alone  # vectors are compared in the groups of the task
-        objective = Distilled(
+        objective = Distillation(
             learner=task,
             kind=kind,
             losses=losses,
             ask=lessons.ask,
             pairing=lessons.pairing,
-            project=maps(losses, widths, mixed(seed, PROJECT)),
+            project=state_projections(losses, widths, mixed(seed, PROJECT)),
             group=together if kind == "vectors" and vector(loaded) != vector(self.planned.teacher) else 1,
         )
         whole_groups(self.asked.train, objective.together)
@@ -355,28 +355,28 @@ class _Student(Run):
             ask=self._ask(teacher, taught[0].samples, needs),
         )
 
-    def _paired(self, loaded: Loaded, own: Reading, taught: Reading) -> tuple[Pairing, list[str]]:
+    def _paired(self, loaded: Loaded, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
         """What goes with what, and what is needed of the teacher's inside; refused where tokens do not fit."""
         losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
         needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
-        return pair(own, taught, self.planned.kind, needs), needs
+        return align_samples(own, taught, self.planned.kind, needs), needs
 
     def _both(
         self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None
-    ) -> tuple[Reading, Read]:
+    ) -> tuple[OwnedSamples, EncodedSplit]:
         first, second = learned(task, self.source.examples("train") if labelled is None else labelled, unlabelled)
         owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
-        return Reading(samples=[*first.samples, *second.samples], owners=owners), first
+        return OwnedSamples(samples=[*first.samples, *second.samples], owners=owners), first
 
     def _taught(self, task: Task) -> Task:
         """The task as the teacher reads it: with its own tokenizer, token types and length."""
         teacher = self.planned.teacher
-        tokenizer, limit = tokenizer_of(teacher), teacher.limit
+        tokenizer, limit = require_tokenizer(teacher), teacher.limit
         if tokenizer.fingerprint == tokenizer_of_task(task) and task.limit is not None:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)
 
-    def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> Ask:
+    def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> AskTeacher:
         loss, outputs = self.asked.loss, self.asked.teacher_cache
         if not (loss.kd_weight or needs) or not outputs.enabled:
             return online(teacher, samples)

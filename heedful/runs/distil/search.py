@@ -31,9 +31,9 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.plots.style import write as write_figure
 from heedful.runs.run_folder import held, read_json, write
 from heedful.tasks.specs import SPECS
-from heedful.train.checkpoint import LOCK, only_run
+from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.fit import Reporter
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
 MOST = 6
 MEASURED = ("parameters", *(each.name for each in fields(Speed)))
@@ -56,7 +56,7 @@ def search(
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Finished:
     """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
 
@@ -94,7 +94,7 @@ def search(
     planned: Planned | None = None
     if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
         planned = prepare(known, given, data, on_bad_row=on_bad_row, exclude=folder)
-    with only_run(folder) if ranks.first else nullcontext():
+    with lock_run(folder) if ranks.first else nullcontext():
         found = ranks.gather(_begun(folder, facts))[0] | {"max_latency": max_latency, "min_quality": min_quality}
         if planned is not None and "tried" not in found:
             found["tried"] = _timed(planned, chosen, reporter)

@@ -24,7 +24,7 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.initialise import undrawn
-from heedful.objectives.distillation.objective import Losses, Relations, States
+from heedful.objectives.distillation.objective import DistillationLosses, HiddenStateLoss, RelationLoss
 from heedful.runs.distil.settings import (
     ClassicStudent,
     FolderStudent,
@@ -40,7 +40,7 @@ from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import Classic
 from heedful.runs.pretrain.build import rated, shaped
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
-from heedful.tasks.answering import tokenizer_of
+from heedful.tasks.answering import require_tokenizer
 
 LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
 
@@ -211,7 +211,7 @@ def _parts(family: str) -> tuple[bool, bool] | None:
 
 def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
     """A fresh model over the teacher's vocabulary."""
-    tokenizer = tokenizer_of(teacher)
+    tokenizer = require_tokenizer(teacher)
     longest = longest or min(teacher.limit or LONGEST, LONGEST)
     settings = PretrainSettings(
         model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
@@ -236,17 +236,17 @@ def _like(config: Config) -> str:
 # -- what it learns of the teacher --------------------------------------------------------------------------------
 
 
-def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
+def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
     """The losses with the layers and heads of these two."""
-    states: list[States] = []
-    relations: tuple[Relations, ...] = ()
+    states: list[HiddenStateLoss] = []
+    relations: tuple[RelationLoss, ...] = ()
     if asked.states is not None or asked.relations is not None:
         stacks = stack_of(student.config.model, student.source), stack_of(teacher.config.model, teacher.source)
         if asked.states is not None:
             states.append(_states(asked.states, *stacks))
         if asked.relations is not None:
             relations = _relations(asked.relations, *stacks)
-    return Losses(
+    return DistillationLosses(
         kd=asked.kd_weight,
         temperature=asked.temperature,
         label=asked.label_weight,
@@ -266,7 +266,7 @@ def untaught(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
     return not learns and student.config.head != teacher.config.head
 
 
-def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> States:
+def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> HiddenStateLoss:
     pairs = asked.pairs or ((mine.layers, theirs.layers),)
     if not asked.pairs and asked.layers == "spread":
         pairs = tuple((n, floor(n * theirs.layers / mine.layers + 0.5)) for n in range(mine.layers + 1))
@@ -277,11 +277,11 @@ def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> St
                 f"{theirs.layers}: give numbers from 0, what enters the first, to these"
             )
     if asked.how == "cosine" or asked.how == "mse":
-        return States(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
+        return HiddenStateLoss(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
     raise AssertionError(asked.how)
 
 
-def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[Relations, ...]:
+def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[RelationLoss, ...]:
     """One, or one for each of the student's layers, which then share the weight."""
     heads = asked.heads or theirs.heads
     if asked.layers == "spread" and asked.layer is None and asked.teacher is None:
@@ -313,7 +313,7 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
             )
     share = asked.weight / len(pairs)
     return tuple(
-        Relations(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
+        RelationLoss(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
     )
 
 

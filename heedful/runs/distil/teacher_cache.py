@@ -22,9 +22,9 @@ from heedful.atomic_io import put, put_folder, whole
 from heedful.data.sampler import cut
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
-from heedful.objectives.distillation.losses import foremost
-from heedful.objectives.distillation.teacher import Said, Teacher
-from heedful.train.ranks import ALONE, Ranks
+from heedful.objectives.distillation.losses import topk_with_rest
+from heedful.objectives.distillation.teacher import Teacher, TeacherOutputs
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
 ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens that the teacher reads at once
 OPEN = 256  # parts that are open at a time
@@ -40,7 +40,7 @@ class Form:
     temperature: float = 1.0  # of the shares of these
 
 
-def online(teacher: Teacher, samples: Sequence[Sample]) -> Callable[[Sequence[int], Sequence[int]], Said]:
+def online(teacher: Teacher, samples: Sequence[Sample]) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
     """A teacher that reads along."""
     return lambda numbers, keys: teacher.says([samples[number] for number in numbers], keys)
 
@@ -52,9 +52,9 @@ class Outputs:
         self.folder, self.count, self._at = folder, count, at
         self._open = lru_cache(maxsize=OPEN)(self._opened)
 
-    def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> Said:
+    def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> TeacherOutputs:
         """Of those samples."""
-        found: Said = {}
+        found: TeacherOutputs = {}
         for number, key in zip(numbers, keys, strict=True):
             part, place = divmod(number if self._at is None else self._at(number, key), PART)
             file, bounds = self._open(part)
@@ -89,7 +89,7 @@ def made(
     facts: dict[str, Any],
     *,
     versions: Sequence[Sequence[int]] = (),
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     log: Callable[[str], None] = lambda text: None,
 ) -> Outputs:
     """All that the teacher says of the samples: what is there stays, what is missing is made by the first rank.
@@ -154,7 +154,9 @@ def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], f
     for group in cut([len(sample) for sample in samples], TOKENS):
         said = teacher.says([samples[number] for number in group], [keys[number] for number in group])
         if form.top is not None:
-            ids, shares = zip(*(foremost(each, form.top, form.temperature) for each in said["scores"]), strict=True)
+            ids, shares = zip(
+                *(topk_with_rest(each, form.top, form.temperature) for each in said["scores"]), strict=True
+            )
             said |= {"ids": [each.to(torch.int32) for each in ids], "scores": list(shares)}
         for name, each in said.items():
             place = found.setdefault(name, [torch.empty(0)] * len(samples))

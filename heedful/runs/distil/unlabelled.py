@@ -22,7 +22,7 @@ from heedful.data.labelled.data_file import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import spec_of_head
-from heedful.tasks.task import Read, Task
+from heedful.tasks.task import EncodedSplit, Task
 
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
 
@@ -140,6 +140,6 @@ def _letters(example: Example) -> int:
     return hashed(normalised(example.group).replace(" ", ""))
 
 
-def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[Read, Read]:
+def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
     """Return the samples of both."""
     return task.read(labelled), task.for_unlabelled().read(unlabelled)

@@ -27,7 +27,7 @@ from heedful.runs.plots.style import write as write_figure
 from heedful.runs.results import read_results
 from heedful.runs.run_folder import environment, read_json, write
 from heedful.runs.statistics import ENOUGH, paired
-from heedful.tasks.task import evaluate
+from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _asked(
     engine = ready(place, precision)
     task, engine.loaded = task_of(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
-    return float(task.result(evaluate(task, engine, source.examples(split)))[metric])
+    return float(task.result(evaluate_task(task, engine, source.examples(split)))[metric])
 
 
 def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from heedful.data import (
 from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.finetune.classic import classic_start
 from heedful.runs.finetune.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, named_model
 from heedful.runs.finetune.seq2seq import writer_start
@@ -24,7 +24,7 @@ from heedful.runs.finetune.settings import (
     FinetuneSettings,
 )
 from heedful.tasks.specs import SPECS
-from heedful.tasks.task import Read, Setup, Task
+from heedful.tasks.task import EncodedSplit, Task, TaskSetup
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.settings import AdamW, TrainSettings
 from heedful.train.trainer import Trainer
@@ -69,7 +69,7 @@ def start(
     if not init.mlm_steps:
         return bare
     loaded = attach(bare, "masked_lm", seed=seed)
-    objective = Masked(tokenizer=tokenizer)
+    objective = MaskedLM(tokenizer=tokenizer)
     how = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
     steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
@@ -128,7 +128,7 @@ def make_task(
 ) -> tuple[Task, Loaded]:
     """The task, and the model with its head; it answers the labels of the data, or those."""
     init = settings.init
-    setup = Setup(
+    setup = TaskSetup(
         settings=settings.task,
         loaded=loaded,
         labels=source.labels if labels is None else labels,
@@ -145,7 +145,7 @@ def make_task(
     return task, made
 
 
-def notes(learned: Read) -> list[str]:
+def notes(learned: EncodedSplit) -> list[str]:
     """What reading the training examples cost, in sentences."""
     found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
     if learned.windowed:
@@ -163,5 +163,5 @@ def notes(learned: Read) -> list[str]:
     return found
 
 
-def _samples(learned: Read) -> str:
+def _samples(learned: EncodedSplit) -> str:
     return f"{len(learned.samples):,} sample" + ("s" if len(learned.samples) != 1 else "")

@@ -13,7 +13,7 @@ from heedful.data.labelled.statistics import Survey
 from heedful.runs.finetune.build import notes, some
 from heedful.runs.finetune.init_settings import named_model
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.tasks.task import Read, Task
+from heedful.tasks.task import EncodedSplit, Task
 from heedful.tokenizer import Tokenizer
 
 TEXTS, CHARACTERS = 500, 1000  # that are looked at: examples, and the beginning of each text
@@ -24,7 +24,7 @@ UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 def reading_notes(
-    settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: Read
+    settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: EncodedSplit
 ) -> list[str]:
     """Say what reading the training examples cost, and where another encoder than the one that ships may do better."""
     said = notes(learned)
@@ -36,7 +36,7 @@ def reading_notes(
     return [*said, *encoder_advice(texts, task.tokenizer, learned, limit)]
 
 
-def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: Read, limit: int | None) -> list[str]:
+def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedSplit, limit: int | None) -> list[str]:
     """Return a sentence for each reason to start from another encoder than the one that ships.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 
 MARK = ".gitignore"
@@ -61,7 +61,7 @@ def _make(folder: Path) -> None:
     mark = folder / MARK
     try:
         if mark.is_file() and mark.read_bytes() == MARKED.encode():
-            with only_run(folder):  # no other one is at work there
+            with lock_run(folder):  # no other one is at work there
                 shutil.rmtree(folder)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --output")

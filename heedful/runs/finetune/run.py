@@ -61,11 +61,11 @@ from heedful.runs.run_folder import (
 from heedful.runs.scoring import calibrate, measure, scored
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
-from heedful.tasks.specs import SPECS, variants
-from heedful.tasks.task import Measure, Read, Task
-from heedful.train.checkpoint import only_run
-from heedful.train.fit import Fitted, Reporter, fit
-from heedful.train.ranks import ALONE, Ranks
+from heedful.tasks.specs import SPECS, specs_named
+from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
+from heedful.train.checkpoint import lock_run
+from heedful.train.fit import FitResult, Reporter, fit
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED, CARD = "seed.json", "README.md"
@@ -97,7 +97,7 @@ def finetune(
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Finished:
     """Fine-tune a model on labelled data; `output_dir` is the run folder, an interrupted run in it is resumed.
 
@@ -111,7 +111,7 @@ def finetune(
     refuse_other(folder)
     train = decided(plan.settings.train, folder, ranks, reporter.message)
     plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
-    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(source_of, plan.source.kind, data, plan.settings.data)
             begin(folder, plan.settings, plan.source, plan.survey.counts, again)
@@ -151,7 +151,7 @@ def prepare(
         reading = replace(reading, dev_fraction=0.0)
         source, found = _looked_at(task, data, reading, on_bad_row)
     refuse_dull(source, found)
-    kind = next(spec.name for spec in variants(task) if spec.example is source.kind)
+    kind = next(spec.name for spec in specs_named(task) if spec.example is source.kind)
     init = told.init
     named, width = named_model(init), 0
     if isinstance(init, Pretrained | Classic) and named:
@@ -182,7 +182,7 @@ def prepare(
 
 
 def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
-    source = source_of(variants(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
+    source = source_of(specs_named(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
     return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
@@ -300,8 +300,8 @@ class Run:
         return found
 
     def _finish(
-        self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: Fitted,
-        learned: Read, said: list[str], folder: Path,
+        self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: FitResult,
+        learned: EncodedSplit, said: list[str], folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
         """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed, loaded = settings.train.seed, task.answering(loaded)
@@ -341,7 +341,7 @@ class Run:
             write(folder / BEFORE, found)
 
     def _baseline(
-        self, task: Task, loaded: Loaded, trainer: Trainer, learned: Read, folder: Path
+        self, task: Task, loaded: Loaded, trainer: Trainer, learned: EncodedSplit, folder: Path
     ) -> dict[str, dict[str, Any]]:
         """The baseline scores: before training, or of a bag of words; {} where there is none."""
         if not self.settings.eval_baseline or not self.measured:
@@ -379,12 +379,12 @@ class Run:
         if self.ranks.first and not self.settings.fit.keep_checkpoints:
             drop_state(folder)
 
-    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:
+    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
         """What is learned, from which samples, and what reading them cost."""
         learned = task.read(self.source.examples("train"))
         return task, learned.samples, learned
 
-    def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> Measure:
+    def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> EvalMetrics:
         """What this rank finds on its share of dev."""
         return measure(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
 

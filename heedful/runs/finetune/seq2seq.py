@@ -23,9 +23,9 @@ from heedful.model.config import (
 )
 from heedful.model.vaswani import original
 from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
-from heedful.tasks.metrics.bleu import fits, has_bleu
+from heedful.tasks.metrics.bleu import bleu_is_informative, has_bleu
 from heedful.tasks.spec import TaskSettings
-from heedful.tasks.specs.seq2seq import Seq2SeqSettings, Words
+from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
 
 LOOKED_AT = 1000  # targets, to see what BLEU can count in them
@@ -92,15 +92,15 @@ def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
     return [example.rewritten for example in islice(examples, LOOKED_AT)]
 
 
-def bleu_words(golds: Sequence[str]) -> Words | None:
+def bleu_words(golds: Sequence[str]) -> BleuTokenizer | None:
     """What BLEU counts unless it is said: words, or characters where most targets have too few; None: of both."""
-    ways: tuple[Words, ...] = ("13a", "char")
-    return next((words for words in ways if fits(golds, words)), None)
+    ways: tuple[BleuTokenizer, ...] = ("13a", "char")
+    return next((words for words in ways if bleu_is_informative(golds, words)), None)
 
 
 def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
     """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
-    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not fits(golds, task.bleu):
+    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not bleu_is_informative(golds, task.bleu):
         raise HeedfulError(
             f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
             f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"

@@ -17,8 +17,8 @@ from heedful.runs.finetune.init_settings import Classic, Init, Pretrained, Recur
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay, to_mapping
 from heedful.tasks.spec import TaskSettings
-from heedful.tasks.specs import SPECS, variants
-from heedful.tasks.specs.seq2seq import SEQ2SEQ, Seq2SeqSettings, Words, has_bleu
+from heedful.tasks.specs import SPECS, specs_named
+from heedful.tasks.specs.seq2seq import SEQ2SEQ, BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, TrainSettings
 
 PRETRAINED = Pretrained()
@@ -62,7 +62,7 @@ def defaults(
     classic: bool = False,
     writer: Seq2Seq | None = None,
     together: int = 1,
-    words: Words | None = "13a",
+    words: BleuTokenizer | None = "13a",
     characters: int = 0,
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
@@ -105,7 +105,7 @@ def whole_groups(train: TrainSettings, together: int) -> None:
         )
 
 
-def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[FinetuneSettings, str]:
+def _to_write(writer: Seq2Seq, examples: int, words: BleuTokenizer | None) -> tuple[FinetuneSettings, str]:
     """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
 
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
@@ -203,7 +203,7 @@ def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
     """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
     task = known_task(task)
     last: HeedfulError | None = None
-    for spec in variants(task):
+    for spec in specs_named(task):
         try:
             return resolve(overrides, defaults(spec.name, 1, fresh=False)[0]).settings
         except HeedfulError as error:

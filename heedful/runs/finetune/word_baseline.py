@@ -26,10 +26,10 @@ from heedful.data.labelled.statistics import Survey
 from heedful.data.sampler import mixed, order
 from heedful.runs.results import predictions
 from heedful.tasks.answering import Answer
-from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany, best_threshold
+from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMultiLabel, best_threshold
 from heedful.tasks.metrics import paired_difference
 from heedful.tasks.regress import Regress
-from heedful.tasks.task import Measure, Task, chunks
+from heedful.tasks.task import EvalMetrics, Task, batched
 from heedful.train.trainer import Trainer
 
 SECONDS, SHARE = 10.0, 0.1  # it may take that long, and no more than this share of the training
@@ -44,7 +44,7 @@ CHUNK = 512  # rows that are answered together
 WORDS = 11  # what a seed is mixed with here
 METHODS = {
     Classify: "TF-IDF and logistic regression",
-    ClassifyMany: "TF-IDF and one logistic regression per label",
+    ClassifyMultiLabel: "TF-IDF and one logistic regression per label",
     Regress: "TF-IDF and ridge regression",
 }
 
@@ -135,7 +135,7 @@ class WordBaseline:
         match task:
             case Regress():
                 self._estimator: Any = Ridge()
-            case ClassifyMany():
+            case ClassifyMultiLabel():
                 self._estimator = OneVsRestClassifier(LogisticRegression(class_weight=balanced))
             case _:
                 self._estimator = LogisticRegression(class_weight=balanced)
@@ -170,7 +170,7 @@ class WordBaseline:
         return [self._answer(dict(zip(self.task.labels, row, strict=True))) for row in shares.tolist()]
 
     def _answer(self, shares: dict[str, float]) -> Answer:
-        if isinstance(self.task, ClassifyMany):
+        if isinstance(self.task, ClassifyMultiLabel):
             labels = [name for name, share in shares.items() if share >= self.thresholds.get(name, THRESHOLD)]
             return {"labels": labels, "probabilities": shares}
         label = max(shares, key=shares.__getitem__)
@@ -223,7 +223,7 @@ def score_words(
     how many rows, in how many "seconds", and for each split "numbers", "intervals" and the "difference" of the model's
     metric and this one's, with its 95 % interval; or, where nothing can be fitted, "why".
     """
-    outputs = len(task.labels) if isinstance(task, ClassifyMany) or len(task.labels) > 2 else 1
+    outputs = len(task.labels) if isinstance(task, ClassifyMultiLabel) or len(task.labels) > 2 else 1
     counts = {split: found.counts[split] for split in ("train", *splits)}
     rows = rows_of_splits(counts, found.characters, outputs, seconds)
     train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
@@ -246,7 +246,7 @@ def score_words(
     for split in sorted(splits, key="dev".__ne__):  # dev is first, where thresholds are fitted
         given = list(_sampled(source, split, counts[split], rows[split], seed))
         began = time.perf_counter()
-        if split == "dev" and isinstance(task, ClassifyMany) and loaded.thresholds:
+        if split == "dev" and isinstance(task, ClassifyMultiLabel) and loaded.thresholds:
             words.thresholds = _thresholds(words, [example for _, example in given])
         theirs = measure_words(words, given)
         spent += time.perf_counter() - began
@@ -254,22 +254,22 @@ def score_words(
     return result | {"seconds": round(spent, 2)}
 
 
-def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> Measure:
+def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> EvalMetrics:
     """Answer numbered examples and measure the answers."""
     measure = _metric_alone(words.task)
-    for chunk in chunks(given, CHUNK):
+    for chunk in batched(given, CHUNK):
         examples = [example for _, example in chunk]
         measure = words.task.measured(measure, examples, words.answers(examples), [number for number, _ in chunk])
     return measure
 
 
-def _metric_alone(task: Task) -> Measure:
+def _metric_alone(task: Task) -> EvalMetrics:
     """A measure whose only bootstrap is that of the metric: bootstraps cost more than the linear model."""
     measure = task.measure()
     return replace(measure, spreads={task.metric: measure.spreads[task.metric]})
 
 
-def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> Measure:
+def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> EvalMetrics:
     """Measure the model's answers to the same examples, as its predictions have them."""
     measure, examples = _metric_alone(task), dict(given)
     wanted = (line for line in lines if line["id"] in examples)
@@ -279,7 +279,7 @@ def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[d
     return measure
 
 
-def _compared(task: Task, theirs: Measure, ours: Measure, given: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+def _compared(task: Task, theirs: EvalMetrics, ours: EvalMetrics, given: Sequence[tuple[int, Any]]) -> dict[str, Any]:
     numbers, mine = task.result(theirs), task.result(ours)
     found = {
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},

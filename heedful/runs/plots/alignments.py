@@ -17,7 +17,7 @@ from heedful.packed import Packed
 from heedful.runs.plots.labels import drawable
 from heedful.runs.plots.style import blank, prepare, title
 from heedful.runs.results import predictions
-from heedful.tasks.seq2seq import marks
+from heedful.tasks.seq2seq import sequence_ends
 from heedful.tokenizer import Encoded
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     tokenizer, model = loaded.tokenizer, loaded.config.model
     if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.gives:
         return None
-    mark = marks(model, tokenizer)
+    mark = sequence_ends(model, tokenizer)
     assert mark.start is not None
     given, said = tokenizer.encode_batch([text, written])
     inner = [id for id, special in zip(said.ids, said.special, strict=True) if not special]

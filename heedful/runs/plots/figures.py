@@ -16,7 +16,7 @@ from heedful.runs.plots.labels import drawable
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, blank, prepare, title, write
 from heedful.runs.results import JOURNAL, RESULTS, as_float, measured, predictions, read_results
 from heedful.tasks.metrics import Result
-from heedful.train.journal import records
+from heedful.train.journal import read_journal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     results: dict[str, Any] = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
-    if (folder / JOURNAL).is_file() and (figure := curves(records(folder / JOURNAL), results["metric"])):
+    if (folder / JOURNAL).is_file() and (figure := curves(read_journal(folder / JOURNAL), results["metric"])):
         yield "curves", figure
     found = measured(results)
     if found is None:

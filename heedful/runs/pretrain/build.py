@@ -19,14 +19,14 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
 from heedful.model.initialise import undrawn
-from heedful.objectives import Pretext, Sample
-from heedful.objectives.causal_lm import Causal
-from heedful.objectives.masked_lm import Masked, MaskedPairs
-from heedful.objectives.packing import HELD, Pairs, Rows, Steady, held_out, windows
-from heedful.objectives.permutation_lm import Permuted
-from heedful.objectives.replaced_token_detection import Replaced, tied_generator
-from heedful.objectives.span_corruption import Spans
-from heedful.objectives.special_tokens import Frame, run_of
+from heedful.objectives import Sample, SelfSupervised
+from heedful.objectives.causal_lm import CausalLM
+from heedful.objectives.masked_lm import MaskedLM, MaskedLMWithPairs
+from heedful.objectives.packing import HELD, FixedShape, PackedRows, SegmentPairs, held_out, segment_windows
+from heedful.objectives.permutation_lm import PermutationLM
+from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, tied_generator
+from heedful.objectives.span_corruption import SpanCorruption
+from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.settings import (
     ClmSettings,
@@ -107,13 +107,13 @@ def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
         _frame(settings, tokenizer).room(length)
     match settings.objective:
         case MlmSettings(mask_unit=unit) | MlmNspSettings(mask_unit=unit) | MlmSopSettings(mask_unit=unit):
-            Masked(tokenizer=tokenizer, mask_unit=unit)
+            MaskedLM(tokenizer=tokenizer, mask_unit=unit)
         case DistillationSettings(mask_unit=unit):
-            Masked(tokenizer=tokenizer, mask_unit=unit)
+            MaskedLM(tokenizer=tokenizer, mask_unit=unit)
         case RtdSettings():
-            Masked(tokenizer=tokenizer)
+            MaskedLM(tokenizer=tokenizer)
         case SpanCorruptionSettings(mask_prob=rate, mean_noise_span_length=mean):
-            Spans(tokenizer=tokenizer, mask_prob=rate, mean_noise_span_length=mean, start=0)
+            SpanCorruption(tokenizer=tokenizer, mask_prob=rate, mean_noise_span_length=mean, start=0)
 
 
 def _family(settings: PretrainSettings) -> str:
@@ -233,7 +233,7 @@ def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
 # -- the objective ------------------------------------------------------------------------------------------------
 
 
-def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[Pretext]:
+def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[SelfSupervised]:
     """The objective of each phase."""
     settings = pieces.settings.objectives()
     if pieces.teacher is not None:
@@ -253,29 +253,29 @@ def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
     tokenizer, asked = pieces.tokenizer, pieces.settings.objective
     match asked:
         case MlmSettings():
-            return Masked(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(pieces))
+            return MaskedLM(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(pieces))
         case MlmNspSettings() | MlmSopSettings():
             name: Any = "nsp" if isinstance(asked, MlmNspSettings) else "sop"
-            return MaskedPairs(
+            return MaskedLMWithPairs(
                 tokenizer=tokenizer, num_static_masks=asked.num_static_masks, name=name, **_masks(pieces)
             )
         case PlmSettings():
-            return Permuted(tokenizer=tokenizer)
+            return PermutationLM(tokenizer=tokenizer)
         case SpanCorruptionSettings():
             start = loaded.config.model.start
             if start is None:
                 raise HeedfulError("this model has no token with which its decoder starts: spans need one")
-            return Spans(
+            return SpanCorruption(
                 tokenizer=tokenizer,
                 mask_prob=asked.mask_prob,
                 mean_noise_span_length=asked.mean_noise_span_length,
                 start=start,
             )
         case ClmSettings():
-            return Causal(tokenizer=tokenizer)
+            return CausalLM(tokenizer=tokenizer)
         case RtdSettings():
             generator = _generator(pieces, loaded, asked.generator_size)
-            return Replaced(
+            return ReplacedTokenDetection(
                 tokenizer=tokenizer, generator=generator, mask_prob=asked.mask_prob, disc_weight=asked.disc_weight
             )
     raise AssertionError(asked)
@@ -351,7 +351,7 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
     return found, rows
 
 
-def _steady(pieces: Pieces) -> Steady | None:
+def _steady(pieces: Pieces) -> FixedShape | None:
     sequences, pad = pieces.settings.sequences_per_pack, pieces.tokenizer.special.pad
     if sequences is None:
         return None
@@ -362,42 +362,44 @@ def _steady(pieces: Pieces) -> Steady | None:
         )
     if pad is None:
         raise HeedfulError("this tokenizer has no padding token, to fill up rows with: unset sequences_per_pack")
-    return Steady(sequences=sequences, pad=pad, longest=max(pieces.settings.lengths))
+    return FixedShape(sequences=sequences, pad=pad, longest=max(pieces.settings.lengths))
 
 
 def _rows(
-    pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None, *, held: bool = False
+    pieces: Pieces, documents: Any, length: int, seed: int, steady: FixedShape | None = None, *, held: bool = False
 ) -> Sequence[Sample]:
     settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
     size = max(settings.pack_length, length)
     match settings.objective:
         case MlmNspSettings(short_seq_prob=short) | MlmSopSettings(short_seq_prob=short) as asked:
             swapped = isinstance(asked, MlmSopSettings)
-            return Pairs(
+            return SegmentPairs(
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
                 swapped=swapped, short_seq_prob=short, steady=steady,
             )  # fmt: skip
     if pieces.teacher is not None:
         return pieces.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
     inner = frame.opening if isinstance(settings.objective, ClmSettings) else None
-    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner)
+    return PackedRows(
+        corpus, frame, segment_windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner
+    )
 
 
-def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
+def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> SpecialTokenTemplate:
     match settings.objective:
         case ClmSettings():
             return _ended(tokenizer)
         case MlmNspSettings() | MlmSopSettings():
-            return Frame.of(tokenizer, pair=True)
-    return Frame.of(tokenizer, pair=False)
+            return SpecialTokenTemplate.of(tokenizer, pair=True)
+    return SpecialTokenTemplate.of(tokenizer, pair=False)
 
 
-def _ended(tokenizer: Tokenizer) -> Frame:
+def _ended(tokenizer: Tokenizer) -> SpecialTokenTemplate:
     """Tokens around a document of a causal language model: one that begins it, and one that ends it."""
-    frame, end = Frame.of(tokenizer, pair=False), tokenizer.special.separator
+    frame, end = SpecialTokenTemplate.of(tokenizer, pair=False), tokenizer.special.separator
     before, after = frame.runs
     if len(after[0]):
         return frame
     if end is None:
         raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
-    return replace(frame, runs=(before if len(before[0]) else run_of([(end, 0)]), run_of([(end, 0)])))
+    return replace(frame, runs=(before if len(before[0]) else special_run([(end, 0)]), special_run([(end, 0)])))

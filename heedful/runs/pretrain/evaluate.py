@@ -10,7 +10,7 @@ import torch
 
 from heedful.data.sampler import mixed
 from heedful.errors import HeedfulError
-from heedful.objectives import Pretext, Sample
+from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.packing import HELD
 from heedful.runs.pretrain.probes import ProbeSet, probe_scores
 from heedful.train.fit import EvalResult
@@ -18,7 +18,7 @@ from heedful.train.trainer import Trainer
 
 
 def measured_share(
-    trainer: Trainer, objective: Pretext, held: Sequence[Sample], probes: Sequence[ProbeSet]
+    trainer: Trainer, objective: SelfSupervised, held: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
     """Sums and counts of this rank's share of the validation rows, with the same masks every time; scores of probes."""
     found: dict[str, tuple[float, float]] = {}
@@ -34,7 +34,7 @@ def measured_share(
     return found
 
 
-def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
+def scored(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
     """Means over all ranks, and the perplexity, exp of the first term's loss, where that is over a vocabulary.
 
     Evaluations are compared by the first term's accuracy; by the loss, negated, where it has none.

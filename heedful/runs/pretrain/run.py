@@ -21,7 +21,7 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed
 from heedful.device import idle
 from heedful.errors import HeedfulError
-from heedful.objectives import Objective, Pretext, Sample
+from heedful.objectives import Objective, Sample, SelfSupervised
 from heedful.objectives.distillation.encoder import EncoderDistillation
 from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card.pretrained import ABOUT, text_notes, write_card
@@ -65,9 +65,9 @@ from heedful.runs.run_folder import (
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
-from heedful.train.checkpoint import only_run
+from heedful.train.checkpoint import lock_run
 from heedful.train.fit import EvalResult, Reporter, fit
-from heedful.train.ranks import ALONE, Ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Stage, Trainer
 
 CARD = "README.md"
@@ -99,7 +99,7 @@ def pretrain(
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Pretrained:
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus (see data.corpus.build).
 
@@ -127,7 +127,7 @@ def run(
     *,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Pretrained:
     """The same of settings, which name the text too."""
     folder = Path(output_dir)
@@ -137,7 +137,7 @@ def run(
     refuse_other(folder)
     reporter = reporter if reporter and ranks.first else Reporter()
     settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, reporter.message))
-    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
         return Run(settings, folder, reporter, ranks, on_bad_row).run()
 
 
@@ -332,7 +332,7 @@ class Run:
         self.ranks.wait()
         return True
 
-    def _before(self, trainer: Trainer, measure: Callable[[], Any], objective: Pretext) -> None:
+    def _before(self, trainer: Trainer, measure: Callable[[], Any], objective: SelfSupervised) -> None:
         """Score a model that was given before it is trained further; once for a run that resumes. All ranks come here.
 
         Raises:
@@ -359,7 +359,7 @@ class Run:
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
-    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], Pretext]:
+    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], SelfSupervised]:
         """The objective and the samples of each phase, and the objective that held-out samples are measured by."""
         objectives = objectives_of(pieces, loaded, samples)
         if isinstance(self.settings.objective, RtdSettings) and pieces.started is not None:

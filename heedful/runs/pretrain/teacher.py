@@ -25,10 +25,10 @@ from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
-from heedful.objectives.packing import Ranges, Rows, Steady
-from heedful.objectives.random_numbers import ordinary
-from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan, text_pool
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.packing import FixedShape, PackedRows, Ranges
+from heedful.objectives.random_numbers import is_text_token
+from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
@@ -41,7 +41,7 @@ STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
 EVERY = 50  # chunks of a cache between two messages
 
 
-class WindowRows(Rows):
+class WindowRows(PackedRows):
     """Rows of windows and pairs; `windows` are all texts that their targets number."""
 
     windows: Ranges
@@ -82,14 +82,17 @@ class TeacherRun:
         size: int,
         length: int,
         seed: int,
-        steady: Steady | None,
+        steady: FixedShape | None,
         *,
         held_out: bool,
     ) -> WindowRows:
         """Rows of windows and pairs of these documents; held-out ones have no pairs with nearest texts."""
         asked = self.settings
-        single, pair = Frame.of(self.tokenizer, pair=False), Frame.of(self.tokenizer, pair=True)
-        planned = plan(
+        single, pair = (
+            SpecialTokenTemplate.of(self.tokenizer, pair=False),
+            SpecialTokenTemplate.of(self.tokenizer, pair=True),
+        )
+        planned = plan_windows(
             corpus,
             documents,
             WindowSettings(
@@ -112,7 +115,7 @@ class TeacherRun:
             return None
         place = self.folder / FOLDER / "neighbours"
         windows = WindowSettings(max_sentences=asked.max_sentences)
-        texts = text_pool(corpus, documents, asked.neighbour_texts, room, windows, self.train.seed)
+        texts = sample_texts(corpus, documents, asked.neighbour_texts, room, windows, self.train.seed)
         if len(texts) < 2:
             return None
         cache = self._filled(place, corpus, texts, "texts among which nearest ones are looked up")
@@ -145,7 +148,7 @@ class TeacherRun:
 
     @cached_property
     def _ordinary(self) -> NDArray[np.bool_]:
-        return ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
+        return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
     # -- objectives -------------------------------------------------------------------------------------------------
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from heedful.tasks.metrics.base import Metric, Result, Sure, merge_all
+from heedful.tasks.metrics.base import HasIntervals, Metric, Result, merge_all
 from heedful.tasks.metrics.bleu import Bleu, has_bleu
 from heedful.tasks.metrics.bootstrap import (
     Bootstrap,
     confusion_of,
     confusion_statistics,
     f1_of,
-    interval,
     macro_f1_of,
+    mean_interval,
     mean_of,
     paired_difference,
     precision_of,
     recall_of,
 )
-from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
-from heedful.tasks.metrics.entities import Entities, entity_counts, spans
-from heedful.tasks.metrics.glue import GLUE, Suite
-from heedful.tasks.metrics.regression import Calibration, RankedRegression, Regression, TokenLoss
+from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
+from heedful.tasks.metrics.entities import EntityScores, entity_counts, entity_spans
+from heedful.tasks.metrics.glue import GLUE, GlueTask
+from heedful.tasks.metrics.regression import Calibration, RankedRegressionScores, RegressionScores, TokenLoss
 from heedful.tasks.metrics.retrieval import Retrieval
-from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
+from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalize_answer
 from heedful.tasks.metrics.text_match import TextScore, text_scores
 
 __all__ = [
@@ -31,17 +31,17 @@ __all__ = [
     "Bootstrap",
     "Calibration",
     "ConfusionMatrix",
-    "Entities",
+    "EntityScores",
+    "GlueTask",
+    "HasIntervals",
     "Metric",
-    "MultiLabel",
-    "RankedRegression",
-    "Regression",
+    "MultiLabelScores",
+    "RankedRegressionScores",
+    "RegressionScores",
     "Result",
     "Retrieval",
     "SquadScore",
     "SquadThreshold",
-    "Suite",
-    "Sure",
     "TextScore",
     "TokenLoss",
     "answer_scores",
@@ -49,18 +49,18 @@ __all__ = [
     "confusion_of",
     "confusion_statistics",
     "entity_counts",
+    "entity_spans",
     "f1_of",
     "has_bleu",
-    "interval",
     "macro_f1",
     "macro_f1_of",
     "matthews",
+    "mean_interval",
     "mean_of",
     "merge_all",
-    "normalised",
+    "normalize_answer",
     "paired_difference",
     "precision_of",
     "recall_of",
-    "spans",
     "text_scores",
 ]

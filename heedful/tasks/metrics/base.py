@@ -43,7 +43,7 @@ class Metric(Mergeable, Protocol):
 
 
 @runtime_checkable
-class Sure(Metric, Protocol):
+class HasIntervals(Metric, Protocol):
     """One that keeps its examples, and so knows intervals of its own numbers."""
 
     def intervals(self, seed: int) -> dict[str, Result]:
@@ -72,28 +72,28 @@ def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
     }
 
 
-def need_examples(count: int, what: str) -> None:
+def require_examples(count: int, what: str) -> None:
     """A result of nothing is refused."""
     if not count:
         raise HeedfulError(f"{what} of no examples is not defined: the data set is empty, or no example got here")
 
 
-def need_same(one: Any, other: Any, what: str) -> None:
+def require_equal(one: Any, other: Any, what: str) -> None:
     """Only metrics of one kind can be merged."""
     if one != other:
         raise HeedfulError(f"these cannot be merged, their {what} differ: {one!r} and {other!r}")
 
 
-def need_length(count: int, expected: int, what: str, than: str) -> None:
+def require_same_length(count: int, expected: int, what: str, than: str) -> None:
     """Two lists that belong together have one length."""
     if count != expected:
         raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of both")
 
 
-def called(ids: Ids, index: int) -> str:
+def example_name(ids: Ids, index: int) -> str:
     """The name of an example in an error.
 
-    >>> called(["q7", "q8"], 1), called(None, 1)
+    >>> example_name(["q7", "q8"], 1), example_name(None, 1)
     ('example "q8"', 'example 1 of this update')
     """
     return f"example {index} of this update" if ids is None else f'example "{ids[index]}"'
@@ -121,11 +121,11 @@ def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an e
     bad = ~np.isfinite(array).reshape(len(array) if array.ndim else 1, -1)
     if bad.any():
         index = int(bad.any(1).argmax())
-        raise not_finite(array.reshape(bad.shape)[index][bad[index]][0], what, called(ids, index))
+        raise not_finite_error(array.reshape(bad.shape)[index][bad[index]][0], what, example_name(ids, index))
     return array
 
 
-def not_finite(value: float, what: str, name: str) -> HeedfulError:
+def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
     """A NaN or an infinity would make the whole result one."""
     return HeedfulError(
         f"the {what} of {name} is {value}: a metric over it would mean nothing; "

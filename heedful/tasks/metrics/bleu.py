@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import Result, need_examples, need_length, need_same
+from heedful.tasks.metrics.base import Result, require_equal, require_examples, require_same_length
 
-Words = Literal["13a", "intl", "zh", "char", "none"]  # into which texts are parted, in sacrebleu's names
+BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # into which texts are parted, in sacrebleu's names
 
 ORDER = 4  # words of the longest n-grams
 STATISTICS = 2 + 2 * ORDER  # words said, words that are right; n-grams that are right, and that were said, from 1 to 4
-NEEDED = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
+INSTALL_HINT = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
 
 
 def has_bleu() -> bool:
@@ -25,16 +25,16 @@ def has_bleu() -> bool:
     return find_spec("sacrebleu") is not None
 
 
-def _scorer(words: Words = "13a", lower_case: bool = False) -> Any:
+def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> Any:
     if not has_bleu():
-        raise HeedfulError(NEEDED)
+        raise HeedfulError(INSTALL_HINT)
     from sacrebleu.metrics.bleu import BLEU
 
     # force: it warns of nothing; its scores are the same
     return BLEU(lowercase=lower_case, force=True, tokenize=words)
 
 
-def bleu_statistics(said: str, gold: str, words: Words = "13a", lower_case: bool = False) -> list[int]:
+def bleu_statistics(said: str, gold: str, words: BleuTokenizer = "13a", lower_case: bool = False) -> list[int]:
     """What one text adds to a corpus: the sums of these decide the score."""
     found = _scorer(words, lower_case).corpus_score([said], [[gold]])
     return [found.sys_len, found.ref_len, *found.counts, *found.totals]
@@ -54,7 +54,7 @@ def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.nd
     return np.array(scores, dtype=np.float64)
 
 
-def fits(golds: Sequence[str], words: Words) -> bool:
+def bleu_is_informative(golds: Sequence[str], words: BleuTokenizer) -> bool:
     """Whether BLEU can tell who writes such texts better (see `Bleu.blunt`)."""
     return not Bleu(words=words).updated(golds, golds).blunt
 
@@ -63,7 +63,7 @@ def fits(golds: Sequence[str], words: Words) -> bool:
 class Bleu:
     """Sums over texts."""
 
-    words: Words = "13a"
+    words: BleuTokenizer = "13a"
     lower_case: bool = False  # texts are compared in lower case
     count: int = 0
     short: int = 0  # right texts of fewer words than the longest n-grams
@@ -76,7 +76,7 @@ class Bleu:
 
     def updated(self, said: Sequence[str], golds: Sequence[str]) -> Bleu:
         """With more texts, and what is right for each."""
-        need_length(len(said), len(golds), "texts", "right ones")
+        require_same_length(len(said), len(golds), "texts", "right ones")
         return self.added([self.statistics(one, gold) for one, gold in zip(said, golds, strict=True)])
 
     def statistics(self, said: str, gold: str) -> list[int]:
@@ -91,13 +91,13 @@ class Bleu:
 
     def merged(self, other: Bleu) -> Bleu:
         """Both as one."""
-        need_same((self.words, self.lower_case), (other.words, other.lower_case), "words")
+        require_equal((self.words, self.lower_case), (other.words, other.lower_case), "words")
         sums = tuple(map(sum, zip(self.sums, other.sums, strict=True)))
         return replace(self, count=self.count + other.count, short=self.short + other.short, sums=sums)
 
     def result(self) -> Result:
         """{"bleu", "signature", "count"}."""
-        need_examples(self.count, "BLEU")
+        require_examples(self.count, "BLEU")
         (score,) = bleu_of(np.array([self.sums], dtype=np.float64)).tolist()
         scorer = _scorer(self.words, self.lower_case)
         scorer.corpus_score(["a"], [["a"]])  # its signature counts references

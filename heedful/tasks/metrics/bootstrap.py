@@ -25,9 +25,9 @@ from heedful.tasks.metrics.base import (
     Values,
     as_finite,
     as_numbers,
-    need_examples,
-    need_length,
-    need_same,
+    require_equal,
+    require_examples,
+    require_same_length,
 )
 
 Sums = Float64[np.ndarray, "replicates statistics"]
@@ -114,7 +114,7 @@ class Bootstrap:
             return self
         if rows.ndim != 2 or rows.shape[1] != self.statistics:
             raise HeedfulError(f"each example should have {self.statistics} statistics, got shape {rows.shape}")
-        need_length(len(ids), len(rows), "ids", "rows of statistics")
+        require_same_length(len(ids), len(rows), "ids", "rows of statistics")
         sums = np.zeros((self.replicates, self.statistics), dtype=np.int64)
         for start in range(0, len(rows), AT_ONCE):
             part = slice(start, start + AT_ONCE)
@@ -128,7 +128,7 @@ class Bootstrap:
     def merged(self, other: Bootstrap) -> Bootstrap:
         """Both as one."""
         same = [(one.seed, one.statistics, one.replicates) for one in (self, other)]
-        need_same(same[0], same[1], "seeds, statistics or replicates")
+        require_equal(same[0], same[1], "seeds, statistics or replicates")
         if self.sums is None or other.sums is None:
             return replace(self, sums=other.sums if self.sums is None else self.sums, count=self.count + other.count)
         _need_room(self.sums)
@@ -147,22 +147,22 @@ class Bootstrap:
         self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of
     ) -> Float64[np.ndarray, " replicates"]:
         """The number in each replicate."""
-        need_examples(self.count, "an interval")
+        require_examples(self.count, "an interval")
         assert self.sums is not None
         return of(self.sums * UNIT)
 
 
-def interval(
+def mean_interval(
     scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000
 ) -> dict[str, Any]:
     """The mean of scores and its interval; without ids, examples are known by their place.
 
-    >>> found = interval([1.0] * 80 + [0.0] * 20, seed=7)
+    >>> found = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
     >>> found["mean"], 0.70 < found["low"] < 0.75, 0.85 < found["high"] < 0.90
     (0.8, True, True)
     """
     numbers = as_numbers(scores, "score", ids)
-    need_examples(len(numbers), "an interval")
+    require_examples(len(numbers), "an interval")
     names = range(len(numbers)) if ids is None else ids
     rows = np.stack((numbers, np.ones_like(numbers)), 1)
     found = Bootstrap(seed=seed, statistics=2, replicates=replicates).updated(names, rows).interval(level=level)
@@ -184,7 +184,7 @@ def paired_difference(
     >>> round(found["low"], 4), round(found["high"], 4)
     (0.1025, 0.1975)
     """
-    need_length(len(ours), len(theirs), "replicates", "replicates of the other")
+    require_same_length(len(ours), len(theirs), "replicates", "replicates of the other")
     return _middle(ours - theirs, level, count)
 
 
@@ -195,14 +195,14 @@ def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " repli
     return np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
 
 
-def replicated(
+def resampled_interval(
     count: int, formula: Callable[[Int64[np.ndarray, " examples"]], float], *, seed: int, level: float = 0.95
 ) -> Result:
     """The interval of a number that is no formula of sums: of so many examples, each replicate is drawn by itself.
 
     `formula` is given how often each example counts. An example's place decides that here, and not its id.
     """
-    need_examples(count, "an interval")
+    require_examples(count, "an interval")
     keys = (np.array([seed, replicate], dtype=np.uint64) for replicate in range(REPLICATES))
     found = [formula(np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right")) for key in keys]
     return _middle(np.array(found), level, count)

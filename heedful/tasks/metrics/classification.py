@@ -17,12 +17,12 @@ from heedful.tasks.metrics.base import (
     Values,
     as_array,
     as_finite,
-    called,
+    example_name,
     f1_scores,
-    need_examples,
-    need_length,
-    need_same,
-    not_finite,
+    not_finite_error,
+    require_equal,
+    require_examples,
+    require_same_length,
 )
 
 Counts = Float64[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
@@ -48,7 +48,7 @@ class Accuracy:
             if array.ndim != 1:
                 raise HeedfulError(f"each {what} should be one label, got an array of shape {array.shape}")
             sides.append(as_finite(array, what, ids) if array.dtype.kind == "f" else array)
-        need_length(len(sides[0]), len(sides[1]), "predictions", "gold labels")
+        require_same_length(len(sides[0]), len(sides[1]), "predictions", "gold labels")
         if len(sides[0]) and (sides[0].dtype.kind in "biuf") != (sides[1].dtype.kind in "biuf"):
             said, true = (side.tolist()[0] for side in sides)
             raise HeedfulError(
@@ -64,16 +64,16 @@ class Accuracy:
         >>> Accuracy().updated_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).result()["accuracy"]
         0.5
         """
-        need_length(len(scores), len(gold), "questions with scores", "gold choices")
+        require_same_length(len(scores), len(gold), "questions with scores", "gold choices")
         chosen = []
         for index in range(len(scores)):
-            row, right, name = as_array(scores[index]), int(gold[index]), called(ids, index)
+            row, right, name = as_array(scores[index]), int(gold[index]), example_name(ids, index)
             if not 0 <= right < len(row):
                 raise HeedfulError(
                     f"the gold choice of {name} is {right}, but it has {len(row)} choices, counted from 0"
                 )
             if not np.isfinite(row).all():
-                raise not_finite(row[~np.isfinite(row)][0], "score", name)
+                raise not_finite_error(row[~np.isfinite(row)][0], "score", name)
             chosen.append(int(row.argmax()))  # the first among equals
         return self.updated(chosen, gold, ids)
 
@@ -83,7 +83,7 @@ class Accuracy:
 
     def result(self) -> Result:
         """{"accuracy", "correct", "count"}."""
-        need_examples(self.count, "the accuracy")
+        require_examples(self.count, "the accuracy")
         return {"accuracy": self.correct / self.count, "correct": self.correct, "count": self.count}
 
 
@@ -112,14 +112,14 @@ class ConfusionMatrix:
     def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
         """With more examples: names of classes (safe whatever their order), or class numbers."""
         left, right = self._numbers(predicted, "prediction", ids), self._numbers(gold, "gold label", ids)
-        need_length(len(left), len(right), "predictions", "gold labels")
+        require_same_length(len(left), len(right), "predictions", "gold labels")
         pairs, counts = np.unique(right * len(self.labels) + left, return_counts=True)
         new = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
         return replace(self, cells=_added(self.cells, new))
 
     def merged(self, other: ConfusionMatrix) -> ConfusionMatrix:
         """Both as one."""
-        need_same((self.labels, self.positive), (other.labels, other.positive), "labels")
+        require_equal((self.labels, self.positive), (other.labels, other.positive), "labels")
         return replace(self, cells=_added(self.cells, other.cells))
 
     def counts(self) -> Int64[np.ndarray, "classes classes"]:
@@ -136,7 +136,7 @@ class ConfusionMatrix:
         """
         matrix = self.counts()
         count = int(matrix.sum())
-        need_examples(count, "the confusion matrix")
+        require_examples(count, "the confusion matrix")
         precision, recall, f1 = class_scores(matrix)
         support = matrix.sum(1)
         present = (support + matrix.sum(0)) > 0
@@ -184,7 +184,7 @@ class ConfusionMatrix:
                 if name not in known:
                     hint = did_you_mean(name, self.labels) if isinstance(name, str) else ""
                     raise HeedfulError(
-                        f"the {what} of {called(ids, index)} is {name!r}, which is none of the classes "
+                        f"the {what} of {example_name(ids, index)} is {name!r}, which is none of the classes "
                         f"{', '.join(self.labels)}{hint}"
                     )
             return np.array([known[name] for name in array.tolist()], dtype=np.int64)
@@ -193,7 +193,7 @@ class ConfusionMatrix:
         if bad.any():
             index = int(bad.argmax())
             raise HeedfulError(
-                f"the {what} of {called(ids, index)} is {array[index]}, but the classes are the whole numbers 0 to "
+                f"the {what} of {example_name(ids, index)} is {array[index]}, but the classes are the numbers 0 to "
                 f"{len(self.labels) - 1} ({', '.join(self.labels)}); leave out what should not count"
             )
         return numbers.astype(np.int64)
@@ -237,7 +237,7 @@ def matthews(matrix: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultiLabel:
+class MultiLabelScores:
     """Examples that have any number of labels: counts for each label, and how often the whole set is right."""
 
     labels: tuple[str, ...]
@@ -245,18 +245,18 @@ class MultiLabel:
     subsets: int = 0  # examples whose labels are all right
     count: int = 0
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabel:
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
         """With more examples: for each a row with 1 for the labels that it has and 0 for the others."""
         left, right = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
-        need_length(len(left), len(right), "predictions", "gold labels")
+        require_same_length(len(left), len(right), "predictions", "gold labels")
         sums = ((left & right).sum(0).tolist(), right.sum(0).tolist(), left.sum(0).tolist())
         subsets = int((left == right).all(1).sum())
         new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(left))
         return self.merged(new)
 
-    def merged(self, other: MultiLabel) -> MultiLabel:
+    def merged(self, other: MultiLabelScores) -> MultiLabelScores:
         """Both as one."""
-        need_same(self.labels, other.labels, "labels")
+        require_equal(self.labels, other.labels, "labels")
         if not self.counts or not other.counts:
             counts = self.counts or other.counts
         else:
@@ -267,7 +267,7 @@ class MultiLabel:
 
     def result(self) -> Result:
         """Micro and macro scores (over all labels), subset accuracy, each label."""
-        need_examples(self.count, "the scores")
+        require_examples(self.count, "the scores")
         each = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}
         total = f1_scores(*(sum(column) for column in zip(*self.counts, strict=True)))
         found: Result = {"subset_accuracy": self.subsets / self.count}
@@ -295,7 +295,7 @@ class MultiLabel:
         if bad.any():
             index = int(bad.any(1).argmax())
             raise HeedfulError(
-                f"the {what} of {called(ids, index)} has {array[index][bad[index]][0]}, where 0 or 1 is expected: "
+                f"the {what} of {example_name(ids, index)} has {array[index][bad[index]][0]}; expected 0 or 1: "
                 "compare the probabilities with a threshold first"
             )
         return array.astype(np.int64)

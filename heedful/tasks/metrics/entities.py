@@ -12,7 +12,16 @@ from jaxtyping import Int64
 
 from heedful.data.tag_schemes import OUTSIDE, read_tag
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import Ids, Result, called, f1_scores, need_examples, need_length, need_same, ratio
+from heedful.tasks.metrics.base import (
+    Ids,
+    Result,
+    example_name,
+    f1_scores,
+    ratio,
+    require_equal,
+    require_examples,
+    require_same_length,
+)
 
 Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
 Tags = Sequence[str]
@@ -20,7 +29,7 @@ Tags = Sequence[str]
 MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
 
 
-class Span(NamedTuple):
+class EntitySpan(NamedTuple):
     """The words of one entity."""
 
     kind: str
@@ -28,7 +37,7 @@ class Span(NamedTuple):
     stop: int  # the first word after it
 
 
-def spans(tags: Tags, scheme: Scheme) -> list[Span]:
+def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     """The entities of one sentence.
 
     * conlleval (the script of CoNLL-2000 and later tasks): a tag goes on with an entity where it is I-x or E-x right
@@ -36,10 +45,10 @@ def spans(tags: Tags, scheme: Scheme) -> list[Span]:
     * strict-iob2: B-x and all I-x that follow it; other I-x are nothing.
     * strict-iobes: S-x, or B-x, any number of I-x, and E-x; anything else is nothing.
 
-    >>> spans(["I-PER", "I-PER"], "conlleval"), spans(["I-PER", "I-PER"], "strict-iob2")
+    >>> entity_spans(["I-PER", "I-PER"], "conlleval"), entity_spans(["I-PER", "I-PER"], "strict-iob2")
     ([Span(kind='PER', start=0, stop=2)], [])
     """
-    found: list[Span] = []
+    found: list[EntitySpan] = []
     begun: tuple[str, int] | None = None  # the type and the start of the entity that may go on
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
     for place, tag in enumerate([*tags, OUTSIDE]):
@@ -50,12 +59,12 @@ def spans(tags: Tags, scheme: Scheme) -> list[Span]:
         if goes_on and mark == "I":
             continue
         if begun is not None and (goes_on or not needs_end):
-            found.append(Span(*begun, place + goes_on))
+            found.append(EntitySpan(*begun, place + goes_on))
         begun = None
         if goes_on or mark == OUTSIDE:
             continue
         if mark == "S" or (lenient and mark == "E"):
-            found.append(Span(kind, place, place + 1))
+            found.append(EntitySpan(kind, place, place + 1))
         elif mark == "B" or lenient:
             begun = kind, place
     return found
@@ -70,11 +79,11 @@ def _unknown(tag: str, scheme: Scheme) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entities:
+class EntityScores:
     """Precision, recall and F1 of entities: one is right when its type and all its words are.
 
     >>> both = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
-    >>> [Entities(scheme=name).updated(*both).result()["f1"] for name in ("conlleval", "strict-iob2")]
+    >>> [EntityScores(scheme=name).updated(*both).result()["f1"] for name in ("conlleval", "strict-iob2")]
     [1.0, 0.0]
     """
 
@@ -88,16 +97,16 @@ class Entities:
         if self.scheme not in MARKS:
             raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
 
-    def updated(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> Entities:
+    def updated(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
         """With more sentences, each a list of tags, one for every word."""
-        need_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
+        require_same_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
         types: dict[str, tuple[int, int, int]] = {}
         tokens = right = 0
         for index, (said, true) in enumerate(zip(predicted, gold, strict=True)):
             if len(said) != len(true):
                 raise HeedfulError(
-                    f"{called(ids, index)} has {len(said)} predicted tags for {len(true)} words: every word needs a "
-                    "tag, also where a long sentence was cut"
+                    f"{example_name(ids, index)} has {len(said)} predicted tags for {len(true)} words: every word "
+                    "needs a tag, also where a long sentence was cut"
                 )
             for kind, counts in _by_type(self._spans(said, ids, index), self._spans(true, ids, index)).items():
                 types[kind] = _plus(types.get(kind), counts)
@@ -105,9 +114,9 @@ class Entities:
             right += sum(a == b for a, b in zip(said, true, strict=True))
         return self.merged(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
 
-    def merged(self, other: Entities) -> Entities:
+    def merged(self, other: EntityScores) -> EntityScores:
         """Both as one."""
-        need_same(self.scheme, other.scheme, "schemes")
+        require_equal(self.scheme, other.scheme, "schemes")
         types = dict(self.types)
         for kind, counts in other.types.items():
             types[kind] = _plus(types.get(kind), counts)
@@ -121,7 +130,7 @@ class Entities:
 
     def result(self) -> Result:
         """{"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
-        need_examples(self.sentences, "the entity scores")
+        require_examples(self.sentences, "the entity scores")
         correct, gold, predicted = (sum(counts[place] for counts in self.types.values()) for place in range(3))
         each = {
             kind: {**f1_scores(*counts), "correct": counts[0], "gold": counts[1], "predicted": counts[2]}
@@ -141,23 +150,25 @@ class Entities:
             "notes": notes,
         }
 
-    def _spans(self, tags: Tags, ids: Ids, index: int) -> list[Span]:
+    def _spans(self, tags: Tags, ids: Ids, index: int) -> list[EntitySpan]:
         try:
-            return spans(tags, self.scheme)
+            return entity_spans(tags, self.scheme)
         except HeedfulError as error:
-            raise HeedfulError(f"{called(ids, index)}: {error}") from None
+            raise HeedfulError(f"{example_name(ids, index)}: {error}") from None
 
 
 def entity_counts(
     predicted: Sequence[Tags], gold: Sequence[Tags], scheme: Scheme
 ) -> Int64[np.ndarray, "sentences counts"]:
     """For each sentence (correct, gold, predicted): what a bootstrap of F1 draws from."""
-    pairs = [(spans(said, scheme), spans(true, scheme)) for said, true in zip(predicted, gold, strict=True)]
+    pairs = [
+        (entity_spans(said, scheme), entity_spans(true, scheme)) for said, true in zip(predicted, gold, strict=True)
+    ]
     rows = [(len(set(said) & set(true)), len(true), len(said)) for said, true in pairs]
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def _by_type(said: list[Span], true: list[Span]) -> dict[str, tuple[int, int, int]]:
+def _by_type(said: list[EntitySpan], true: list[EntitySpan]) -> dict[str, tuple[int, int, int]]:
     hits = Counter(span.kind for span in set(said) & set(true))
     golds, guesses = Counter(span.kind for span in true), Counter(span.kind for span in said)
     return {kind: (hits[kind], golds[kind], guesses[kind]) for kind in golds | guesses}

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.tasks.metrics.classification import ConfusionMatrix
-from heedful.tasks.metrics.regression import RankedRegression
+from heedful.tasks.metrics.regression import RankedRegressionScores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suite:
+class GlueTask:
     """A task of a suite: what measures it, and which of its numbers are the official ones."""
 
-    metric: ConfusionMatrix | RankedRegression  # that has seen nothing yet
+    metric: ConfusionMatrix | RankedRegressionScores  # that has seen nothing yet
     official: tuple[str, ...]
 
     def scores(self, result: dict[str, Any]) -> dict[str, float]:
@@ -22,17 +22,17 @@ class Suite:
         return found | {"score": sum(found.values()) / len(found)}
 
 
-def _classes(*labels: str, official: tuple[str, ...] = ("accuracy",), positive: str | None = None) -> Suite:
-    return Suite(metric=ConfusionMatrix(labels=labels, positive=positive), official=official)
+def _classes(*labels: str, official: tuple[str, ...] = ("accuracy",), positive: str | None = None) -> GlueTask:
+    return GlueTask(metric=ConfusionMatrix(labels=labels, positive=positive), official=official)
 
 
 # Wang et al. 2019. Predictions and gold labels go in by name: the order of the classes is the model's affair.
-GLUE: dict[str, Suite] = {
+GLUE: dict[str, GlueTask] = {
     "cola": _classes("0", "1", official=("matthews",)),
     "sst2": _classes("0", "1"),
     "mrpc": _classes("0", "1", official=("accuracy", "f1"), positive="1"),
     "qqp": _classes("0", "1", official=("accuracy", "f1"), positive="1"),
-    "stsb": Suite(metric=RankedRegression(), official=("pearson", "spearman")),
+    "stsb": GlueTask(metric=RankedRegressionScores(), official=("pearson", "spearman")),
     "mnli": _classes("contradiction", "entailment", "neutral"),
     "mnli-mm": _classes("contradiction", "entailment", "neutral"),
     "qnli": _classes("entailment", "not_entailment"),

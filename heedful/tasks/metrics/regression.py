@@ -18,21 +18,21 @@ from heedful.tasks.metrics.base import (
     as_array,
     as_finite,
     as_numbers,
-    called,
     exact_products,
     exact_sum,
+    example_name,
     from_exact,
-    need_examples,
-    need_length,
-    need_same,
+    require_equal,
+    require_examples,
+    require_same_length,
 )
-from heedful.tasks.metrics.bootstrap import replicated
+from heedful.tasks.metrics.bootstrap import resampled_interval
 
 Rows = Float64[np.ndarray, "_ columns"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Regression:
+class RegressionScores:
     """Mean squared error and Pearson's r in constant memory, from sums that are never rounded.
 
     r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895), which cancels badly in floating point
@@ -46,21 +46,21 @@ class Regression:
     yy: int = 0
     xy: int = 0
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> Regression:
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
         """With more examples: a predicted and a gold number each."""
         x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
-        need_length(len(x), len(y), "predictions", "gold scores")
+        require_same_length(len(x), len(y), "predictions", "gold scores")
         new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
         return self.merged(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
 
-    def merged(self, other: Regression) -> Regression:
+    def merged(self, other: RegressionScores) -> RegressionScores:
         """Both as one."""
         names = ("count", "x", "y", "xx", "yy", "xy")
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def result(self) -> Result:
         """{"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
-        need_examples(self.count, "the error")
+        require_examples(self.count, "the error")
         notes = [
             f"all {what} are equal: a correlation with a constant is not defined, and 0 stands for it"
             for what, spread in (("predictions", self._spread_x()), ("gold scores", self._spread_y()))
@@ -84,19 +84,19 @@ class Regression:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Kept:
+class RowStore:
     """Values of every example, in few arrays: adding n examples one at a time copies n log n of them at most."""
 
     parts: tuple[Rows, ...] = ()
 
-    def added(self, new: Rows) -> Kept:
+    def added(self, new: Rows) -> RowStore:
         """With more rows; the order is not kept."""
         parts = list(self.parts)
         while parts and len(parts[-1]) <= 2 * len(new):
             new = np.concatenate((parts.pop(), new))
-        return Kept(parts=(*parts, new)) if len(new) else self
+        return RowStore(parts=(*parts, new)) if len(new) else self
 
-    def merged(self, other: Kept) -> Kept:
+    def merged(self, other: RowStore) -> RowStore:
         """Both as one."""
         kept = self
         for part in other.parts:
@@ -109,22 +109,22 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RankedRegression:
+class RankedRegressionScores:
     """Regression and Spearman's rho, which needs the rank of each value among all: 16 bytes are kept for each example.
 
     rho is Pearson's r of the ranks, equal values sharing the mean of theirs (Spearman 1904). 10^7 examples take 160 MB.
     """
 
-    numbers: Regression = Regression()
-    kept: Kept = field(default_factory=Kept)
+    numbers: RegressionScores = RegressionScores()
+    kept: RowStore = field(default_factory=RowStore)
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegression:
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
         """With more examples: a predicted and a gold number each."""
         numbers = self.numbers.updated(predicted, gold, ids)
         rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
         return replace(self, numbers=numbers, kept=self.kept.added(rows))
 
-    def merged(self, other: RankedRegression) -> RankedRegression:
+    def merged(self, other: RankedRegressionScores) -> RankedRegressionScores:
         """Both as one."""
         return replace(self, numbers=self.numbers.merged(other.numbers), kept=self.kept.merged(other.kept))
 
@@ -132,7 +132,7 @@ class RankedRegression:
         """{"pearson", "spearman", "mse", "count", "notes"}."""
         found = self.numbers.result()
         x, y = self.kept.rows(2).T
-        ranked = Regression().updated(ranks(x), ranks(y)).result()
+        ranked = RegressionScores().updated(ranks(x), ranks(y)).result()
         return {"pearson": found.pop("pearson"), "spearman": ranked["pearson"]} | found
 
     def intervals(self, seed: int) -> dict[str, Result]:
@@ -140,7 +140,7 @@ class RankedRegression:
         rows = self.kept.rows(2)
         x, y = rows[np.lexsort(rows.T)].T  # whatever the order they came in
         sides = [np.unique(each, return_inverse=True)[1] for each in (x, y)]
-        return {"spearman": replicated(len(x), lambda times: _spearman(sides[0], sides[1], times), seed=seed)}
+        return {"spearman": resampled_interval(len(x), lambda times: _spearman(sides[0], sides[1], times), seed=seed)}
 
 
 def _spearman(
@@ -182,12 +182,12 @@ class TokenLoss:
         A sum of a whole batch does too; but what was rounded inside it then depends on the batch.
         """
         losses, counts = as_numbers(losses, "loss", ids), as_numbers(tokens, "number of tokens", ids)
-        need_length(len(losses), len(counts), "losses", "numbers of tokens")
+        require_same_length(len(losses), len(counts), "losses", "numbers of tokens")
         bad = (counts < 0) | (counts % 1 != 0)
         if bad.any():
             index = int(bad.argmax())
             raise HeedfulError(
-                f"the number of tokens of {called(ids, index)} is {counts[index]:g}: give a whole number"
+                f"the number of tokens of {example_name(ids, index)} is {counts[index]:g}: give a whole number"
             )
         return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
 
@@ -197,7 +197,7 @@ class TokenLoss:
 
     def result(self) -> Result:
         """{"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
-        need_examples(self.tokens, "the loss")
+        require_examples(self.tokens, "the loss")
         loss = from_exact(self.total, self.tokens)
         try:
             perplexity, notes = math.exp(loss), []
@@ -220,14 +220,14 @@ class Calibration:
     def updated(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
         """With more examples: the probability of what was predicted, and whether it was right."""
         p, right = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
-        need_length(len(p), len(right), "confidences", "outcomes")
+        require_same_length(len(p), len(right), "confidences", "outcomes")
         for values, bad, expected in (
             (p, (p < 0) | (p > 1), "a probability from 0 to 1"),
             (right, (right != 0) & (right != 1), "0 or 1: was it right?"),
         ):
             if bad.any():
                 index = int(bad.argmax())
-                raise HeedfulError(f"{called(ids, index)} has {values[index]:g}, which should be {expected}")
+                raise HeedfulError(f"{example_name(ids, index)} has {values[index]:g}, which should be {expected}")
         where = np.searchsorted(np.arange(1, self.bins) / self.bins, p, side="left")
         new = tuple(
             (int((where == m).sum()), int(right[where == m].sum()), exact_sum(p[where == m])) for m in range(self.bins)
@@ -242,12 +242,12 @@ class Calibration:
             return self
         if rows.ndim != 2:
             raise HeedfulError(f"each example should have a probability for each class, got shape {rows.shape}")
-        need_length(len(rows), len(numbers), "rows of probabilities", "gold classes")
+        require_same_length(len(rows), len(numbers), "rows of probabilities", "gold classes")
         return self.updated(rows.max(1), rows.argmax(1) == numbers, ids)
 
     def merged(self, other: Calibration) -> Calibration:
         """Both as one."""
-        need_same(self.bins, other.bins, "numbers of bins")
+        require_equal(self.bins, other.bins, "numbers of bins")
         if not self.counts or not other.counts:
             return replace(self, counts=self.counts or other.counts)
         added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True))
@@ -256,7 +256,7 @@ class Calibration:
     def result(self) -> Result:
         """{"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has the bins with examples."""
         count = sum(examples for examples, _, _ in self.counts)
-        need_examples(count, "the calibration")
+        require_examples(count, "the calibration")
         table: list[dict[str, Any]] = [
             {
                 "low": m / self.bins,

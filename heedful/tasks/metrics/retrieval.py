@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import Result, need_examples, need_length, need_same
+from heedful.tasks.metrics.base import Result, require_equal, require_examples, require_same_length
 from heedful.tasks.metrics.bootstrap import Bootstrap, Sums, mean_of
-from heedful.tasks.metrics.regression import Kept
+from heedful.tasks.metrics.regression import RowStore
 
 AT_ONCE = 1024  # first texts that are compared with all second ones together
 
@@ -25,7 +25,7 @@ class Retrieval:
     of width 384 take 61 MB.
     """
 
-    kept: Kept = field(default_factory=Kept)
+    kept: RowStore = field(default_factory=RowStore)
     width: int = 0
 
     def updated(
@@ -35,9 +35,9 @@ class Retrieval:
 
         A vector of zeros, as a text without tokens has, is as far from all others: its cosines are 0.
         """
-        need_length(len(ids), len(vectors), "ids", "pairs of vectors")
+        require_same_length(len(ids), len(vectors), "ids", "pairs of vectors")
         texts = [-1 - number for number in ids] if seconds is None else list(map(_number, seconds))
-        need_length(len(ids), len(texts), "ids", "second texts")
+        require_same_length(len(ids), len(texts), "ids", "second texts")
         if not len(vectors):
             return self
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -45,12 +45,12 @@ class Retrieval:
             raise HeedfulError("a vector is not finite: its direction means nothing")
         known = np.array([ids, texts], dtype=np.float64).T
         rows = np.concatenate([known, (vectors / np.where(norms, norms, 1)).reshape(len(ids), -1)], 1)
-        return self.merged(replace(self, kept=Kept().added(rows), width=vectors.shape[-1]))
+        return self.merged(replace(self, kept=RowStore().added(rows), width=vectors.shape[-1]))
 
     def merged(self, other: Retrieval) -> Retrieval:
         """Both as one."""
         if self.width and other.width:
-            need_same(self.width, other.width, "widths")
+            require_equal(self.width, other.width, "widths")
         return Retrieval(kept=self.kept.merged(other.kept), width=self.width or other.width)
 
     def result(self) -> Result:
@@ -67,7 +67,7 @@ class Retrieval:
     def ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
         """The number of each pair in the data set, and the place of its second text among its own and its rivals."""
         rows = self.kept.rows(2 + 2 * self.width)
-        need_examples(len(rows), "retrieval")
+        require_examples(len(rows), "retrieval")
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         texts, a, b = rows[:, 1], rows[:, 2 : 2 + self.width], rows[:, 2 + self.width :]
         ranks = []

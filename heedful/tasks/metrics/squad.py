@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import BITS, Result, exact, from_exact, need_examples, need_same
-from heedful.tasks.metrics.regression import Kept
+from heedful.tasks.metrics.base import BITS, Result, exact, from_exact, require_equal, require_examples
+from heedful.tasks.metrics.regression import RowStore
 
 Version = Literal["1.1", "2.0"]
 
@@ -21,10 +21,10 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Lower case, no ASCII punctuation, no articles, single spaces, in this order (Rajpurkar et al. 2016).
 
-    >>> normalised("The  U.S. Army (an army)")
+    >>> normalize_answer("The  U.S. Army (an army)")
     'us army army'
     """
     return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
@@ -40,10 +40,10 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
     >>> answer_scores("the Denver Broncos won", ["Denver Broncos", "Broncos"], "1.1")
     (0.0, 0.8)
     """
-    accepted = {normalised(gold) for gold in golds}
+    accepted = {normalize_answer(gold) for gold in golds}
     if version == "2.0":
         accepted = (accepted - {""}) or {""}
-    said = normalised(prediction)
+    said = normalize_answer(prediction)
     f1 = max(word_f1(said.split(), gold.split()) for gold in accepted)
     return float(said in accepted), f1 if said or version == "2.0" else 0.0
 
@@ -76,7 +76,7 @@ class Tally:
         return Tally(count=self.count + other.count, exact=self.exact + other.exact, f1=self.f1 + other.f1)
 
 
-def tallied(scores: Sequence[tuple[float, float]]) -> Tally:
+def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
     """Sums of exact matches and F1s, without rounding."""
     return Tally(
         count=len(scores), exact=int(sum(match for match, _ in scores)), f1=sum(exact(overlap) for _, overlap in scores)
@@ -118,12 +118,14 @@ class SquadScore:
                 found, missing = (0.0, 0.0), missing + 1
             scores[bool(answers)].append(found)
         return self.merged(
-            replace(self, answerable=tallied(scores[True]), unanswerable=tallied(scores[False]), missing=missing)
+            replace(
+                self, answerable=tally_scores(scores[True]), unanswerable=tally_scores(scores[False]), missing=missing
+            )
         )
 
     def merged(self, other: SquadScore) -> SquadScore:
         """Both as one."""
-        need_same(self.version, other.version, "versions")
+        require_equal(self.version, other.version, "versions")
         return replace(
             self,
             answerable=self.answerable.plus(other.answerable),
@@ -137,7 +139,7 @@ class SquadScore:
         A group without questions is left out. The published script calls them HasAns and NoAns.
         """
         total = self.answerable.plus(self.unanswerable)
-        need_examples(total.count, "the score")
+        require_examples(total.count, "the score")
         groups = {"": total}
         if self.version == "2.0":
             groups |= {"answerable_": self.answerable, "unanswerable_": self.unanswerable}
@@ -161,7 +163,7 @@ class SquadThreshold:
     apart; the published script takes them one by one in the order of the file.
     """
 
-    questions: Kept = field(default_factory=Kept)  # null score, gain in exact match, gain in F1
+    questions: RowStore = field(default_factory=RowStore)  # null score, gain in exact match, gain in F1
     count: int = 0
     unanswerable: int = 0
 
@@ -202,7 +204,7 @@ class SquadThreshold:
         Where no answer at all is best, the threshold is 0, as published for probabilities, or just below the smallest
         null score where that is not above 0.
         """
-        need_examples(self.count, "the best threshold")
+        require_examples(self.count, "the best threshold")
         rows = self.questions.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         scores, starts = np.unique(rows[:, 0], return_index=True)

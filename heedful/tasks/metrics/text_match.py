@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from heedful.tasks.metrics.base import Result, from_exact, need_examples, need_length
-from heedful.tasks.metrics.squad import Tally, tallied, word_f1
+from heedful.tasks.metrics.base import Result, from_exact, require_examples, require_same_length
+from heedful.tasks.metrics.squad import Tally, tally_scores, word_f1
 
 
 def text_scores(said: str, gold: str) -> tuple[float, float]:
@@ -27,12 +27,12 @@ class TextScore:
 
     def updated(self, said: Sequence[str], golds: Sequence[str]) -> TextScore:
         """With more texts, and what is right for each."""
-        need_length(len(said), len(golds), "texts", "right ones")
+        require_same_length(len(said), len(golds), "texts", "right ones")
         return self.added([text_scores(*each) for each in zip(said, golds, strict=True)])
 
     def added(self, scores: Sequence[tuple[float, float]], unfinished: int = 0) -> TextScore:
         """The same of scores."""
-        return self.merged(TextScore(tally=tallied(scores), unfinished=unfinished))
+        return self.merged(TextScore(tally=tally_scores(scores), unfinished=unfinished))
 
     def merged(self, other: TextScore) -> TextScore:
         """Both as one."""
@@ -41,5 +41,5 @@ class TextScore:
     def result(self) -> Result:
         """{"exact", "f1", "count"}."""
         tally = self.tally
-        need_examples(tally.count, "the score")
+        require_examples(tally.count, "the score")
         return {"exact": tally.exact / tally.count, "f1": from_exact(tally.f1, tally.count), "count": tally.count}

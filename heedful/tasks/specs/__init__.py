@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from heedful.errors import HeedfulError
 from heedful.tasks.spec import TaskSettings, TaskSpec
-from heedful.tasks.specs.classify import CLASSIFY, MULTIPLE
+from heedful.tasks.specs.classify import CLASSIFY, MULTI_LABEL
 from heedful.tasks.specs.embed import EMBED
 from heedful.tasks.specs.multiple_choice import MULTIPLE_CHOICE
 from heedful.tasks.specs.qa import QA
@@ -47,7 +47,7 @@ def _add(spec: TaskSpec) -> None:
     TaskSettings.MEMBERS.append(spec.settings)
 
 
-for _spec in (CLASSIFY, MULTIPLE, REGRESS, TAG, QA, MULTIPLE_CHOICE, EMBED, SEQ2SEQ):
+for _spec in (CLASSIFY, MULTI_LABEL, REGRESS, TAG, QA, MULTIPLE_CHOICE, EMBED, SEQ2SEQ):
     _add(_spec)
 
 
@@ -61,6 +61,6 @@ def spec_of_head(head: Head | None) -> TaskSpec | None:
     return None if head is None else next((spec for spec in SPECS.values() if spec.recognizes(head)), None)
 
 
-def variants(name: str) -> tuple[TaskSpec, ...]:
+def specs_named(name: str) -> tuple[TaskSpec, ...]:
     """Return the tasks that users give one name: which one is meant follows from the data."""
     return tuple(spec for spec in SPECS.values() if spec.public_name == name)

@@ -29,7 +29,7 @@ class ClassifySettings(TaskSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultipleSettings(TaskSettings):
+class MultiLabelSettings(TaskSettings):
     """Any number of labels."""
 
     UNTUNED: ClassVar[str] = "thresholds=0.5"
@@ -84,12 +84,12 @@ CLASSIFY = TaskSpec(
     distillation="classes",
     classic_students=("bag", "bilstm"),
 )
-MULTIPLE = TaskSpec(
+MULTI_LABEL = TaskSpec(
     name="multiple",
     command="classify",
-    settings=MultipleSettings,
+    settings=MultiLabelSettings,
     example_ref="heedful.data.examples:MultiLabelled",
-    task_ref="heedful.tasks.classify:ClassifyMany",
+    task_ref="heedful.tasks.classify:ClassifyMultiLabel",
     recognizes=lambda head: getattr(head, "problem_type", None) == "multi_label_classification",
     check_reader=no_sigmoid,
     card=Card(

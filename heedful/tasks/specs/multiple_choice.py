@@ -37,7 +37,7 @@ MULTIPLE_CHOICE = TaskSpec(
     aliases=("multiple_choice", "swag"),
     settings=MultipleChoiceSettings,
     example_ref="heedful.data.examples:Choices",
-    task_ref="heedful.tasks.multiple_choice:Choose",
+    task_ref="heedful.tasks.multiple_choice:MultipleChoiceTask",
     recognizes=lambda head: head.kind == "multiple_choice",
     check_reader=lambda reader, name, labels: no_classic_head("multiple-choice", reader, name),
     predict_arguments='"A prompt." --choice "one" --choice "another"',

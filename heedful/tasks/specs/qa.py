@@ -67,7 +67,7 @@ QA = TaskSpec(
     help="answers in a context, as SQuAD",
     settings=QASettings,
     example_ref="heedful.data.examples:Question",
-    task_ref="heedful.tasks.qa:Extract",
+    task_ref="heedful.tasks.qa:QuestionAnswering",
     recognizes=lambda head: head.kind == "question_answering",
     check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),
     predict_arguments='"A long text." --question "What is asked?"',

@@ -12,7 +12,7 @@ from heedful.tasks.spec import Card, TaskSettings, TaskSpec
 if TYPE_CHECKING:
     from heedful.model.classic_config import Readers
 
-Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
+BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 CODE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/model")
@@ -37,7 +37,7 @@ class Seq2SeqSettings(TaskSettings):
     num_beams: int = 1  # in evaluations; 1: greedy
     label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
     metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
-    bleu: Words = "13a"  # that it counts; char: characters, for texts without spaces or of few words
+    bleu: BleuTokenizer = "13a"  # that it counts; char: characters, for texts without spaces or of few words
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "num_beams"):
@@ -74,7 +74,7 @@ SEQ2SEQ = TaskSpec(
     help="translation, summaries",
     settings=Seq2SeqSettings,
     example_ref="heedful.data.examples:Rewritten",
-    task_ref="heedful.tasks.seq2seq:Rewrite",
+    task_ref="heedful.tasks.seq2seq:Seq2Seq",
     recognizes=lambda head: head.kind == "language_model",
     check_reader=_no_reader,
     card=Card(

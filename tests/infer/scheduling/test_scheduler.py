@@ -23,8 +23,8 @@ from heedful.infer.scheduling.errors import Expired, Failed, Full, TooLong, Unav
 from heedful.infer.scheduling.limits import Caps
 from heedful.infer.scheduling.scheduler import Queue
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
-from heedful.tasks.embed import EMBED
-from heedful.tasks.seq2seq import REWRITE, Writing
+from heedful.tasks.embed import EMBED_HEAD
+from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
 from heedful.tokenizer import Encoded
 from tests.support.model_folders import make, make_writer
 
@@ -44,7 +44,7 @@ class Fake:
         if "wrong" in inputs:
             raise HeedfulError("input 0 is wrong")
         return [
-            Asked(given, EMBED, [Piece(EMBED, encoded(part), []) for part in given.split(" ") if part])
+            Asked(given, EMBED_HEAD, [Piece(EMBED_HEAD, encoded(part), []) for part in given.split(" ") if part])
             for given in inputs
         ]
 
@@ -489,14 +489,14 @@ class Steps(Decoding):
 class Writer(Fake):
     """One that writes what it reads again, a letter in each step."""
 
-    writing = Writing(max_new_tokens=1_000)
+    writing = GenerationConfig(max_new_tokens=1_000)
 
     def __init__(self, seconds: float = 0.005) -> None:
         super().__init__(seconds)
         self.steps: list[str] = []
 
     def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
-        return [Asked(given, REWRITE, [Piece(REWRITE, encoded(given), [])]) for given in inputs]
+        return [Asked(given, SEQ2SEQ_HEAD, [Piece(SEQ2SEQ_HEAD, encoded(given), [])]) for given in inputs]
 
     def decode(self, pieces: Sequence[Piece], writing: Any = None) -> Decoding:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
@@ -514,7 +514,9 @@ def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: py
     writes, reads = queue.lane(writer), queue.lane(other)
 
     async def main() -> None:
-        long = asyncio.create_task(writes.ask(["l" * 200], deadline=soon(60), writing=Writing(max_new_tokens=200)))
+        long = asyncio.create_task(
+            writes.ask(["l" * 200], deadline=soon(60), writing=GenerationConfig(max_new_tokens=200))
+        )
         await until(lambda: len(writer.steps) > 2)
         waits = []
         for _ in range(10):
@@ -537,7 +539,9 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch:
     lane, ends = queue.lane(writer), []
 
     async def one(text: str, most: int) -> None:
-        assert (await lane.ask([text], deadline=soon(60), writing=Writing(max_new_tokens=most)))[0] == [{"text": text}]
+        assert (await lane.ask([text], deadline=soon(60), writing=GenerationConfig(max_new_tokens=most)))[0] == [
+            {"text": text}
+        ]
         ends.append(text)
 
     async def main() -> None:
@@ -566,7 +570,9 @@ def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPat
         tasks = []
         for n in range(150, 50, -20):  # each is due before those that were begun
             before = len(writer.steps)
-            tasks.append(asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=Writing(max_new_tokens=n))))
+            tasks.append(
+                asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=GenerationConfig(max_new_tokens=n)))
+            )
             await until(lambda before=before: len(writer.steps) > before + 2)
         await asyncio.gather(*tasks)
         watching.cancel()
@@ -585,7 +591,7 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
 
     async def main() -> None:
         first = await held(lane, writer_gate(writer))
-        how: Any = {"writing": Writing(max_new_tokens=100)}
+        how: Any = {"writing": GenerationConfig(max_new_tokens=100)}
         cancelled = asyncio.create_task(lane.ask(["c" * 100], deadline=soon(), **how))
         left = asyncio.create_task(lane.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
         late = asyncio.create_task(lane.ask(["d" * 100], deadline=soon(1.0), **how))
@@ -638,7 +644,7 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
             f"{number:02}" + "." * (number % 5) + "!!" * (number in poison) + "?" * (number in nan)
             for number in range(n)
         ]
-        how: Any = {"deadline": soon(100_000), "writing": Writing(max_new_tokens=9)}
+        how: Any = {"deadline": soon(100_000), "writing": GenerationConfig(max_new_tokens=9)}
         tasks = [asyncio.create_task(lane.ask([text], **how)) for text in texts]
         await until(lambda: queue.tokens == sum(map(len, texts)) + 9 * n)
         writer.go.set()
@@ -666,7 +672,7 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
     engine, queue = Engine(make_writer(tmp_path)), made()
     writes, reads = queue.lane(engine), queue.lane(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
-    writing = {most: Writing(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}
+    writing = {most: GenerationConfig(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}
 
     async def main() -> dict[int, Any]:
         tasks = {

@@ -18,18 +18,33 @@ from heedful.errors import HeedfulError
 from heedful.model.config import StackConfig
 from heedful.objectives import Sample
 from heedful.objectives.distillation import losses as like
-from heedful.objectives.distillation.objective import Distilled, Losses, Relations, States, maps
-from heedful.objectives.distillation.teacher import Inside, Kind, Pairing, Reading, Teacher, Wanted, look, pair
-from heedful.objectives.masked_lm import Masked
+from heedful.objectives.distillation.objective import (
+    Distillation,
+    DistillationLosses,
+    HiddenStateLoss,
+    RelationLoss,
+    state_projections,
+)
+from heedful.objectives.distillation.teacher import (
+    CaptureSpec,
+    CaptureTrace,
+    OwnedSamples,
+    SampleAlignment,
+    ScoreKind,
+    Teacher,
+    align_samples,
+    capture,
+)
+from heedful.objectives.masked_lm import MaskedLM
 from heedful.packed import Packed
 from heedful.runs.distil import teacher_cache as outputs
 from heedful.runs.distil.settings import LayersStudent
 from heedful.runs.distil.students import _fitting, cut, spread
 from heedful.runs.distil.teacher_cache import Form, made, online
-from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.embed import Embed
-from heedful.tasks.multiple_choice import Choose
-from heedful.tasks.qa import Extract
+from heedful.tasks.multiple_choice import MultipleChoiceTask
+from heedful.tasks.qa import QuestionAnswering
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from tests.support.model_folders import make
@@ -56,18 +71,18 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def test_soft_labels_are_kl_with_the_square_of_the_temperature() -> None:
     s, t = drawn(7, 5), drawn(7, 5, seed=1)
     a, b = s.double().numpy(), t.double().numpy()
-    assert np.allclose(like.softened(s, t, T), T**2 * divergence(b / T, a / T), atol=1e-5)
+    assert np.allclose(like.kd_kl(s, t, T), T**2 * divergence(b / T, a / T), atol=1e-5)
     theirs = torch.nn.functional.kl_div((s / T).log_softmax(-1), (t / T).softmax(-1), reduction="none").sum(-1) * T**2
-    assert torch.allclose(like.softened(s, t, T), theirs, atol=1e-5)
+    assert torch.allclose(like.kd_kl(s, t, T), theirs, atol=1e-5)
     two = np.stack([np.zeros_like(a), a], -1), np.stack([np.zeros_like(b), b], -1)  # softmax(0, x) is sigmoid(x)
-    assert np.allclose(like.softened_many(s, t, T), T**2 * divergence(two[1] / T, two[0] / T).mean(-1), atol=1e-5)
+    assert np.allclose(like.kd_kl_multi_label(s, t, T), T**2 * divergence(two[1] / T, two[0] / T).mean(-1), atol=1e-5)
     bounds, columns = (0, 3, 7), (drawn(7, 2), drawn(7, 2, seed=1))
     spans = [
         np.mean([divergence(columns[1][x:y, k].numpy() / T, columns[0][x:y, k].numpy() / T) for k in (0, 1)])
         for x, y in ((0, 3), (3, 7))
     ]
-    assert np.allclose(like.softened_spans(*columns, bounds, T), T**2 * np.array(spans), atol=1e-5)
-    choices = like.softened_choices(s[:, 0], t[:, 0], [3, 4], T)
+    assert np.allclose(like.kd_kl_spans(*columns, bounds, T), T**2 * np.array(spans), atol=1e-5)
+    choices = like.kd_kl_choices(s[:, 0], t[:, 0], [3, 4], T)
     right = [divergence(b[x:y, 0] / T, a[x:y, 0] / T) for x, y in ((0, 3), (3, 7))]
     assert np.allclose(choices, T**2 * np.array(right), atol=1e-5)
 
@@ -76,7 +91,7 @@ def test_the_gradient_keeps_its_size_with_the_temperature() -> None:
     sizes = []
     for heat in (8.0, 16.0):
         s = drawn(4, 6).requires_grad_()
-        like.softened(s, drawn(4, 6, seed=1), heat).sum().backward()
+        like.kd_kl(s, drawn(4, 6, seed=1), heat).sum().backward()
         assert s.grad is not None
         sizes.append(float(s.grad.norm()))
     assert math.isclose(*sizes, rel_tol=0.15), "without the square it would fall to a quarter"
@@ -84,24 +99,24 @@ def test_the_gradient_keeps_its_size_with_the_temperature() -> None:
 
 def test_all_but_the_foremost_classes_are_one() -> None:
     s, t = drawn(5, 9), drawn(5, 9, seed=1)
-    ids, p = like.foremost(t, 9, T)
-    assert torch.allclose(like.softened_foremost(s, ids, p, T), like.softened(s, t, T), atol=1e-5)
-    ids, p = like.foremost(t, 3, T)
+    ids, p = like.topk_with_rest(t, 9, T)
+    assert torch.allclose(like.kd_kl_topk(s, ids, p, T), like.kd_kl(s, t, T), atol=1e-5)
+    ids, p = like.topk_with_rest(t, 3, T)
     a, b = softmax(s.double().numpy() / T), softmax(t.double().numpy() / T)
     order = np.argsort(-b, -1)
     best = [np.take_along_axis(each, order[:, :3], 1) for each in (a, b)]
     grouped = [np.concatenate([each, 1 - each.sum(1, keepdims=True)], 1) for each in best]
     right = T**2 * (grouped[1] * np.log(grouped[1] / grouped[0])).sum(1)
-    assert np.allclose(like.softened_foremost(s, ids, p, T), right, atol=1e-5)
-    assert like.softened_foremost(t, ids, p, T).abs().max() < 1e-5
+    assert np.allclose(like.kd_kl_topk(s, ids, p, T), right, atol=1e-5)
+    assert like.kd_kl_topk(t, ids, p, T).abs().max() < 1e-5
 
 
 def test_states_and_relations_are_those_of_the_papers() -> None:
     s, t = drawn(6, 8), drawn(6, 12, seed=1)
     a, b = s[:, :4].double().numpy(), t[:, :4].double().numpy()
-    assert np.allclose(like.squared(s[:, :4], t[:, :4]), ((a - b) ** 2).mean(1), atol=1e-5)
+    assert np.allclose(like.row_mse(s[:, :4], t[:, :4]), ((a - b) ** 2).mean(1), atol=1e-5)
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    assert np.allclose(like.turned(s[:, :4], t[:, :4]), 1 - cosine, atol=1e-5)
+    assert np.allclose(like.cosine_distance(s[:, :4], t[:, :4]), 1 - cosine, atol=1e-5)
     bounds, heads = (0, 2, 6), 4  # 8 and 12 numbers in 4 heads, whatever the models have
     right = []
     for x, y in ((0, 2), (2, 6)):
@@ -110,40 +125,40 @@ def test_states_and_relations_are_those_of_the_papers() -> None:
             mine, theirs = (m[x:y, head * w : head * w + w].double().numpy() for m, w in ((s, 2), (t, 3)))
             each += divergence(theirs @ theirs.T / 3**0.5, mine @ mine.T / 2**0.5) / heads
         right.append(each)
-    assert np.allclose(like.unrelated((s, s), (t, t), bounds, heads), np.concatenate(right), atol=1e-5)
+    assert np.allclose(like.relation_kl((s, s), (t, t), bounds, heads), np.concatenate(right), atol=1e-5)
     mine, theirs = (m[2:6].double().numpy().reshape(4, heads, -1) for m in (s, t))
     gap = [[m[:, h] @ m[:, h].T / m.shape[2] ** 0.5 for m in (mine, theirs)] for h in range(heads)]
     squares = np.mean([(x - y) ** 2 for x, y in gap], (0, 2))
-    assert np.allclose(like.unrelated((s, s), (t, t), bounds, heads, squares=True)[2:], squares, atol=1e-5)
+    assert np.allclose(like.relation_kl((s, s), (t, t), bounds, heads, squares=True)[2:], squares, atol=1e-5)
     x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (s.double().numpy(), t.double().numpy()))
     off = ((x[:4] @ x[:4].T - y[:4] @ y[:4].T) ** 2).sum(1) / 3
-    assert np.allclose(like.alike(s, t, 4)[:4], off, atol=1e-5)
+    assert np.allclose(like.similarity_matrix_loss(s, t, 4)[:4], off, atol=1e-5)
 
 
 # -- models -------------------------------------------------------------------------------------------------------
 
 LABELS = ("bad", "fair", "good")
-TASKS: dict[str, tuple[str, Kind, Callable[..., Any], Any]] = {  # folder, kind, task, targets
+TASKS: dict[str, tuple[str, ScoreKind, Callable[..., Any], Any]] = {  # folder, kind, task, targets
     "classify": ("single", "classes", lambda **k: Classify(labels=LABELS, **k), 1),
-    "multiple": ("multiple", "multiple", lambda **k: ClassifyMany(labels=LABELS, **k), [1.0, 0.0, 1.0]),
+    "multiple": ("multiple", "multiple", lambda **k: ClassifyMultiLabel(labels=LABELS, **k), [1.0, 0.0, 1.0]),
     "regress": ("regression", "numbers", lambda **k: Regress(labels=("stars",), **k), 2.0),
     "tag": ("tag", "tokens", lambda **k: Tag(labels=("O",), metric="f1", **k), ((1, 2), (0, 3))),
-    "qa": ("span", "span", lambda **k: Extract(impossible=False, **k), (1, 2)),
-    "multiple-choice": ("choice", "choice", lambda **k: Choose(**k), 0),
+    "qa": ("span", "span", lambda **k: QuestionAnswering(impossible=False, **k), (1, 2)),
+    "multiple-choice": ("choice", "choice", lambda **k: MultipleChoiceTask(**k), 0),
     "embed": ("bare", "vectors", lambda **k: Embed(scored=True, **k), 0.5),
-    "masked": ("masked", "masked", lambda **k: Masked(tokenizer=k["tokenizer"]), None),
+    "masked": ("masked", "masked", lambda **k: MaskedLM(tokenizer=k["tokenizer"]), None),
 }
-EVERYTHING = Losses(
+EVERYTHING = DistillationLosses(
     kd=1.0,
     temperature=T,
     label=0.0,
     states=(
-        States(weight=1.0, how="mse", pairs=((0, 0), (1, 1))),
-        States(weight=1.0, how="cosine", pairs=((2, 2),)),
+        HiddenStateLoss(weight=1.0, how="mse", pairs=((0, 0), (1, 1))),
+        HiddenStateLoss(weight=1.0, how="cosine", pairs=((2, 2),)),
     ),
     relations=(
-        Relations(weight=1.0, of=("qq", "kk", "vv"), pair=(1, 1), heads=8, squares=False),
-        Relations(weight=1.0, of=("qk",), pair=(0, 0), heads=4, squares=True),
+        RelationLoss(weight=1.0, of=("qq", "kk", "vv"), pair=(1, 1), heads=8, squares=False),
+        RelationLoss(weight=1.0, of=("qk",), pair=(0, 0), heads=4, squares=True),
     ),
 )
 
@@ -171,17 +186,19 @@ def samples_of(name: str, target: Any) -> list[Sample]:
     return found
 
 
-def objective(name: str, student: Loaded, teacher: Loaded, losses: Losses, **more: Any) -> tuple[Distilled, Any]:
+def objective(
+    name: str, student: Loaded, teacher: Loaded, losses: DistillationLosses, **more: Any
+) -> tuple[Distillation, Any]:
     """Of a task, with the samples that it learns from; the second one has no label."""
     _, kind, task, target = TASKS[name]
     assert student.tokenizer is not None
     learner = task(tokenizer=student.tokenizer, limit=48)
     samples = samples_of(name, target)
     ask = online(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
-    pairing = Pairing(same=True, theirs=[(number,) for number in range(3)], words=None)
+    pairing = SampleAlignment(same=True, theirs=[(number,) for number in range(3)], words=None)
     widths = student.config.model.width, teacher.config.model.width
-    given: Any = {"ask": ask, "project": maps(losses, widths, 1)} | more
-    found = Distilled(learner=learner, kind=kind, losses=losses, pairing=pairing, **given)
+    given: Any = {"ask": ask, "project": state_projections(losses, widths, 1)} | more
+    found = Distillation(learner=learner, kind=kind, losses=losses, pairing=pairing, **given)
     return found, found.prepared(samples, [0, 1, 2], [True, name == "masked", True])
 
 
@@ -212,14 +229,16 @@ def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], P
     """Each term is divided by its own count: of words, of rows, of samples that have a label."""
     teacher = load(folders("tag"))
     student = cut(teacher, LayersStudent(layers=1))
-    losses = replace(EVERYTHING, label=0.5, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    losses = replace(
+        EVERYTHING, label=0.5, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=()
+    )
     found, samples = objective("tag", student, teacher, losses)
     batch = found.batch(samples, [1, 2, 3])
     sizes = [len(sample) for sample in samples]
     assert batch.counts == (6.0, float(sum(sizes)), 4.0), "words, rows, words with a label"
-    rows, states = look(student, batch.packed, Wanted(states=(1,)))
+    rows, states = capture(student, batch.packed, CaptureSpec(states=(1,)))
     with torch.no_grad():
-        trows, tstates = look(teacher, batch.packed, Wanted(states=(2,)))
+        trows, tstates = capture(teacher, batch.packed, CaptureSpec(states=(2,)))
         assert student.head is not None and teacher.head is not None
         s, t = (each.head(x, batch.packed)[batch.rows].numpy() for each, x in ((student, rows), (teacher, trows)))  # type: ignore[misc]
     soft = T**2 * divergence(t / T, s / T).mean()
@@ -242,7 +261,7 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
     samples = samples_of("classify", 1)
     assert teacher.tokenizer is not None
     task = Classify(labels=LABELS, tokenizer=teacher.tokenizer, limit=48)
-    asked = Teacher(teacher, task, "classes", Wanted())
+    asked = Teacher(teacher, task, "classes", CaptureSpec())
     said = asked.says(samples, [0, 0, 0])["scores"]
     packed = Packed.of([each.tokens.tolist() for each in samples], [each.types.tolist() for each in samples])
     plain = replace(packed, types=torch.zeros_like(packed.types))
@@ -303,45 +322,47 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
     student = cut(teacher, LayersStudent(layers=1))
-    live, _ = objective("classify", student, teacher, Losses(kd=1.0))
-    asked = Teacher(teacher, live.learner, "classes", Losses(kd=1.0).wanted(1))
+    live, _ = objective("classify", student, teacher, DistillationLosses(kd=1.0))
+    asked = Teacher(teacher, live.learner, "classes", DistillationLosses(kd=1.0).wanted(1))
     made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, log=told.append)
     assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
     assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
 
 
 def test_other_tokens_are_paired_by_example_or_refused() -> None:
-    mine = Reading(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
-    theirs = Reading(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
-    found = pair(mine, theirs, "classes")
+    mine = OwnedSamples(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
+    theirs = OwnedSamples(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
+    found = align_samples(mine, theirs, "classes")
     assert found.theirs == [(0, 1), (2,)] and not found.same
     said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
     assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
     with pytest.raises(Exception, match="other tokens, or other windows, but states compare token with token"):
-        pair(mine, theirs, "classes", ["states"])
+        align_samples(mine, theirs, "classes", ["states"])
     with pytest.raises(Exception, match="soft labels of span"):
-        pair(mine, theirs, "span")
+        align_samples(mine, theirs, "span")
     tagged = [replace(each, target=((0,) * n, (0,) * n)) for each, n in zip(mine.samples, (2, 1), strict=True)]
     taught = [replace(theirs.samples[0], target=((0,) * n, (0,) * n)) for n in (1, 1, 2)]
-    words = pair(Reading(samples=tagged, owners=[0, 1]), Reading(samples=taught, owners=[0, 0, 1]), "tokens")
+    words = align_samples(
+        OwnedSamples(samples=tagged, owners=[0, 1]), OwnedSamples(samples=taught, owners=[0, 0, 1]), "tokens"
+    )
     assert words.words == [slice(0, 2), None] and [words.fits(n) for n in (0, 1)] == [True, False]
 
 
 def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
     student = load(folders("single")).train(False)
     batch = Packed.of([[2, 7, 8, 3], [2, 9, 3]])
-    rows, inside = look(student, batch, Wanted(states=(0, 2), attention=(1,)))
+    rows, inside = capture(student, batch, CaptureSpec(states=(0, 2), attention=(1,)))
     assert set(inside) == {"states.0", "states.2", "q.1", "k.1", "v.1"} and torch.equal(inside["states.2"], rows)
     inside["q.1"].sum().backward()
     gradient = student.named()["encoder.blocks.0.attention.qkv.weight"].grad
     assert gradient is not None and gradient.abs().max() > 0
-    assert isinstance(Inside(what=(), wanted=Wanted()), Inside)
+    assert isinstance(CaptureTrace(what=(), wanted=CaptureSpec()), CaptureTrace)
 
 
 def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> None:
     """Trap 46: a mean over tokens has no padding in it."""
     teacher = load(folders("tag"))
-    losses = replace(EVERYTHING, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    losses = replace(EVERYTHING, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
     found, samples = objective("tag", cut(teacher, LayersStudent(layers=1)), teacher, losses)
     last = samples[-1]
     filled = replace(
@@ -383,8 +404,8 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
     assert tokenizer is not None
     pairs = Embed(tokenizer=tokenizer, limit=None, scored=False, together=16)
     for loss in (
-        lambda x: like.alike(x, t, 16),
-        lambda x: like.unrelated((x, x), (t, t), (0, 16), 4),
+        lambda x: like.similarity_matrix_loss(x, t, 16),
+        lambda x: like.relation_kl((x, x), (t, t), (0, 16), 4),
         lambda x: pairs._told_apart(x, t, torch.arange(16)),
     ):
         with torch.autocast("cpu", torch.bfloat16):
@@ -396,8 +417,8 @@ def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders:
     """The count is that of the first term that has targets."""
     teacher = load(folders("tag"))
     student = cut(teacher, LayersStudent(layers=1))
-    found, samples = objective("tag", student, teacher, Losses(kd=1.0, label=0.5))
-    found = replace(found, pairing=Pairing(same=False, theirs=[()] * 3, words=[None] * 3))
+    found, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
+    found = replace(found, pairing=SampleAlignment(same=False, theirs=[()] * 3, words=[None] * 3))
     batch = found.batch(samples, [1, 2, 3])
     assert batch.counts == (0.0, 4.0)
     loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)

@@ -20,13 +20,20 @@ from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.objectives import Batch, Sample, teacher_cache
-from heedful.objectives.base import pack
+from heedful.objectives.base import pack_samples
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher, mean_rows
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
-from heedful.objectives.packing import Rows
-from heedful.objectives.sentence_windows import Neighbours, Plan, WindowSettings, cut_windows, plan, text_pool
-from heedful.objectives.special_tokens import Frame
+from heedful.objectives.packing import PackedRows
+from heedful.objectives.sentence_windows import (
+    Neighbours,
+    WindowPlan,
+    WindowSettings,
+    cut_documents,
+    plan_windows,
+    sample_texts,
+)
+from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
 from tests.support.corpora import corpus_of, documents, trained
 
@@ -84,7 +91,7 @@ def test_words_are_aligned(ours: int, kind: str) -> None:
     objective = distillation(teacher, own, 8)
     lower = [text.lower() for text in TEXTS]
     batch = objective.batch(samples(own, lower), [1, 2, 3, 4])
-    words, packed = batch.words.words, pack(samples(own, lower))
+    words, packed = batch.words.words, pack_samples(samples(own, lower))
     assert teacher.loaded.tokenizer is not None
     one = spelled(own, packed.tokens, words.places, words.owners, words.count)
     two = spelled(teacher.loaded.tokenizer, words.taught.tokens, words.taught_places, words.taught_owners, words.count)
@@ -106,7 +113,7 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
     """Each word as it stands behind a space, which many vocabularies do not have in their tokens."""
     own, other = tokenizer(ours, 300), tokenizer(theirs, 320)
     teacher, texts = EncoderTeacher(bare(other, 8), own), [f" {text.lower()}" for text in TEXTS]
-    packed = pack(samples(own, texts))
+    packed = pack_samples(samples(own, texts))
     free = distillation(teacher, own, 8).free
     words = teacher.words(packed, packed.tokens.numpy(), free)
     direct = other.pack(texts)
@@ -159,7 +166,7 @@ def test_states_are_measured_in_deviations() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
     objective, given = distillation(teacher, FEW, 8), samples(FEW)
     teacher.prepare(given, objective.free)
-    packed = pack(given)
+    packed = pack_samples(given)
     states = teacher.states(teacher.words(packed, packed.tokens.numpy(), objective.free))
     assert torch.allclose(states.mean(0), torch.zeros(12), atol=1e-5)
     assert torch.allclose(states.std(0), torch.ones(12), atol=1e-4)
@@ -195,7 +202,7 @@ def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
     def kept(key: int) -> Batch:
         return objective.batch([given], [key])
 
-    original = pack([given]).tokens
+    original = pack_samples([given]).tokens
     batch = next(each for each in map(kept, range(500)) if torch.equal(each.packed.tokens, original))
     _, term = objective.terms(loaded, batch)
     assert len(term.losses) > 10 and term.losses.detach().abs().max() == 0
@@ -209,7 +216,7 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     teacher, whole = EncoderTeacher(bare(MANY, 8, places=20), FEW), EncoderTeacher(bare(MANY, 8), FEW)
     objective = distillation(teacher, FEW, 8)
     given = samples(FEW, long)
-    packed = pack(given)
+    packed = pack_samples(given)
     cut, all_words = (each.words(packed, packed.tokens.numpy(), objective.free) for each in (teacher, whole))
     assert cut.count < all_words.count
     assert max(cut.taught.lengths) <= 20 < max(all_words.taught.lengths)
@@ -253,15 +260,15 @@ def corpus() -> Corpus:
     return corpus_of(folder, documents(80, seed=5), FEW)
 
 
-def planned(neighbours: Neighbours | None = None) -> Plan:
-    single, pair = Frame.of(FEW, pair=False), Frame.of(FEW, pair=True)
+def planned(neighbours: Neighbours | None = None) -> WindowPlan:
+    single, pair = SpecialTokenTemplate.of(FEW, pair=False), SpecialTokenTemplate.of(FEW, pair=True)
     numbers = np.arange(len(corpus()))
-    return plan(corpus(), numbers, WINDOWS, single=single, pair=pair, length=120, seed=3, neighbours=neighbours)
+    return plan_windows(corpus(), numbers, WINDOWS, single=single, pair=pair, length=120, seed=3, neighbours=neighbours)
 
 
-def rows_of(made: Plan) -> Rows:
-    single, pair = Frame.of(FEW, pair=False), Frame.of(FEW, pair=True)
-    return Rows(corpus(), single, made.ranges, 220, 3, made.columns, pair=pair)
+def rows_of(made: WindowPlan) -> PackedRows:
+    single, pair = SpecialTokenTemplate.of(FEW, pair=False), SpecialTokenTemplate.of(FEW, pair=True)
+    return PackedRows(corpus(), single, made.ranges, 220, 3, made.columns, pair=pair)
 
 
 def text(start: int, stop: int) -> str:
@@ -269,7 +276,7 @@ def text(start: int, stop: int) -> str:
 
 
 def test_windows_cover_every_document_and_pairs_are_neighbours_or_from_anywhere() -> None:
-    windows, short, follows = cut_windows(corpus(), np.arange(len(corpus())), 80, WINDOWS, 3)
+    windows, short, follows = cut_documents(corpus(), np.arange(len(corpus())), 80, WINDOWS, 3)
     flat = windows[:, 0]
     assert int((flat[:, 1] - flat[:, 0]).sum()) == corpus().count, "every token is in one window"
     assert (flat[1:, 0] == flat[:-1, 1]).all() and 0 < short.mean() < 1
@@ -291,7 +298,7 @@ def test_windows_cover_every_document_and_pairs_are_neighbours_or_from_anywhere(
 
 
 def test_pairs_with_the_nearest_text() -> None:
-    pool = text_pool(corpus(), np.arange(len(corpus())), 20, 40, WINDOWS, 3)
+    pool = sample_texts(corpus(), np.arange(len(corpus())), 20, 40, WINDOWS, 3)
     nearest = np.roll(np.arange(len(pool)), 1)
     made = planned(Neighbours(texts=pool, nearest=nearest))
     count = len(made.windows) - len(pool)
@@ -319,7 +326,7 @@ def test_each_term_equals_a_plain_loop() -> None:
     batch = objective.batch(given, list(range(12)))
     terms = dict(zip(objective.names, objective.terms(student, batch), strict=True))
     columns = np.concatenate([sample.target for sample in given])
-    packed = pack(given)
+    packed = pack_samples(given)
     hidden = student.model(batch.packed)
     singles, pairs = [], []
     for tokens, (offset, _, _), span in zip(packed.unpack(packed.tokens), columns, packed.spans(), strict=True):
@@ -349,7 +356,7 @@ def test_some_sequences_stay_unmasked() -> None:
     masked = []
     for number in range(len(rows)):
         batch = objective.batch([rows[number]], [number])
-        changed = batch.packed.tokens != pack([rows[number]]).tokens
+        changed = batch.packed.tokens != pack_samples([rows[number]]).tokens
         masked += [bool(part.any()) for part in batch.packed.unpack(changed)]
         share = len(batch.targets) / max(1, int(objective.free[rows[number].tokens].sum()))
         assert share <= 0.31
