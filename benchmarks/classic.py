@@ -102,7 +102,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]
     engine = heedful.Engine(run)
     asked = [json.loads(line)["text"] for line in (texts / "test.jsonl").open(encoding="utf-8")][:ASKED]
-    with timing.uncollected():
+    with timing.gc_disabled():
         turns = [_seconds(engine, asked) for _ in range(1 + TURNS)][1:]  # the first one warms up
     return {
         "accuracy": 100 * test["numbers"]["accuracy"],

@@ -24,7 +24,7 @@ from report import facts
 import heedful
 from heedful.checkpoint.new_head import attach
 from heedful.data import Scored
-from heedful.runs.scoring import measure
+from heedful.runs.scoring import measure_split
 from heedful.tasks.classify import Classify
 from heedful.tasks.qa import QuestionAnswering
 from heedful.tasks.regress import Regress
@@ -113,7 +113,7 @@ def main() -> None:
             tensors, values = trainer.state()
             store.commit(step.number, tensors, {"asked": asked, "trainer": values})
     start = time.perf_counter()
-    measured = measure(made, made.answering(loaded), task.held)
+    measured = measure_split(made, made.answering(loaded), task.held)
     numbers = made.result(measured)
     result = {
         "task": given.task,

@@ -28,7 +28,7 @@ from report import RESULTS, facts, grid, write
 import heedful
 from heedful.data import Rewritten, read
 from heedful.model.decode import Beam
-from heedful.runs.evaluate import task_of
+from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.study import multi30k
@@ -91,7 +91,7 @@ def scores(said: list[str], golds: list[str]) -> dict[str, Any]:
 def perplexity(loaded: heedful.Loaded, folder: Path) -> dict[str, float]:
     """exp of the mean -log p, the right beginning given: of each token with the end, and of each word with the end."""
     source = read(folder, Rewritten)
-    task, loaded = task_of(loaded, source, "test")
+    task, loaded = build_eval_task(loaded, source, "test")
     examples = list(source.examples("test"))
     samples = task.read(examples).samples
     total = count = 0.0

@@ -22,7 +22,7 @@ from report import RESULTS, grid, write
 
 import heedful
 from heedful.bundled import ENCODER
-from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, drawn, measure_words, rows_of_splits
+from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, measure_words, rows_of_splits, sample_mask
 from heedful.tasks.classify import Classify
 
 TASKS = ("SST-2", "IMDB", "AG News")
@@ -41,7 +41,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
         outputs = len(given.labels) if len(given.labels) > 2 else 1
         rows = rows_of_splits(counts, sizes, outputs, SECONDS)
     chosen = {
-        split: list(compress(enumerate(examples), drawn(len(examples), rows[split], seed)))
+        split: list(compress(enumerate(examples), sample_mask(len(examples), rows[split], seed)))
         for split, examples in splits.items()
     }
     tokenizer = heedful.load(ENCODER).tokenizer

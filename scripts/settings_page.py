@@ -16,7 +16,7 @@ from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.overrides import find_setting
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.settings_schema import Setting, describe, paths
+from heedful.runs.settings_schema import Setting, describe_settings, setting_paths
 from heedful.serve.settings import ServeSettings
 from heedful.tokenizer.settings import TokenizerSettings
 from heedful.toml_json import toml
@@ -47,8 +47,8 @@ def page() -> str:
     """The text of the page."""
     parts = [HEAD]
     for title, cls, command, before in SECTIONS:
-        known = {(each.path, each.when, each.owner) for other in before for each in describe(other)}
-        rows = [each for each in describe(cls) if (each.path, each.when, each.owner) not in known]
+        known = {(each.path, each.when, each.owner) for other in before for each in describe_settings(other)}
+        rows = [each for each in describe_settings(cls) if (each.path, each.when, each.owner) not in known]
         if cls is MaskedDistilSettings:
             rows = [each for each in rows if not each.path.startswith("pretrain.")]
         parts.append(f"## {title}\n")
@@ -70,7 +70,7 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
         if find_setting(cls, name := flag.assignment.partition("=")[0]) in (setting.path, name)
         and find_setting(cls, name) == setting.path
     ]
-    known = paths(cls)
+    known = setting_paths(cls)
     others = [f"`{each.name}`" for each in ALIASES.values() if each.accepted and each.path(known) == setting.path]
     cells = (f"`{setting.path}`", _type(setting.type), _default(setting.default), meaning, ", ".join(flags + others))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

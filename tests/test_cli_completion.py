@@ -22,7 +22,7 @@ import typer
 from heedful.cli import app
 from heedful.cli.commands import SettingsCommand, context_assignments
 from heedful.cli.completion import SHELLS, _known_values, script, tables
-from heedful.runs.settings_schema import describe
+from heedful.runs.settings_schema import describe_settings
 
 GROUP: Any = typer.main.get_command(app)
 SECONDS = 30.0  # that a shell may take on a busy machine
@@ -146,7 +146,7 @@ def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
     options = {option for param in command.params if hasattr(param, "is_flag") for option in param.opts}
     assert options | {"--help"} <= words
     if isinstance(command, SettingsCommand):
-        known = {setting.path for cls in command.classes() for setting in describe(cls) if not setting.table}
+        known = {setting.path for cls in command.classes() for setting in describe_settings(cls) if not setting.table}
         assert {f"--{path}" for path in known - {"data.columns"}} <= words
         for word in words:
             if word.startswith("?"):

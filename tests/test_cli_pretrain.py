@@ -57,9 +57,9 @@ def one_thread() -> Any:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command in this process, without plots and timing."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "latency", lambda loaded: times)
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
 
     def call(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as stop:

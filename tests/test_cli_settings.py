@@ -12,9 +12,9 @@ import typer
 from heedful.cli import app, main
 from heedful.cli.commands import SECTIONS, VERB_ADVICE, VERB_ALIASES, SettingsCommand, context_assignments
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.finetune.settings import defaults
+from heedful.runs.finetune.settings import finetune_defaults
 from heedful.runs.overrides import Overrides, find_setting
-from heedful.runs.pretrain.settings import defaults as pretraining
+from heedful.runs.pretrain.settings import pretrain_defaults as pretraining
 from heedful.serve.settings import ServeSettings
 from heedful.settings import from_file
 
@@ -34,7 +34,11 @@ def test_flags_for_what_everybody_sets(verb: str) -> None:
     given = {"--lr": "0.1", "--batch-size": "8", "--seed": "7", "--device": "cpu", "--precision": "float32"}
     assignments, params = parse(verb, *(word for pair in given.items() for word in pair), "-o", "run", "--overwrite")
     assert params["out"] == Path("run") and params["overwrite"]
-    usual = pretraining("mlm", 256, going_on=False) if verb == "pretrain" else defaults("classify", 1, fresh=False)[0]
+    usual = (
+        pretraining("mlm", 256, continued=False)
+        if verb == "pretrain"
+        else finetune_defaults("classify", 1, random_init=False)[0]
+    )
     train: Any = Overrides(assignments=assignments).resolve(usual).settings.train
     assert (train.optimizer.lr, train.batch_size, train.seed) == (0.1, 8, 7)
     assert (train.device, train.precision) == ("cpu", "float32")
@@ -160,7 +164,7 @@ def test_what_is_unknown_or_incomplete_is_answered(words: list[str], message: st
 def test_a_flag_and_an_assignment_for_one_setting_are_refused() -> None:
     assignments, _ = parse("finetune", "--lr", "3", "learning_rate=4")
     with pytest.raises(SettingError, match=r"both set train\.optimizer\.lr") as caught:
-        Overrides(assignments=assignments).resolve(defaults("classify", 1, fresh=False)[0])
+        Overrides(assignments=assignments).resolve(finetune_defaults("classify", 1, random_init=False)[0])
     assert caught.value.code == "duplicate"
 
 

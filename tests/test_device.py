@@ -13,7 +13,7 @@ from heedful.cli import main
 from heedful.device import device_of, idle, precision
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.runs.run_folder import decided
+from heedful.runs.run_folder import resolve_precision
 from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
 
@@ -41,7 +41,7 @@ def test_what_is_not_there_is_told(
         with pytest.raises(HeedfulError, match=said):
             refused()
     with pytest.raises(HeedfulError, match=said):
-        decided(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
+        resolve_precision(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
         device_of("tpu2")
     with pytest.raises(SystemExit) as stop:
@@ -53,7 +53,7 @@ def test_what_a_device_can_decides_the_precision(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     assert precision("auto") == torch.float32 and precision("auto", torch.device("cuda", 0)) == torch.bfloat16
-    assert decided(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
+    assert resolve_precision(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
 def test_a_gpu_that_nobody_asks_for_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:

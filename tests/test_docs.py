@@ -22,7 +22,7 @@ from heedful.data import DataSettings
 from heedful.runs import timing
 from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.init_settings import Transformer
-from heedful.runs.finetune.seq2seq import transformer
+from heedful.runs.finetune.seq2seq import transformer_config
 from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train
 
@@ -104,7 +104,7 @@ def stand_in(path: Path) -> None:
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
         tokenizer = train([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
-        model = transformer(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
+        model = transformer_config(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ class SettingsCommand(TyperCommand):
             SettingError: If there is no setting of that name.
         """
         from heedful.runs.overrides import find_setting
-        from heedful.runs.settings_schema import describe
+        from heedful.runs.settings_schema import describe_settings
 
         first: SettingError | None = None
         for cls in self.classes():
@@ -192,12 +192,12 @@ class SettingsCommand(TyperCommand):
             except SettingError as error:
                 first = first or error
             else:
-                return any(setting.path == path and setting.type is bool for setting in describe(cls))
+                return any(setting.path == path and setting.type is bool for setting in describe_settings(cls))
         self._refuse(name, given, first)
 
     def _refuse(self, name: str, given: str, error: SettingError | None) -> NoReturn:
         from heedful.runs.aliases import ALIASES
-        from heedful.runs.settings_schema import paths
+        from heedful.runs.settings_schema import setting_paths
 
         if name == "set":
             raise HeedfulError("--set is not needed: write a setting as --train.batch_size 8")
@@ -206,10 +206,10 @@ class SettingsCommand(TyperCommand):
             raise error
         meant = dict[str, str]()
         for cls in reversed(self.classes()):
-            for path in paths(cls):
+            for path in setting_paths(cls):
                 meant[f"--{path}"] = meant[f"--{path.rpartition('.')[2].replace('_', '-')}"] = f"--{path}"
             foreign = {f"--{each.name.replace('_', '-')}": each for each in ALIASES.values()}
-            meant |= {flag: f"--{path}" for flag, each in foreign.items() if (path := each.path(paths(cls)))}
+            meant |= {flag: f"--{path}" for flag, each in foreign.items() if (path := each.path(setting_paths(cls)))}
         options = [option for param in self.params for option in param.opts if option.startswith("--")]
         meant |= {option: option for option in (*options, *(flag.name for flag in self.flags))}
         close = get_close_matches(given.replace("_", "-")[:100], meant, n=1)

@@ -100,7 +100,7 @@ def tables() -> dict[str, list[Candidate]]:
 def _options(command: Any) -> Iterator[Candidate]:
     """Options of a command, and its flags of settings."""
     from heedful.runs.overrides import find_setting
-    from heedful.runs.settings_schema import describe
+    from heedful.runs.settings_schema import describe_settings
 
     known, hints = _known_values(), get_type_hints(unwrap(command.callback))
     for param in command.params:
@@ -112,7 +112,7 @@ def _options(command: Any) -> Iterator[Candidate]:
         yield from (Candidate(option, values, param.help or "") for option in param.opts)
     flags = getattr(command, "short", ())
     cls: Any = command.classes()[0] if flags else None
-    settings = {setting.path: setting for setting in describe(cls)} if flags else {}
+    settings = {setting.path: setting for setting in describe_settings(cls)} if flags else {}
     for flag in flags:
         path = find_setting(cls, flag.assignment.partition("=")[0])
         choices = settings[path].choices if path in settings else ()
@@ -125,13 +125,13 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Candidate]:
     from heedful.data.labelled.columns import NAMES
     from heedful.errors import SettingError
     from heedful.runs.overrides import find_setting
-    from heedful.runs.settings_schema import describe
+    from heedful.runs.settings_schema import describe_settings
 
     rows: dict[str, Candidate] = {}
     ends: dict[str, Candidate] = {}
     words: dict[str, Candidate] = {}
     for cls in command.classes():
-        for setting in describe(cls):
+        for setting in describe_settings(cls):
             path, members = setting.path, get_args(setting.type)
             if path == "data.columns":
                 rows |= {f"{path}.{role}": Candidate(f"--{path}.{role}", "", setting.doc) for role in NAMES}
@@ -169,8 +169,8 @@ def _arguments(command: Any) -> list[Candidate]:
 
     known: dict[str, tuple[tuple[str, ...], ...]] = {
         "finetune": (task_names(),),
-        "init": ((*template.names(), "serve"),),
-        "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.offers())),
+        "init": ((*template.template_names(), "serve"),),
+        "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.list_assets())),
         "study": (tuple(STUDIES),),
         "completion": (SHELLS,),
         "kernels": (("show", "build"),),
@@ -183,7 +183,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
     from heedful.cli import DTYPES
     from heedful.cli.predict_files import FORMATS
     from heedful.cli.train import PRECISIONS
-    from heedful.runs.distil.settings import CLASSIC, RECIPES
+    from heedful.runs.distil.settings import CLASSIC, LOSS_PRESETS
     from heedful.runs.pretrain.settings import OBJECTIVES, SIZES
     from heedful.runs.trackers import PACKAGES
     from heedful.tasks.specs import SPECS
@@ -193,7 +193,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
         "--device": ("cpu", "cuda"),
         "--dtype": DTYPES,
         "--format": FORMATS,
-        "--loss": tuple(RECIPES),
+        "--loss": tuple(LOSS_PRESETS),
         "--objective": tuple(OBJECTIVES),
         "--on-bad-row": ("raise", "skip"),
         "--precision": PRECISIONS,

@@ -64,14 +64,17 @@ def distil(
     verdict: quality kept, speed gained, size. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.labelled.split_files import as_said
-    from heedful.runs.distil.settings import foresee_any, milliseconds, overrides_of, share
+    from heedful.runs.distil.settings import check_overrides, distil_overrides, parse_milliseconds, parse_share
 
-    least, most = share(min_quality) if min_quality else None, milliseconds(max_latency) if max_latency else None
+    least, most = (
+        parse_share(min_quality) if min_quality else None,
+        parse_milliseconds(max_latency) if max_latency else None,
+    )
     if (min_quality or max_latency) and student:
         raise HeedfulError(
             "--student names one, and --min-quality and --max-latency search for one: leave one of them out"
         )
-    overrides = overrides_of(
+    overrides = distil_overrides(
         teacher,
         student=student,
         loss=loss,
@@ -79,7 +82,7 @@ def distil(
         recipe=recipe,
         assignments=context_assignments(context),
     )
-    foresee_any(overrides)  # refuses what is wrong before torch is imported
+    check_overrides(overrides)  # refuses what is wrong before torch is imported
     if nproc:
         return launch(nproc, context.obj)
     note_renamed(overrides)
@@ -125,7 +128,7 @@ def distil(
 def show(results: dict[str, Any]) -> None:
     """The frontier of a search, and the verdict."""
     from heedful.runs.distil.search import FLATTERED
-    from heedful.runs.distil.verdict import rows
+    from heedful.runs.distil.verdict import verdict_table
 
     if found := results.get("search"):
         print(f"Students that were tried, the fastest first; kept of {escape(found['metric'])} on {found['split']}")
@@ -138,6 +141,6 @@ def show(results: dict[str, Any]) -> None:
         if found["split"] != "dev":
             print(f"\n{escape(found['taken'])} was {FLATTERED}.")
         print()
-    head, lines = rows(results["verdict"])
+    head, lines = verdict_table(results["verdict"])
     print_table([list(map(escape, line)) for line in lines], head=head, right=set(range(2, len(head))))
     print(f"\n{escape(results['verdict']['sentence'])}")

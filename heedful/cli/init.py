@@ -22,7 +22,7 @@ def init(
         from heedful.serve.settings import ServeSettings
 
         head = ["# Settings of heedful serve, each with its default. To change one, remove the # in front of it."]
-        text = template.commented(ServeSettings(), [*head, "# Give this file to the command with --settings FILE."])
+        text = template.comment_out(ServeSettings(), [*head, "# Give this file to the command with --settings FILE."])
     else:
-        text = template.template(name)
+        text = template.recipe_template(name)
     print(text, end="")

@@ -168,11 +168,11 @@ def _report(
     from heedful.look.inspection import Inspection
     from heedful.look.page import render_html as page
     from heedful.look.page_api import PageAPI
-    from heedful.runs.data_settings import reading_of
+    from heedful.runs.data_settings import data_settings_for
 
     loaded = _load(place)
     given = [Inspection(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins
-    found = head_report(loaded, data, max_texts=max_texts, settings=reading_of(run, data)[0])
+    found = head_report(loaded, data, max_texts=max_texts, settings=data_settings_for(run, data)[0])
     asks = PageAPI(given or [Inspection(loaded, found["example"], name=place)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -151,9 +151,9 @@ def note(text: str) -> None:
 def note_data_settings(usual: DataSettings) -> None:
     """How data are read since a run read its own so."""
     from heedful.data import DataOptions, DataSettings
-    from heedful.runs.finetune.settings import changed
+    from heedful.runs.finetune.settings import changed_settings
 
-    if kept := changed(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
+    if kept := changed_settings(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
         note(escape(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))
 
 

@@ -42,16 +42,16 @@ def predict_files(
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
     from heedful.infer.batch.single_file import parts_folder
-    from heedful.runs.data_settings import settings_and_files
+    from heedful.runs.data_settings import run_settings_and_files
     from heedful.runs.overrides import override
-    from heedful.runs.run_folder import layout_of
+    from heedful.runs.run_folder import label_layout
 
     settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
     chosen = override(DataOptions(), assignments).data
-    trained, names = settings_and_files(run)
-    trained = replace(trained, format=trained.format or layout_of(run))
+    trained, names = run_settings_and_files(run)
+    trained = replace(trained, format=trained.format or label_layout(run))
     usual = as_asked(trained, engine.kind, files, chosen, exclude=folder, names=names)
     if first and not as_json:
         note_data_settings(usual)

@@ -64,7 +64,7 @@ def pretrain(
 
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command resumes.
     """
-    from heedful.runs.pretrain.settings import overrides_of, settled
+    from heedful.runs.pretrain.settings import pretrain_overrides, resolve_pretrain
     from heedful.train.memory import disable_malloc_trim
 
     given = list(data or [])
@@ -72,7 +72,7 @@ def pretrain(
         if recipe is not None:
             raise HeedfulError(f"two recipes were given, {given[0]} and {recipe}: give one")
         recipe, given = given[0], []
-    overrides = overrides_of(
+    overrides = pretrain_overrides(
         given,
         objective=objective,
         size=size,
@@ -83,7 +83,7 @@ def pretrain(
         assignments=context_assignments(context),
         flags=checkpoint_flags(keep_checkpoints),
     )
-    settings = settled(overrides=overrides)
+    settings = resolve_pretrain(overrides=overrides)
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
     if nproc:
@@ -93,7 +93,7 @@ def pretrain(
     disable_malloc_trim()
 
     from heedful.cli.progress import Progress
-    from heedful.runs.card.baseline import comparisons
+    from heedful.runs.card.baseline import baseline_lines
     from heedful.runs.pretrain.run import run
     from heedful.train.ranks import connect_ranks
 
@@ -116,7 +116,7 @@ def pretrain(
     print(f"validation, {numbers['count']:,.0f} targets")
     rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
     print_table(rows, right={1}, indent=2)
-    for line in comparisons(done.results):
+    for line in baseline_lines(done.results):
         print(escape(line))
     place = quote(str(folder))
     print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from heedful.cli.output import escape, format_duration, note
-from heedful.runs.timing import memory
+from heedful.runs.timing import peak_memory
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
@@ -56,7 +56,7 @@ class Progress(Reporter):
         self._tokens += step.tokens
         self._seconds += step.seconds
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
-        rest = f"loss {step.loss:.4f}  {speed}  {memory() / 2**30:.1f} GiB"
+        rest = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
         if self._live:
             shown = f"epoch {step.epoch:.1f}, step {step.number:,}"
             self._bar.update(self._task, description=shown, total=1.0, completed=trainer.done, rest=rest)

@@ -25,10 +25,10 @@ def push(
     Model card, safetensors and tokenizer go into a new private repository. Texts of the data are left out. Needs a
     token: hf auth login, or HF_TOKEN.
     """
-    from heedful.runs.push import plan
+    from heedful.runs.push import plan_push
     from heedful.runs.push import push as upload
 
-    planned = plan(run, repository, private=not public, with_examples=with_examples)
+    planned = plan_push(run, repository, private=not public, with_examples=with_examples)
     if not as_json:
         what = "would upload" if dry_run else "uploads"
         note(f"{what} to {repository} ({'private' if planned.private else 'public'}):")

@@ -153,13 +153,13 @@ def finetune(
     worst mistakes first, and a model card. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.labelled.split_files import as_said
-    from heedful.runs.finetune.settings import foresee, known_task, overrides_of
+    from heedful.runs.finetune.settings import check_task, finetune_overrides, preview_settings
 
-    overrides = overrides_of(
+    overrides = finetune_overrides(
         model=model, recipe=recipe, assignments=context_assignments(context), flags=checkpoint_flags(keep_checkpoints)
     )
-    named, task = task, known_task(task)
-    foresee(task, overrides)  # refuses what is wrong before torch is imported
+    named, task = task, check_task(task)
+    preview_settings(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
     if overwrite and dry_run:
@@ -234,14 +234,14 @@ def evaluate(
     from heedful.data import DataOptions, SetAside, Stop
     from heedful.data.bad_rows import forget
     from heedful.data.labelled.split_files import as_said
-    from heedful.runs.data_settings import reading_of
+    from heedful.runs.data_settings import data_settings_for
     from heedful.runs.overrides import override
 
     how = check_precision(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     given: Any = as_said(data)
-    usual, _ = reading_of(run, given, override(DataOptions(), context_assignments(context)).data)
+    usual, _ = data_settings_for(run, given, override(DataOptions(), context_assignments(context)).data)
     settings = override(DataOptions(data=usual), context_assignments(context)).data
     aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if check_on_bad_row(on_bad_row) == "skip" else None
     if suite is not None:
@@ -299,23 +299,23 @@ def checkpoint_flags(checkpoints: bool) -> dict[str, dict[str, Any]]:
 
 def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
     """Keep the run that --overwrite replaces until the new one has finished; without --overwrite nothing happens."""
-    from heedful.runs.overwrite import replacing as replace_run
+    from heedful.runs.overwrite import overwriting as replace_run
 
     return replace_run(folder, group, note) if overwrite else nullcontext()
 
 
 def with_trackers(reporter: Reporter, track: list[str] | None) -> Reporter:
     """A reporter that also writes to the trackers of --track."""
-    from heedful.runs.tracking import Tracking
+    from heedful.runs.tracking import TrackingReporter
 
-    return Tracking(reporter, track) if track else reporter
+    return TrackingReporter(reporter, track) if track else reporter
 
 
 def checkpoint_path(run: str, which: str | None) -> str:
     """The folder of a checkpoint of a run; the run itself where none is named."""
-    from heedful.runs.checkpoints import checkpoint
+    from heedful.runs.checkpoints import find_checkpoint
 
-    return run if which is None else str(checkpoint(run, which))
+    return run if which is None else str(find_checkpoint(run, which))
 
 
 def _first(given: Any) -> Path:
@@ -333,7 +333,7 @@ def _suite(
     device: str,
     as_json: bool,
 ) -> None:
-    from heedful.runs.evaluate import suite as measure
+    from heedful.runs.evaluate import evaluate_glue as measure
 
     if suite != "glue":
         raise HeedfulError(f'--suite is "{suite}": there is glue')
@@ -363,11 +363,11 @@ def recipe(
     if action not in ("ls", "cp"):
         raise HeedfulError(f'"{action}" is not known{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
     if action == "ls":
-        found = [{"name": each.name, "about": each.about} for each in recipes.offers()]
+        found = [{"name": each.name, "about": each.about} for each in recipes.list_assets()]
         return write_json(found) if as_json else print_table([list(each.values()) for each in found])
     if name is None:
         raise HeedfulError("say which recipe: heedful recipe ls lists them")
-    written, offer = recipes.copy(name, out)
+    written, offer = recipes.copy_asset(name, out)
     if as_json:
         return write_json({"name": name, "written": str(written)})
     print(f"{written} is yours now: {offer.use.format(quote(str(written)))}")
@@ -375,13 +375,13 @@ def recipe(
 
 def show_results(results: dict[str, Any]) -> None:
     """Print the metrics of each split, comparisons and the spread over seeds."""
-    from heedful.runs.card.baseline import comparisons, warning
+    from heedful.runs.card.baseline import baseline_lines, baseline_warning
 
     for split, found in results["splits"].items():
         show_split(split, found["numbers"], found["intervals"])
-    for line in comparisons(results):
+    for line in baseline_lines(results):
         print(escape(line))
-    if sentence := warning(results):
+    if sentence := baseline_warning(results):
         note(escape(sentence))
     for split, each in results["across_seeds"].items():
         if each["std"] is not None:

@@ -20,7 +20,7 @@ from heedful.look.head_masking import gated_heads, open_gates
 from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
 from heedful.packed import Packed
-from heedful.runs.evaluate import source_for, task_of
+from heedful.runs.evaluate import build_eval_task, open_for_model
 from heedful.tasks.task import Task
 
 EXAMPLES = 200  # that losses are taken over
@@ -248,9 +248,9 @@ def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> HeadImp
 def _data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | str, str]:
     """The data as the model's head reads it, its task, and the split; heads look at any text, and then why no task."""
     try:
-        source = source_for(loaded, data, settings, LeaveOut())
+        source = open_for_model(loaded, data, settings, LeaveOut())
         split = _split(source)
-        return source, task_of(loaded, source, split)[0], split
+        return source, build_eval_task(loaded, source, split)[0], split
     except HeedfulError as error:  # a head that answers what no data can score, or data without what it needs
         why = str(error)
     source = read(data, None, settings, on_bad_row=LeaveOut())

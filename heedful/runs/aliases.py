@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.tasks.specs import SPECS, task_names
 
 
-class Foreign(NamedTuple):
+class ForeignName(NamedTuple):
     """A name in other libraries.
 
     Args:
@@ -193,14 +193,14 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
 )
 
 
-def _foreign() -> Iterator[Foreign]:
+def _foreign() -> Iterator[ForeignName]:
     for meant, names in _SAME:
-        yield from (Foreign(name, meant) for name in names.split())
+        yield from (ForeignName(name, meant) for name in names.split())
     for meant, names, advice in _OTHER:
-        yield from (Foreign(name, meant, advice) for name in names.split())
+        yield from (ForeignName(name, meant, advice) for name in names.split())
 
 
-ALIASES: dict[str, Foreign] = {each.name: each for each in _foreign()}
+ALIASES: dict[str, ForeignName] = {each.name: each for each in _foreign()}
 
 _NO_TASK: dict[str, str] = {  # what is no fine-tuning task
     "fill-mask": "heedful pretrain --objective mlm",

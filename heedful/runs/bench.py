@@ -18,10 +18,10 @@ from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.precision_gate import Trial, fastest, ready, tried
-from heedful.runs.data_settings import reading_of
-from heedful.runs.evaluate import evaluate, writes_of
-from heedful.runs.run_folder import SETTINGS, write
-from heedful.runs.timing import latency
+from heedful.runs.data_settings import data_settings_for
+from heedful.runs.evaluate import evaluate, run_generation
+from heedful.runs.run_folder import SETTINGS, write_file
+from heedful.runs.timing import measure_latency
 
 BENCH = "bench.json"
 RESIDENT = """
@@ -36,7 +36,7 @@ print(resident())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sheet:
+class PrecisionBench:
     """One precision on this machine."""
 
     trial: Trial
@@ -54,7 +54,7 @@ class Bench:
     machine: dict[str, Any]
     metric: str | None  # name of the task's metric; None without data
     split: str | None
-    sheets: tuple[Sheet, ...]
+    sheets: tuple[PrecisionBench, ...]
     taken: Precision
 
 
@@ -74,12 +74,12 @@ def bench(
     """
     numbers: dict[str, str] = {}
 
-    usual, long_inputs = reading_of(run, data)
-    writes = writes_of(run)
+    usual, long_inputs = data_settings_for(run, data)
+    writes = run_generation(run)
 
     def metric(engine: Engine) -> float:
         log(f"evaluating {engine.way.precision if engine.way else ''}")
-        found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, writes=writes)
+        found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, generation=writes)
         numbers.update(metric=found.metric, split=found.split)
         return float(found.numbers[found.metric])
 
@@ -99,10 +99,12 @@ def bench(
         log(f"timing {trial.precision}")
         engine = ready(run, trial.precision, revision=revision, head=head, device=place)
         times: dict[str, Any] = (
-            {"latency": {}, "throughput": round(trial.speed)} if trial.brief else latency(engine.loaded)
+            {"latency": {}, "throughput": round(trial.speed)} if trial.brief else measure_latency(engine.loaded)
         )
         size = _resident(run, trial.precision, revision, head, device)
-        sheets.append(Sheet(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size))
+        sheets.append(
+            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size)
+        )
     found = Bench(
         model=engine.loaded.source,
         machine=tuning_cache.machine(place),
@@ -113,7 +115,7 @@ def bench(
     )
     with _told(run, log):
         if keeps:
-            write(Path(run) / BENCH, asdict(found))
+            write_file(Path(run) / BENCH, asdict(found))
     return found
 
 

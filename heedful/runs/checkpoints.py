@@ -15,7 +15,7 @@ CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside 
 LAST = "last"  # in CHECKPOINTS
 
 
-def checkpoints(
+def checkpoint_entry(
     best_step: int, best: float | None, last_step: int, last: float | None, load_best: bool
 ) -> dict[str, dict[str, Any] | str | None]:
     """The entry of results.json: step and metric of the best and the last weights, and which the model has."""
@@ -24,7 +24,7 @@ def checkpoints(
     return {"model": chosen, "best": about, "last": {"step": last_step, "metric_value": last}}
 
 
-def undecided(entry: Mapping[str, Any], metric: str, interval: Mapping[str, float] | None) -> str:
+def small_dev_note(entry: Mapping[str, Any], metric: str, interval: Mapping[str, float] | None) -> str:
     """A sentence where dev is too small to choose the best checkpoint over the last one; "" where it is not.
 
     Too small: the 95 % interval of the metric is wider than what the best checkpoint gained over the last one.
@@ -42,7 +42,7 @@ def undecided(entry: Mapping[str, Any], metric: str, interval: Mapping[str, floa
     )
 
 
-def extended(model: str, task: str) -> str:
+def continued_run_note(model: str, task: str) -> str:
     """A sentence where a finished run of the same task is trained further; "" where something else begins."""
     folder = Path(model)
     if not model or not (folder / RESULTS).is_file() or read_results(folder)["task"] != task:
@@ -50,7 +50,7 @@ def extended(model: str, task: str) -> str:
     return f"training starts from the weights of the run {model}; the optimizer and its schedule start anew"
 
 
-def drop_state(folder: Path) -> None:
+def remove_training_state(folder: Path) -> None:
     """Remove the training state of a finished run; where the folder of it is a link, what it leads to is emptied."""
     state = folder / STATE
     if state.is_symlink():
@@ -60,7 +60,7 @@ def drop_state(folder: Path) -> None:
         remove(state)
 
 
-def checkpoint(run: str | Path, which: str) -> Path:
+def find_checkpoint(run: str | Path, which: str) -> Path:
     """The folder of a checkpoint of a finished run, which `load` reads: "best", "last", or the number of a step."""
     if which not in ("best", LAST) and not which.isdecimal():
         raise HeedfulError(f'--checkpoint is "{which}": use best, last, or the number of a step')

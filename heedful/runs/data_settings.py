@@ -8,15 +8,15 @@ from typing import Any
 
 from heedful.data import DataSettings
 from heedful.data.inputs.inherited_settings import by_names, carried, files_of
-from heedful.runs.finetune.settings import LongInputs, as_trained
+from heedful.runs.finetune.settings import LongInputs, run_data_settings
 
 
-def settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
+def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
     """Return a run's data settings, with names of columns where its files have a header, and its files' names.
 
     Defaults and () where `run` is no run folder.
     """
-    settings = as_trained(run)[0]
+    settings = run_data_settings(run)[0]
     try:
         about = json.loads((Path(run) / "data.json").read_text(encoding="utf-8"))
         return by_names(settings, about.get("columns", {})), tuple(about["files"])
@@ -24,10 +24,12 @@ def settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
         return settings, ()
 
 
-def reading_of(run: str | Path, data: Any, chosen: DataSettings | None = None) -> tuple[DataSettings, LongInputs]:
+def data_settings_for(
+    run: str | Path, data: Any, chosen: DataSettings | None = None
+) -> tuple[DataSettings, LongInputs]:
     """Return the run's data settings that hold for `data`, and how it treats long texts; see `as_trained`.
 
     `chosen` are settings given by hand, which go over them.
     """
-    settings, names = settings_and_files(run)
-    return carried(settings, names, files_of(data), chosen or DataSettings()), as_trained(run)[1]
+    settings, names = run_settings_and_files(run)
+    return carried(settings, names, files_of(data), chosen or DataSettings()), run_data_settings(run)[1]

@@ -19,11 +19,11 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.tuning.precision_gate import fastest, ready, tried
 from heedful.model.config import Classes, TokenClasses
-from heedful.runs.checkpoints import checkpoint as checkpoint_of
-from heedful.runs.data_settings import reading_of
-from heedful.runs.finetune.settings import LongInputs, as_trained
-from heedful.runs.run_folder import DATA, SETTINGS, read_json, trained_on
-from heedful.runs.scoring import measure
+from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
+from heedful.runs.data_settings import data_settings_for
+from heedful.runs.finetune.settings import LongInputs, run_data_settings
+from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json
+from heedful.runs.scoring import measure_split
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.metrics import GLUE, has_bleu
@@ -73,7 +73,7 @@ def evaluate(
     split: str | None = None,
     settings: DataSettings | None = None,
     long_inputs: LongInputs | None = None,
-    writes: Seq2SeqSettings | None = None,
+    generation: Seq2SeqSettings | None = None,
     on_bad_row: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
@@ -103,17 +103,17 @@ def evaluate(
         loaded, usual, trained = run, DataSettings(dev_fraction=0.0), LONG
     else:
         place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
-        loaded, taken = answering(place, precision, revision, device)
-        usual, trained = reading_of(run, data)
-    source = source_for(loaded, data, settings or usual, on_bad_row or Stop())
+        loaded, taken = load_in_precision(place, precision, revision, device)
+        usual, trained = data_settings_for(run, data)
+    source = open_for_model(loaded, data, settings or usual, on_bad_row or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    writes = writes or (WRITES if isinstance(run, Loaded) else writes_of(run))
-    task, loaded = task_of(loaded, source, chosen, long_inputs or trained, writes)
+    generation = generation or (WRITES if isinstance(run, Loaded) else run_generation(run))
+    task, loaded = build_eval_task(loaded, source, chosen, long_inputs or trained, generation)
     examples = source.examples(chosen)
     try:
-        measured = measure(task, loaded, examples, predictions=predictions)
+        measured = measure_split(task, loaded, examples, predictions=predictions)
     except OSError as error:
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
     return Evaluated(
@@ -123,12 +123,12 @@ def evaluate(
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),
-        trained_on=() if isinstance(run, Loaded) else trained_on(run, source.places.get(chosen, ())),
+        trained_on=() if isinstance(run, Loaded) else files_trained_on(run, source.places.get(chosen, ())),
         precision=taken,
     )
 
 
-def answering(
+def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
 ) -> tuple[Loaded, Precision]:
     """The model as an engine computes it in that precision, or for "auto" in the one that an engine takes."""
@@ -146,16 +146,16 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def source_for(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
+def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order.
 
     Rows with a label that the model does not know are bad ones; where no row could have another, that is an error.
     Tags are read as IOB2, and the answers of a head whose own labels have other marks are compared as IOB2 too.
     """
-    source: Source[Any] = read(data, kind_of(loaded).example, settings, on_bad_row=on_bad_row)
+    source: Source[Any] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    unknown = unsaid(source.labels, known, tags=kind_of(loaded) is Tag)
+    unknown = unsaid(source.labels, known, tags=task_class_of(loaded) is Tag)
     if unknown and (isinstance(on_bad_row, Stop) or len(unknown) == len(source.labels)):
         aside = ", or have rows with them set aside and counted: --on-bad-row skip"
         raise HeedfulError(
@@ -167,7 +167,7 @@ def source_for(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: Ba
     return source
 
 
-def kind_of(loaded: Loaded) -> type[Task]:
+def task_class_of(loaded: Loaded) -> type[Task]:
     """The task that a model's head does."""
     if spec := spec_of_head(loaded.config.head):
         return spec.task
@@ -179,7 +179,7 @@ def kind_of(loaded: Loaded) -> type[Task]:
     raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
 
 
-def writes_of(run: str | Path) -> Seq2SeqSettings:
+def run_generation(run: str | Path) -> Seq2SeqSettings:
     """The generation settings a seq2seq run used when it evaluated itself; the defaults if `run` is no such run."""
     path, found = Path(run) / SETTINGS, WRITES
     given = load_mapping(path).get("task") if path.is_file() else None
@@ -192,21 +192,21 @@ def writes_of(run: str | Path) -> Seq2SeqSettings:
     return found
 
 
-def task_of(
+def build_eval_task(
     loaded: Loaded,
     source: Source[Any],
     split: str,
     long_inputs: LongInputs = LONG,
-    writes: Seq2SeqSettings = WRITES,
+    generation: Seq2SeqSettings = WRITES,
 ) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
-    kind, surveyed = kind_of(loaded), cache(lambda: survey(source, [split]))
-    fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, writes)}
+    kind, surveyed = task_class_of(loaded), cache(lambda: survey(source, [split]))
+    fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
     task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.limit, **fields)
     return task.on_split(loaded, surveyed, split)
 
 
-def suite(
+def evaluate_glue(
     run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
     """Every GLUE task of which the data and a model are there: name -> its official numbers and "score".
@@ -219,12 +219,12 @@ def suite(
         if not place.is_dir() or model is None:
             continue
         try:
-            loaded, taken = answering(model, precision, device=device)
+            loaded, taken = load_in_precision(model, precision, device=device)
         except UnfinishedError as unfinished:
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
         for name, split in names.items():
-            measured = evaluate(loaded, place, split=split, long_inputs=as_trained(model)[1])
+            measured = evaluate(loaded, place, split=split, long_inputs=run_data_settings(model)[1])
             scores = GLUE[name].scores(_official(name, measured.numbers))
             about = {"split": split, "count": measured.numbers["count"], "model": str(model), "precision": taken}
             found[name] = scores | about

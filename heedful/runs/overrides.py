@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.aliases import ALIASES, Foreign
-from heedful.runs.settings_schema import Kind, describe, paths
+from heedful.runs.aliases import ALIASES, ForeignName
+from heedful.runs.settings_schema import Kind, describe_settings, setting_paths
 from heedful.settings import exclusive_paths, is_set, lay, load_mapping, read, to_mapping
 from heedful.toml_json import DEEPEST, cut, made_plain, parse, shown
 
@@ -225,7 +225,7 @@ def _toml_value(text: str) -> Any:
 
 def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
     """The entry with the full path of its setting."""
-    known, name = paths(cls), cut(".".join(entry.path))
+    known, name = setting_paths(cls), cut(".".join(entry.path))
     if _leads_to_setting(known, entry.path):
         return entry
     full = sorted({full for path, kind in known.items() if (full := _completed(path.split("."), kind, entry.path))})
@@ -254,7 +254,7 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
     raise SettingError(message, path=name, source=entry.source, code="unknown", candidates=candidates)
 
 
-def _foreign_error(prefix: str, name: str, foreign: Foreign, path: str, source: str) -> SettingError:
+def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
     """The error for a foreign name that is not accepted; `path` is the setting that is meant, "" if there is none."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
@@ -335,7 +335,7 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
 def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
     """An error that names the kinds that have a setting, where another kind of its table was chosen."""
     parent = error.path.rpartition(".")[0]
-    below = [each for each in describe(cls) if f"{each.path}.".startswith(f"{error.path}.")]
+    below = [each for each in describe_settings(cls) if f"{each.path}.".startswith(f"{error.path}.")]
     kinds = [kind for each in below for kind in each.when if kind.startswith(f"{parent}.kind = ")]
     if error.code != "unknown" or not kinds:
         return None

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from heedful.atomic_io import remove, sync
 from heedful.errors import HeedfulError
-from heedful.runs.distil.search import BEST, FOUND
+from heedful.runs.distil.search import BEST_FOLDER, SEARCH_FILE
 from heedful.runs.results import RESULTS
-from heedful.runs.run_folder import SETTINGS, held, refuse_other
+from heedful.runs.run_folder import SETTINGS, check_run_folder, visible_names
 from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.ranks import Ranks
 
 
 @contextmanager
-def replacing(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterator[None]:
+def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterator[None]:
     """Move the run in a folder aside until a new run there has written its results; all ranks call this.
 
     A new run that was interrupted is resumed by the same command. If a new run fails before it begins, the old one is
@@ -41,7 +41,7 @@ def replacing(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterato
         if ranks.first and aside.exists():
             if _finished(folder):
                 remove(aside)
-            elif (folder / SETTINGS).exists() or (folder / FOUND).exists():
+            elif (folder / SETTINGS).exists() or (folder / SEARCH_FILE).exists():
                 log(f"the run that {folder} had before is in {aside} until the new one has finished")
             else:
                 if folder.exists():
@@ -52,13 +52,13 @@ def replacing(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterato
 
 def _finished(folder: Path) -> bool:
     """Whether a run, or a search for a student, has written its results."""
-    return (folder / RESULTS).exists() or (folder / BEST / RESULTS).exists()
+    return (folder / RESULTS).exists() or (folder / BEST_FOLDER / RESULTS).exists()
 
 
 def _move_aside(folder: Path, aside: Path) -> None:
-    names = held(folder)
-    if names and not {LOCK, FOUND} <= names:
-        refuse_other(folder)
+    names = visible_names(folder)
+    if names and not {LOCK, SEARCH_FILE} <= names:
+        check_run_folder(folder)
     if aside.exists():
         if not _finished(folder):  # a new run that was interrupted
             return

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulError
-from heedful.runs.finetune.settings import flat
+from heedful.runs.finetune.settings import flatten_settings
 from heedful.settings import load_mapping
 
 Settings = TypeVar("Settings")
@@ -23,11 +23,11 @@ MODELS = (
 )  # settings that name a model
 
 
-def pin(settings: Settings, folder: Path) -> Settings:
+def pin_models(settings: Settings, folder: Path) -> Settings:
     """Return settings in which names on the hub have a commit: that of the run in `folder`, else that of `main`."""
     known: dict[str, Any] = {}
     with suppress(OSError, HeedfulError):
-        known = dict(flat(load_mapping(folder / SETTINGS)))
+        known = dict(flatten_settings(load_mapping(folder / SETTINGS)))
     for path in MODELS:
         value = _get(settings, path)
         if isinstance(value, str) and hub.unpinned(value):

@@ -55,7 +55,7 @@ class Upload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Push:
+class PushPlan:
     """What is uploaded where, and what is left out, with the reason."""
 
     repository: str
@@ -64,7 +64,7 @@ class Push:
     left_out: dict[str, str]  # reason by path in the run's folder
 
 
-def plan(run: str | Path, repository: str, *, private: bool = True, with_examples: bool = False) -> Push:
+def plan_push(run: str | Path, repository: str, *, private: bool = True, with_examples: bool = False) -> PushPlan:
     """List what a push would upload and leave out; nothing is sent.
 
     Raises:
@@ -100,7 +100,7 @@ def plan(run: str | Path, repository: str, *, private: bool = True, with_example
                 left_out[path.name] = "quotes texts of the data; --with-examples uploads it"
         else:
             left_out[path.name + ("/" if path.is_dir() else "")] = "not part of the model"
-    return Push(repository=repository, private=private, files=tuple(files), left_out=left_out)
+    return PushPlan(repository=repository, private=private, files=tuple(files), left_out=left_out)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -122,7 +122,7 @@ def without_mistakes(card: str) -> str:
     return "".join(kept)
 
 
-def push(planned: Push) -> str:
+def push(planned: PushPlan) -> str:
     """Create the repository, upload the files in one commit, and return the address of that commit.
 
     An empty repository of that name is used; one with files is refused.
@@ -143,7 +143,7 @@ def push(planned: Push) -> str:
     return str(made.commit_url)
 
 
-def _create(api: Any, planned: Push) -> None:
+def _create(api: Any, planned: PushPlan) -> None:
     """Create the repository, or check that the one which exists is empty and as private as asked."""
     if not api.repo_exists(planned.repository):
         api.create_repo(planned.repository, private=planned.private)
@@ -158,7 +158,7 @@ def _create(api: Any, planned: Push) -> None:
         raise HeedfulError(f"{planned.repository} exists and is public: make it private on the hub, or give --public")
 
 
-def _on_hub(planned: Push, call: Callable[[], Any]) -> Any:
+def _on_hub(planned: PushPlan, call: Callable[[], Any]) -> Any:
     """Call the hub, and raise its errors as HeedfulErrors."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from heedful.runs.aliases import canonical_task
-from heedful.runs.settings_schema import Setting, describe
+from heedful.runs.settings_schema import Setting, describe_settings
 from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
 from heedful.toml_json import toml
@@ -15,12 +15,12 @@ EXAMPLES = 1_000  # of the defaults that follow from the size of the data
 RUNS = ("pretrain", "distil")
 
 
-def names() -> list[str]:
+def template_names() -> list[str]:
     """What templates exist of: tasks of finetune, pretrain and distil."""
     return [*task_names(), *RUNS]
 
 
-def usual(name: str) -> Any:
+def template_settings(name: str) -> Any:
     """Default settings of a task of finetune, of pretrain, or of distil.
 
     Raises:
@@ -31,15 +31,15 @@ def usual(name: str) -> Any:
     from heedful.runs.pretrain import settings as pretrain_settings
 
     if name == "pretrain":
-        return pretrain_settings.defaults("mlm", 256, going_on=False)
+        return pretrain_settings.pretrain_defaults("mlm", 256, continued=False)
     task = canonical_task(task_names()[0] if name == "distil" else name)
-    found = settings.defaults(task, EXAMPLES, fresh=False)[0]
+    found = settings.finetune_defaults(task, EXAMPLES, random_init=False)[0]
     if name != "distil":
         return found
     return distil_settings.DistilSettings(task=found.task, teacher="TEACHER", train=found.train, fit=found.fit)
 
 
-def template(name: str) -> str:
+def recipe_template(name: str) -> str:
     """Return the text of a recipe in which each setting is a line that begins with "#", directly before its name.
 
     Raises:
@@ -52,12 +52,14 @@ def template(name: str) -> str:
     ]
     if name != "pretrain":
         head.append(f"# Defaults of train and fit follow from the data; those below are for {EXAMPLES:,} examples.")
-    return commented(usual(name), head)
+    return comment_out(template_settings(name), head)
 
 
-def commented(settings: Any, head: Sequence[str]) -> str:
+def comment_out(settings: Any, head: Sequence[str]) -> str:
     """Return a TOML file of settings in which each is commented out, below the lines of a head."""
-    known = {setting.path: setting for setting in reversed(describe(settings)) if _is_chosen(setting, settings)}
+    known = {
+        setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
+    }
     lines, table = list(head), ""
     for line in "\n".join(toml(to_mapping(settings), ())).split("\n"):
         if line.startswith("["):
@@ -93,7 +95,7 @@ def _is_chosen(setting: Setting, settings: Any) -> bool:
 def _other_kinds(settings: Any, table: str) -> Iterator[str]:
     """The settings of kinds that are not the default of a table, in comments."""
     found: dict[str, list[str]] = {}
-    for setting in describe(settings):
+    for setting in describe_settings(settings):
         if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):
             found.setdefault(setting.when[-1].removeprefix(f"{table}."), []).append(setting.path[len(table) + 1 :])
     for kind, paths in found.items():

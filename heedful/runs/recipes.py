@@ -23,7 +23,7 @@ USES = {  # by what a recipe's name begins with
 }
 
 
-class Offer(NamedTuple):
+class Asset(NamedTuple):
     """Something to copy."""
 
     name: str
@@ -32,20 +32,20 @@ class Offer(NamedTuple):
     use: str  # the command for a copy, which stands for {}
 
 
-def offers() -> Iterator[Offer]:
+def list_assets() -> Iterator[Asset]:
     """Settings by name, then data."""
     assets = files("heedful") / "assets"
     for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         use = USES.get(path.name.partition("-")[0], "finetune TASK DATA")
-        yield Offer(path.name.removesuffix(".toml"), about, path, f"heedful {use} --recipe {{}}")
+        yield Asset(path.name.removesuffix(".toml"), about, path, f"heedful {use} --recipe {{}}")
     for name, (about, task) in SAMPLES.items():
-        yield Offer(name, about, assets / name, f"heedful finetune {task} {{}}")
+        yield Asset(name, about, assets / name, f"heedful finetune {task} {{}}")
 
 
-def copy(name: str, to: Path | None = None) -> tuple[Path, Offer]:
+def copy_asset(name: str, to: Path | None = None) -> tuple[Path, Asset]:
     """Write a recipe to a new file, or data to a new folder; its own name here, unless another place is given."""
-    known = {offer.name: offer for offer in offers()}
+    known = {offer.name: offer for offer in list_assets()}
     if name not in known:
         raise HeedfulError(f'there is no recipe "{name}"{did_you_mean(name, list(known))}: {", ".join(known)}')
     place, folder = known[name].place, name in SAMPLES

@@ -54,14 +54,14 @@ def read_results(folder: Path) -> dict[str, Any]:
     raise HeedfulError(f'{path} lacks "task", "metric" or "splits" that have "numbers": no run of Heedful wrote it')
 
 
-def measured(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def headline_split(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """The split that plots and tables speak of, test before dev, and its numbers; None: nothing was measured."""
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
-def predictions(folder: Path, split: str) -> Iterator[dict[str, Any]]:
+def read_predictions(folder: Path, split: str) -> Iterator[dict[str, Any]]:
     """The lines of predictions-SPLIT.jsonl, the worst mistakes first; none where there is no such file."""
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())

@@ -26,7 +26,7 @@ from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, device_of, fast_bfloat16
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs.card.baseline import BEFORE
-from heedful.runs.finetune.settings import flat
+from heedful.runs.finetune.settings import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import JOURNAL, RESULTS
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
@@ -38,28 +38,28 @@ from heedful.train.trainer import DivergedError
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 Precision = Literal["float32", "bfloat16"]
-START = "start"  # the model that training starts from, where it was made for the run
+START_MODEL = "start"  # the model that training starts from, where it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
-TEXT = {TOKENIZER, CORPUS}
-BEGUN = {
+CORPUS_FOLDERS = {TOKENIZER, CORPUS}
+INITIAL_FILES = {
     SETTINGS,
     DATA,
     ENVIRONMENT,
     BAD_ROWS,
     LOCK,
-    START,
+    START_MODEL,
     BEFORE,
     JOURNAL,
-} | TEXT  # all that is there before a checkpoint
+} | CORPUS_FOLDERS  # all that is there before a checkpoint
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
+def translate_io_errors(folder: Path) -> Iterator[None]:
     """What the disk says, in words."""
     try:
         yield
     except DivergedError as error:
-        if _names(folder) <= BEGUN:  # other settings are taken there
+        if _names(folder) <= INITIAL_FILES:  # other settings are taken there
             raise
         more = f"{folder} resumes with its own settings: for others give another folder with --output"
         raise DivergedError(f"{error}. {more}", error.step) from error
@@ -72,7 +72,7 @@ def explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def held(folder: Path) -> set[str]:
+def visible_names(folder: Path) -> set[str]:
     """The names of what a folder holds, without hidden files; one that cannot be read is an error."""
     try:
         return _names(folder) if folder.exists() else set()
@@ -80,10 +80,10 @@ def held(folder: Path) -> set[str]:
         raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --output") from None
 
 
-def refuse_other(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
     """A folder that is neither a run nor free is an error; hidden files do not count."""
-    names = held(folder)
-    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= BEGUN - TEXT
+    names = visible_names(folder)
+    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
     if names and not is_run and not is_begun:
         inside, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
         raise HeedfulError(
@@ -96,7 +96,7 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def decided(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
+def resolve_precision(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
     """With the precision that "auto" is: that of a run which goes on in the folder, on whatever machine it began; else
     bfloat16 where the devices of all ranks, which have to be there, have instructions for it. All ranks come here.
     """
@@ -115,13 +115,13 @@ def decided(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str
 def _begun_with(folder: Path) -> Any:
     """The precision of a run that has more than its beginning; None: there is none."""
     with suppress(OSError, HeedfulError):
-        if not _names(folder) <= BEGUN:
-            found = dict(flat(load_mapping(folder / SETTINGS))).get("train.precision")
+        if not _names(folder) <= INITIAL_FILES:
+            found = dict(flatten_settings(load_mapping(folder / SETTINGS))).get("train.precision")
             return found if found in ("float32", "bfloat16") else None
     return None
 
 
-def going_on(folder: Path, settings: Any) -> bool:
+def can_resume(folder: Path, settings: Any) -> bool:
     """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared.
 
     What was made of a text goes where another run of the same kind begins there with other settings of the text alone,
@@ -131,10 +131,14 @@ def going_on(folder: Path, settings: Any) -> bool:
         sweep(Path(each))
     names, before = _names(folder), _before(folder, settings)
     of_text = isinstance(before, PretrainSettings)
-    if names <= BEGUN and (of_text or not names & TEXT) and (before != settings or JOURNAL not in names):
+    if (
+        names <= INITIAL_FILES
+        and (of_text or not names & CORPUS_FOLDERS)
+        and (before != settings or JOURNAL not in names)
+    ):
         kept = {LOCK}
         if of_text and before.text == settings.text:
-            kept |= {BAD_ROWS, *TEXT}
+            kept |= {BAD_ROWS, *CORPUS_FOLDERS}
         elif CORPUS in names:
             said = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
             warnings.warn(said, HeedfulWarning, stacklevel=2)
@@ -142,7 +146,7 @@ def going_on(folder: Path, settings: Any) -> bool:
             remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
-    before = settings_in(folder, type(settings))
+    before = read_settings(folder, type(settings))
     if before != settings:
         more = ""
         if (folder / RESULTS).exists():
@@ -154,7 +158,7 @@ def going_on(folder: Path, settings: Any) -> bool:
     return True
 
 
-def settings_in(folder: Path, kind: type[Any], name: str = SETTINGS) -> Any:
+def read_settings(folder: Path, kind: type[Any], name: str = SETTINGS) -> Any:
     """The settings of the run in a folder, which has to be of that kind."""
     try:
         return from_file(kind, folder / name)
@@ -174,26 +178,26 @@ def _before(folder: Path, settings: Any) -> Any:
         return None
 
 
-def begin_on(folder: Path, settings: Any) -> None:
+def init_run_folder(folder: Path, settings: Any) -> None:
     """The same for a run that says itself whether its data is the same."""
-    if not going_on(folder, settings):
-        write(folder / ENVIRONMENT, environment())
-        write(folder / SETTINGS, to_toml(settings))
+    if not can_resume(folder, settings):
+        write_file(folder / ENVIRONMENT, environment())
+        write_file(folder / SETTINGS, to_toml(settings))
 
 
-def begin(
+def init_labelled_run(
     folder: Path,
     settings: Any,
     source: Source[Any],
     counts: Mapping[str, int],
-    reopened: Callable[[SetAside], Source[Any]],
+    reopen: Callable[[SetAside], Source[Any]],
 ) -> None:
     """Write what the run is, or see that the one which is there is the same; one that has nothing yet is begun anew.
 
     `counts` are the examples of each split. `reopened` gives the source again, so that its bad rows, if it has any,
     can be set aside in the folder.
     """
-    if going_on(folder, settings):
+    if can_resume(folder, settings):
         hashes, known = _hashes(source), read_json(folder / DATA)["files"]
         if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
@@ -203,10 +207,10 @@ def begin(
             )
         return
     if source.sieve.bad:
-        again = reopened(SetAside(file=folder / BAD_ROWS))
+        again = reopen(SetAside(file=folder / BAD_ROWS))
         for split in again.splits:
             deque(again.examples(split), maxlen=0)
-    write(folder / ENVIRONMENT, environment())
+    write_file(folder / ENVIRONMENT, environment())
     shorts = {
         place: name
         for split, places in source.places.items()
@@ -222,8 +226,8 @@ def begin(
         "made_dev": source.made_dev,
         "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
     }
-    write(folder / DATA, about)
-    write(folder / SETTINGS, to_toml(settings))  # last: a run has all of them
+    write_file(folder / DATA, about)
+    write_file(folder / SETTINGS, to_toml(settings))  # last: a run has all of them
 
 
 def _hashes(source: Source[Any]) -> dict[str, str]:
@@ -232,7 +236,7 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
     for split, places in source.places.items():
         for place, name in zip(places, _shorts(source, split), strict=True):
             if os.path.exists(place):
-                found[name] = file_hash(place)
+                found[name] = sha256_of(place)
             else:
                 digest = hashlib.sha256()
                 for example in source.examples(split):
@@ -249,27 +253,27 @@ def _shorts(source: Source[Any], split: str) -> list[str]:
     return [Path(each).absolute().relative_to(above).as_posix() if os.path.exists(each) else each for each in places]
 
 
-def file_hash(place: str | Path) -> str:
+def sha256_of(place: str | Path) -> str:
     """SHA-256 of a file, or of the names and hashes of a folder's files."""
     if os.path.isdir(place):
         digest = hashlib.sha256()
         for path in sorted(path for path in Path(place).iterdir() if path.is_file()):
-            digest.update(f"{path.name} {file_hash(path)}\n".encode(errors="surrogateescape"))
+            digest.update(f"{path.name} {sha256_of(path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
     with Path(place).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def trained_on(run: str | Path, places: Sequence[str]) -> tuple[str, ...]:
+def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
     """Those of these files that a run learned from, wherever they lie now; none of what is no run."""
     if not (Path(run) / DATA).is_file():
         return ()
     about = read_json(Path(run) / DATA)
     learned = {about["files"][name] for name in about.get("trained_on", ())}
-    return tuple(each for each in places if learned and os.path.exists(each) and file_hash(each) in learned)
+    return tuple(each for each in paths if learned and os.path.exists(each) and sha256_of(each) in learned)
 
 
-def layout_of(run: str | Path) -> Layout | None:
+def label_layout(run: str | Path) -> Layout | None:
     """Return in which layout a run's labels were names of files or folders; None: they were in files."""
     try:
         found = read_json(Path(run) / DATA).get("layout")
@@ -280,7 +284,7 @@ def layout_of(run: str | Path) -> Layout | None:
 
 def _differences(before: Any, now: Any) -> str:
     """Names of settings that differ, with both values."""
-    old, new = (dict(flat(to_mapping(each))) for each in (before, now))
+    old, new = (dict(flatten_settings(to_mapping(each))) for each in (before, now))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     each = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
     return "; ".join(each) + ("; and more" if names[4:] else "")
@@ -289,7 +293,7 @@ def _differences(before: Any, now: Any) -> str:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, value: Any) -> None:
+def write_file(path: Path, value: Any) -> None:
     """Text, or data as JSON; there whole or not at all."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with whole(path) as part:
@@ -302,10 +306,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def as_table(journal: Path, more: Sequence[Mapping[str, Any]] = ()) -> str:
+def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The journal as CSV: a row for each update or evaluation, and after them `more` rows."""
     rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
-    rows += map(dict, more)
+    rows += map(dict, more_rows)
     names = dict.fromkeys(name for row in rows for name in row)
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

@@ -24,7 +24,7 @@ from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-SECOND = {  # decides between equal metric values, the first of these that a task has: 1 where larger is better
+TIE_BREAKERS = {  # decides between equal metric values, the first of these that a task has: 1 where larger is better
     **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
     **{"pearson": 1, "accuracy": 1, "f1": 1},
 }
@@ -33,7 +33,7 @@ AT_ONCE = 1000  # predictions that are put in order together
 HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
 
 
-def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
+def engine_for(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
     """The engine over a model, its products in that precision."""
     engine = Engine(
         loaded,
@@ -49,7 +49,7 @@ def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable
     return ask
 
 
-def measure(
+def measure_split(
     task: Task,
     loaded: Loaded,
     examples: Iterable[Any],
@@ -61,10 +61,10 @@ def measure(
     """Ask for this rank's share of the examples; `predictions` gets a line for each, the worst mistakes first."""
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
-        book = stack.enter_context(Book(predictions)) if predictions is not None else None
+        book = stack.enter_context(PredictionFile(predictions)) if predictions is not None else None
         measured = evaluate_task(
             task,
-            asker(task, loaded, precision),
+            engine_for(task, loaded, precision),
             examples,
             first=ranks.rank,
             step=ranks.size,
@@ -75,7 +75,7 @@ def measure(
         return measured
 
 
-class Book:
+class PredictionFile:
     """Predictions in a file: written as they come, put in order at the end; 17 bytes are kept for each.
 
     What is wrong comes first, then what is worse: with ranks, what was found later than another.
@@ -87,7 +87,7 @@ class Book:
         self._wrong, self._losses, self._places = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 
-    def __enter__(self) -> Book:
+    def __enter__(self) -> PredictionFile:
         self._file = self._stack.enter_context(TemporaryFile(dir=self.path.parent))
         return self
 
@@ -126,14 +126,16 @@ def _line(found: dict[str, Any]) -> bytes:
     return json.dumps(nulled(found), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
 
 
-def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
+def tune_thresholds(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
     """Thresholds that give the best F1 on these examples, in float32."""
-    return task.calibrate(asker(task, loaded, torch.float32), examples)
+    return task.calibrate(engine_for(task, loaded, torch.float32), examples)
 
 
-def scored(task: Task, shares: list[EvalMetrics]) -> EvalResult:
+def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """The evaluation that the shares of all ranks make, for ranking checkpoints."""
     found = task.result(merge_all(shares))
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
-    tie = next((sign * numbers[name] for name, sign in SECOND.items() if name in numbers and name != task.metric), 0.0)
+    tie = next(
+        (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != task.metric), 0.0
+    )
     return EvalResult(metric_value=float(found[task.metric]), tie=tie, numbers=numbers)

@@ -48,7 +48,7 @@ class Setting:
         return _comments(self.owner).get(self.name, usual)
 
 
-def describe(settings: Any) -> list[Setting]:
+def describe_settings(settings: Any) -> list[Setting]:
     """List all settings of a dataclass, or of an instance, whose values are the defaults."""
     is_class = isinstance(settings, type)
     cls: Any = settings if is_class else type(settings)
@@ -56,7 +56,7 @@ def describe(settings: Any) -> list[Setting]:
 
 
 @by_class
-def paths(cls: type) -> dict[str, Kind]:
+def setting_paths(cls: type) -> dict[str, Kind]:
     """All paths of a settings class, tables included."""
     found: dict[str, Kind] = {}
     for setting in _walk(cls, None, "", ()):

@@ -33,7 +33,9 @@ class Interval:
         return self.high < 0
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95, grain: float = 0.0) -> Interval:
+def paired_t_interval(
+    ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95, resolution: float = 0.0
+) -> Interval:
     """mean d ± t s / sqrt(n) of the differences d seed by seed, with Student's t of n - 1 degrees (Student 1908).
 
     What a seed decides for both, their data and their order, drops out of the differences. One seed says nothing.
@@ -47,11 +49,13 @@ def paired(ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.9
     mean = fmean(differences)
     if len(differences) < 2:
         return Interval(mean=mean, low=-inf, high=inf)
-    half = t_quantile(0.5 + level / 2, len(differences) - 1) * max(stdev(differences), grain) / sqrt(len(differences))
+    half = (
+        t_quantile(0.5 + level / 2, len(differences) - 1) * max(stdev(differences), resolution) / sqrt(len(differences))
+    )
     return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
-def verdict(
+def compare_seeds(
     ours: str,
     theirs: str,
     numbers: tuple[Sequence[float], Sequence[float]],
@@ -59,14 +63,14 @@ def verdict(
     on: str,
     unit: Unit = "share",
     comparisons: int = 1,
-    grain: float = 0.0,
+    resolution: float = 0.0,
 ) -> str:
     """A sentence on two arms with numbers of the same seeds.
 
     With several comparisons each is made at 1 - 0.05 / comparisons, so that all of them together err in at most one of
     twenty studies (Bonferroni).
     """
-    found, seeds = paired(*numbers, level=1 - 0.05 / comparisons, grain=grain), len(numbers[0])
+    found, seeds = paired_t_interval(*numbers, level=1 - 0.05 / comparisons, resolution=resolution), len(numbers[0])
     by = _told(abs(found.mean), unit)
     if seeds < ENOUGH:
         told = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
@@ -80,7 +84,7 @@ def verdict(
     return f"{on}: no difference seen between {ours} and {theirs} ({within})"
 
 
-def spread(numbers: Sequence[float], unit: Unit = "share") -> str:
+def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
     """The mean, and after ± the standard deviation.
 
     >>> spread([0.5, 0.7]), spread([1.25], "number")
@@ -93,7 +97,7 @@ def spread(numbers: Sequence[float], unit: Unit = "share") -> str:
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def counted(seeds: int) -> str:
+def seed_count(seeds: int) -> str:
     """In words.
 
     >>> counted(1), counted(3)

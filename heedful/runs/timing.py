@@ -21,7 +21,7 @@ ROUNDS = 100
 BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
 
 
-def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
+def measure_latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
     """{"latency": {tokens: {"p50", "p99"}} in milliseconds, "throughput" in tokens a second}: forward passes alone.
 
     float32, as the folder is loaded; without tokenizing. A decoder beside the encoder reads as many tokens, at once.
@@ -66,7 +66,7 @@ def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Without Python's collector, which looks at all data that a process holds, however little of it is measured."""
     before = gc.isenabled()
     gc.collect()
@@ -87,16 +87,16 @@ def percentile(values: Sequence[float], per_cent: int) -> float:
     return values[-(-per_cent * len(values) // 100) - 1]
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """The bytes of this process that are in memory now; where the system does not tell, the most it has had."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
-        return memory()
+        return peak_memory()
 
 
-def memory() -> int:
+def peak_memory() -> int:
     """The most bytes this process has had."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most

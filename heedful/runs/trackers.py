@@ -59,10 +59,10 @@ class _Csv:
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
         from heedful.runs.results import JOURNAL
-        from heedful.runs.run_folder import as_table, write
+        from heedful.runs.run_folder import journal_csv, write_file
 
         def rewrite() -> None:
-            write(folder / "metrics.csv", as_table(folder / JOURNAL))
+            write_file(folder / "metrics.csv", journal_csv(folder / JOURNAL))
 
         self._rewrite = rewrite
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from heedful.errors import HeedfulError
 from heedful.runs.results import JOURNAL, as_float
-from heedful.runs.run_folder import SETTINGS, read_json, write
+from heedful.runs.run_folder import SETTINGS, read_json, write_file
 from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
@@ -18,7 +18,7 @@ from heedful.train.trainer import Step, Trainer
 TRACKING = "tracking.json"  # in a run folder: each tracker's name of the run, by which a resumed run is continued
 
 
-class Tracking(Reporter):
+class TrackingReporter(Reporter):
     """Passes events on to another reporter and copies journal records to trackers.
 
     A tracker that fails during training (network, quota, disk) is reported once and dropped; training continues,
@@ -58,7 +58,7 @@ class Tracking(Reporter):
                 raise HeedfulError(
                     f"the tracker {name} cannot be opened: {_brief(error)}. Mend that, or leave out --track {name}"
                 ) from error
-        write(folder / TRACKING, ids | {name: tracker.run_id for name, tracker in self._trackers.items()})
+        write_file(folder / TRACKING, ids | {name: tracker.run_id for name, tracker in self._trackers.items()})
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """Copy a record of the journal."""

@@ -8,8 +8,8 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
-from heedful.runs.statistics import counted, paired, spread
+from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, PALE, SKY, new_figure, set_title, style_axes
+from heedful.runs.statistics import mean_and_std, paired_t_interval, seed_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,23 +25,23 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, what: str = "") -> Figure:
     """A panel for each measure and a line for each arm: every seed, the mean, and its 95 % interval."""
     seeds = max(map(len, measures[0].values.values()))
-    told = f"{counted(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else counted(seeds)
+    told = f"{seed_count(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else seed_count(seeds)
     longest = max(len(arm) for arm in arms)
     wide = 2.3 if len(measures) > 3 else 2.8
-    figure = blank(1.0 + 0.075 * longest + wide * len(measures), 1.75 + 0.34 * len(arms))
+    figure = new_figure(1.0 + 0.075 * longest + wide * len(measures), 1.75 + 0.34 * len(arms))
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     places = {arm: len(arms) - 1 - number for number, arm in enumerate(arms)}
     for panel, measure in zip(panels, measures, strict=True):
         _panel(panel, measure, places)
     panels[0].set_yticks(list(places.values()), list(places))
     panels[0].set_ylim(-0.6, len(arms) - 0.4)
-    title(figure, heading, f"{what}, {told}" if what else told)
+    set_title(figure, heading, f"{what}, {told}" if what else told)
     return figure
 
 
 def _panel(panel: Any, measure: Measure, places: Mapping[str, int]) -> None:
     scale = 100 if measure.unit == "share" else 1
-    prepare(panel, grid="x")
+    style_axes(panel, grid="x")
     panel.tick_params(axis="y", length=0)
     if measure.chance is not None:
         panel.axvline(scale * measure.chance, color=GREY, lw=1, ls="--", zorder=1)
@@ -52,13 +52,13 @@ def _panel(panel: Any, measure: Measure, places: Mapping[str, int]) -> None:
     for arm, values in measure.values.items():
         place, shown = places[arm], [scale * value for value in values]
         mean = fmean(shown)
-        found = paired(shown, [0.0] * len(shown), grain=scale * measure.grain)
+        found = paired_t_interval(shown, [0.0] * len(shown), resolution=scale * measure.grain)
         if isfinite(found.low):
             low, high = (min(max(each, 0), 100) if scale == 100 else each for each in (found.low, found.high))
             panel.hlines(place, low, high, color=SKY, lw=4, alpha=0.55, zorder=2)
         panel.plot(shown, [place] * len(shown), ls="none", marker="o", ms=3.2, color=GREY, alpha=0.75, zorder=3)
         panel.plot([mean], [place], ls="none", marker="D", ms=5.5, color=BLUE, mec="white", mew=0.6, zorder=4)
-        label = spread([mean / scale], measure.unit).removesuffix(" %")
+        label = mean_and_std([mean / scale], measure.unit).removesuffix(" %")
         panel.annotate(
             label, (1, place), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
             ha="left", va="center", fontsize=8, color=INK, annotation_clip=False,
@@ -90,7 +90,7 @@ class Panel:
 
 def line_plot(panels: Sequence[Panel], *said: str) -> Figure:
     """A panel beside the other, one legend for all; a line's theory is pale behind it."""
-    figure = blank(max(6.4, 3.6 * len(panels) + 0.4), 4.1)
+    figure = new_figure(max(6.4, 3.6 * len(panels) + 0.4), 4.1)
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     looks = {name: number for number, name in enumerate(names)}
     handles: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def line_plot(panels: Sequence[Panel], *said: str) -> Figure:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        prepare(axes, grid="both")
+        style_axes(axes, grid="both")
         for line in panel.lines:
             number = looks[line.name]
             across, up = zip(*line.points, strict=True)
@@ -120,7 +120,7 @@ def line_plot(panels: Sequence[Panel], *said: str) -> Figure:
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(names)), fontsize=8,
         frameon=False,
     )  # fmt: skip
-    title(figure, *said)
+    set_title(figure, *said)
     return figure
 
 

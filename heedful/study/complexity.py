@@ -30,7 +30,7 @@ from heedful.model.classic_config import Recurrent
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
 from heedful.nn.local_attention import restricted
-from heedful.runs.statistics import ENOUGH, counted, spread
+from heedful.runs.statistics import ENOUGH, mean_and_std, seed_count
 from heedful.study import charts
 from heedful.study.layers import Convolution, unfused_self_attention
 from heedful.study.runner import Measure, StudyConfig, StudyResult
@@ -198,7 +198,7 @@ def _told(
     rows = []
     for arm, theory in theories.items():
         both = zip(measures, theory.exponents, strict=True)
-        rows.append((arm, *(f"{spread(each.values[arm], 'number')} ({expected:g})" for each, expected in both)))
+        rows.append((arm, *(f"{mean_and_std(each.values[arm], 'number')} ({expected:g})" for each, expected in both)))
     head = ("layer", *(f"{measure.name} (theory)" for measure in measures))
     panels = [
         charts.Panel(
@@ -212,7 +212,7 @@ def _told(
     about = (
         f"A forward and a backward pass of one layer over one sequence: the least processor time of at least three, "
         f"float32, one thread; convolution with kernel {KERNEL}, restricted attention with "
-        f"radius {RADIUS}. Exponents of least squares, mean ± standard deviation over {counted(len(plan.seeds))}. "
+        f"radius {RADIUS}. Exponents of least squares, mean ± standard deviation over {seed_count(len(plan.seeds))}. "
         + "; ".join(
             f"{arm}: n {_range(each.lengths)} at d = {each.at[0]}, d {_range(each.widths)} at n = {each.at[1]}"
             for arm, each in theories.items()
@@ -239,7 +239,7 @@ def _verdicts(plan: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, ..
     if plan.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
     if len(plan.seeds) < ENOUGH:
-        return (f"{counted(len(plan.seeds))}, too few for a verdict: give {ENOUGH} or more",)
+        return (f"{seed_count(len(plan.seeds))}, too few for a verdict: give {ENOUGH} or more",)
     verdicts = []
     for arm, theory in THEORY.items():
         far = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heedful.checkpoint import Loaded
 from heedful.data import Labelled
 from heedful.model.config import Learned
-from heedful.runs.statistics import counted
+from heedful.runs.statistics import seed_count
 from heedful.study import charts
 from heedful.study.build import (
     accuracy_by_part,
@@ -82,7 +82,7 @@ def run(plan: StudyConfig) -> StudyResult:
     curve = charts.line_plot(
         panels,
         "Where norms stand, and over what they go",
-        f"training loss, mean of {counted(len(plan.seeds))} and of {SMOOTH} steps; 0.69 is a guess",
+        f"training loss, mean of {seed_count(len(plan.seeds))} and of {SMOOTH} steps; 0.69 is a guess",
     )
     figure = charts.dot_plot(measures, ARMS, "Where norms stand, and over what they go", "accuracy")
     facts = {

@@ -20,10 +20,10 @@ from heedful.errors import HeedfulError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention
 from heedful.objectives import SelfSupervised
-from heedful.runs.finetune.classic import classic_start
+from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import Classic
-from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, saved
-from heedful.runs.pretrain.settings import PretrainSettings, settled
+from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, model_to_save
+from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.study.build import accuracy_by_part, classification_task, train_classifier
 from heedful.study.limits import SST2
 from heedful.study.runner import StudyConfig, no_log
@@ -113,10 +113,10 @@ def _real(data: Path, folder: Path, seed: int, few: int) -> PretrainingData:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def pretraining_components(given: PretrainingData, objective: str, seed: int, *, steps: int, full: bool) -> Pieces:
+def pretraining_components(given: PretrainingData, objective: str, seed: int, *, steps: int, full: bool) -> Components:
     """What `heedful pretrain` would be made of: one shape of one family for all objectives, one number of tokens."""
     layers, width, heads, length = (4, 256, 4, 128) if full else (2, 128, 4, 64)
-    settings: PretrainSettings = settled(
+    settings: PretrainSettings = resolve_pretrain(
         ["text"],
         objective=objective,
         assignments=[
@@ -127,19 +127,19 @@ def pretraining_components(given: PretrainingData, objective: str, seed: int, *,
     )  # fmt: skip
     how = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=how)
-    return Pieces(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
+    return Components(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
 
 
 def pretrain_encoder(
-    made: Pieces, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
+    made: Components, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
 ) -> tuple[Loaded, list[float]]:
     """The model, after it has read where it does; the loss of each step."""
-    loaded, losses = fresh_or_started(made), []
+    loaded, losses = build_model(made), []
     if pretrain:
-        rows = samples_of(made)[0]
-        samples, objective = rows[0], transform(objectives_of(made, loaded, rows)[0])
+        rows = build_samples(made)[0]
+        samples, objective = rows[0], transform(build_objectives(made, loaded, rows)[0])
         losses = [step.loss for step in Trainer(loaded, objective, samples, made.settings.train)]
-    return saved(loaded, made), losses
+    return model_to_save(loaded, made), losses
 
 
 def finetuned_accuracy(
@@ -156,7 +156,7 @@ def frozen_accuracy(
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
         asked = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
-        made = classic_start(asked, [], seed, no_log)
+        made = classic_model(asked, [], seed, no_log)
     return _learned(attach(made, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
 
 

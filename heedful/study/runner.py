@@ -14,8 +14,8 @@ from heedful import __version__
 from heedful.atomic_io import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs.plots import style
-from heedful.runs.run_folder import environment, read_json, write
-from heedful.runs.statistics import Unit, counted, spread, verdict
+from heedful.runs.run_folder import environment, read_json, write_file
+from heedful.runs.statistics import Unit, compare_seeds, mean_and_std, seed_count
 from heedful.study import STUDIES
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class StudyResult:
             return self.columns, self.rows
         rows = []
         for arm in self.arms:
-            cells = (spread(each.values[arm], each.unit) if arm in each.values else "–" for each in self.measures)
+            cells = (mean_and_std(each.values[arm], each.unit) if arm in each.values else "–" for each in self.measures)
             rows.append((arm, *cells))
         return ("", *(each.name for each in self.measures)), tuple(rows)
 
@@ -172,7 +172,7 @@ class _Found:
             return
         found = [{"arm": arm, "seed": seed} | row for (arm, seed), row in self.rows.items()]
         try:
-            write(self.path, {"facts": self._facts, "found": found})
+            write_file(self.path, {"facts": self._facts, "found": found})
         except OSError as error:
             self._log(f"{self.path} cannot be written: {error.strerror or error}: stopped, this study begins again")
             self.path = None
@@ -184,14 +184,14 @@ def compare_arms(
     """A verdict for each pair of arms on each measure; with so many `beside` they are one family of comparisons."""
     count = len(measures) * len(pairs) + other_comparisons
     return tuple(
-        verdict(
+        compare_seeds(
             ours,
             theirs,
             (each.values[ours], each.values[theirs]),
             on=each.name,
             unit=each.unit,
             comparisons=count,
-            grain=each.grain,
+            resolution=each.grain,
         )
         for each in measures
         for ours, theirs in pairs
@@ -233,9 +233,9 @@ def run_study(name: str, plan: StudyConfig, output_dir: Path) -> CompletedStudy:
     files: list[Path] = []
     try:
         for kind, text in texts.items():
-            write(output_dir / f"{name}.{kind}", text)
+            write_file(output_dir / f"{name}.{kind}", text)
             files.append(output_dir / f"{name}.{kind}")
-        files += (style.write(output_dir / f"{each}.png", figure) for each, figure in pictures.items())
+        files += (style.save_png(output_dir / f"{each}.png", figure) for each, figure in pictures.items())
     except OSError as error:
         lost = f"{output_dir} did not take all files: {error.strerror or error}"
         return CompletedStudy(name=name, result=outcome, seconds=seconds, files=tuple(files), write_error=lost)
@@ -273,7 +273,7 @@ def markdown(name: str, plan: StudyConfig, outcome: StudyResult, seconds: float,
     lines += [_row(head), _row(["---", *("---:" for _ in head[1:])]), *map(_row, rows), ""]
     lines += [f"* {each}" for each in outcome.verdicts]
     lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, "]
-    lines[-1] += f"{counted(len(plan.seeds))}, {seconds:.0f} s, scale {plan.scale}."
+    lines[-1] += f"{seed_count(len(plan.seeds))}, {seconds:.0f} s, scale {plan.scale}."
     pictures = [name, *(f"{name}-{what}" for what in outcome.extra_figures)]
     return "\n".join([*lines, "", *(f"![{each}]({each}.png)" for each in pictures), ""])
 

@@ -18,8 +18,8 @@ from heedful.data.examples import Rewritten
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
 from heedful.runs.finetune.init_settings import Transformer
-from heedful.runs.finetune.seq2seq import transformer, two_nets
-from heedful.runs.statistics import counted
+from heedful.runs.finetune.seq2seq import recurrent_config, transformer_config
+from heedful.runs.statistics import seed_count
 from heedful.study import charts
 from heedful.study.build import CLASSIC
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
@@ -61,10 +61,10 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     """One arm, with a head over the pieces; all have one width."""
     if arm == TRANSFORMER:
         settings = Transformer(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
-        config = Config(family="heedful", model=transformer(settings, tokenizer.size))
+        config = Config(family="heedful", model=transformer_config(settings, tokenizer.size))
     else:
         nets = Writer(width=WIDTH, look=Everywhere(score="additive") if arm == ATTENTION else None)
-        config = Config(family=CLASSIC, model=two_nets(nets, tokenizer.size, WIDTH))
+        config = Config(family=CLASSIC, model=recurrent_config(nets, tokenizer.size, WIDTH))
     return attach(create(config, tokenizer, seed=seed), "language_model", seed=seed)
 
 
@@ -164,7 +164,7 @@ def run(plan: StudyConfig) -> StudyResult:
             lines=tuple(charts.Line(name=arm, points=charts.smooth(lost, 20)) for arm, lost in losses.items()),
         ),
     ]
-    drawn = charts.line_plot(panels, "The toy language: how fast each learns", f"mean of {counted(len(plan.seeds))}")
+    drawn = charts.line_plot(panels, "The toy language: how fast each learns", f"mean of {seed_count(len(plan.seeds))}")
     facts = {
         "steps": steps,
         "right while learning": {arm: [round(each, 4) for each in curve] for arm, curve in curves.items()},

@@ -104,12 +104,12 @@ def skip_plots_and_timing() -> None:
         return []
 
     for module, name in (
-        (finetune, "draw"),
-        (pretrain, "draw"),
+        (finetune, "draw_run_plots"),
+        (pretrain, "draw_run_plots"),
         (distil_verdict, "write_figure"),
         (distil_search, "write_figure"),
-        (distil_verdict, "plot"),
-        (distil_search, "plot"),
+        (distil_verdict, "plot_verdict"),
+        (distil_search, "plot_verdict"),
     ):
         getattr(module, name)  # it has to be there
         setattr(module, name, nothing)
@@ -705,7 +705,7 @@ def resuming(work: Path, quick: bool) -> Probes:
 
 def defaults(work: Path, quick: bool) -> Probes:
     """Default settings of every task, objective and command."""
-    from heedful.runs.distil.settings import RECIPES, DistilSettings, MaskedDistilSettings
+    from heedful.runs.distil.settings import LOSS_PRESETS, DistilSettings, MaskedDistilSettings
     from heedful.runs.finetune import settings
     from heedful.runs.pretrain import settings as pretrain_settings
     from heedful.serve.settings import Limits, Timeouts
@@ -716,13 +716,15 @@ def defaults(work: Path, quick: bool) -> Probes:
     found: Probes = {}
     for name in SPECS:
         for examples in (100, 30_000):
-            made, _ = settings.defaults(name, examples, fresh=False)
+            made, _ = settings.finetune_defaults(name, examples, random_init=False)
             found[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(made)
     for name in pretrain_settings.OBJECTIVES:
-        found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
+        found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(
+            pretrain_settings.pretrain_defaults(name, 256, continued=False)
+        )
     found["distil"] = to_mapping(DistilSettings(task=SPECS["classify"].settings(), teacher="t"))
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
-    found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in RECIPES.items()}
+    found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in LOSS_PRESETS.items()}
     found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
     found["tokenizer"] = to_mapping(TokenizerSettings(vocab_size=1000))
     return {name: as_before(value) for name, value in found.items()}

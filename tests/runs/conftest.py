@@ -20,13 +20,13 @@ from tests.support.model_folders import make
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots of runs, little timing, one thread."""
-    monkeypatch.setattr(finetune, "draw", lambda folder: [])
-    monkeypatch.setattr(pretrain, "draw", lambda folder: [])
+    monkeypatch.setattr(finetune, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(pretrain, "draw_run_plots", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(distil_verdict, "LONG", 0.0)
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "write_figure", lambda path, figure: path)
-        monkeypatch.setattr(module, "plot", lambda *found: None)
+        monkeypatch.setattr(module, "plot_verdict", lambda *found: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -10,16 +10,16 @@ from heedful.cli import app
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, task_aliases
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
-from heedful.runs.finetune.settings import FinetuneSettings, defaults, known_task
+from heedful.runs.finetune.settings import FinetuneSettings, check_task, finetune_defaults
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.pretrain.settings import defaults as pretraining
-from heedful.runs.settings_schema import paths
+from heedful.runs.pretrain.settings import pretrain_defaults as pretraining
+from heedful.runs.settings_schema import setting_paths
 from heedful.tasks.specs import task_names
 from heedful.tokenizer.settings import TokenizerSettings
 
-CLASSIFY = defaults("classify", 600, fresh=False)[0]
-PRETRAIN = pretraining("mlm", 256, going_on=False)
+CLASSIFY = finetune_defaults("classify", 600, random_init=False)[0]
+PRETRAIN = pretraining("mlm", 256, continued=False)
 ACCEPTED = [  # library, name, a value, full path here
     ("transformers", "learning_rate", 0.5, "train.optimizer.lr"),
     ("transformers", "weight_decay", 0.5, "train.optimizer.weight_decay"),
@@ -186,7 +186,7 @@ def test_everything_that_a_foreign_name_means_exists() -> None:
     known = {
         path
         for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings, TokenizerSettings)
-        for path in paths(cls)
+        for path in setting_paths(cls)
     }
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     for foreign in ALIASES.values():
@@ -195,7 +195,7 @@ def test_everything_that_a_foreign_name_means_exists() -> None:
                 assert meant.removeprefix("heedful ") in verbs
             elif foreign.is_setting:
                 assert meant in known, f"{foreign.name}: {meant} is not a setting"
-    short = {path.rpartition(".")[2] for path in paths(FinetuneSettings)}
+    short = {path.rpartition(".")[2] for path in setting_paths(FinetuneSettings)}
     assert not short & {name for name in ALIASES if ALIASES[name].advice}, "a setting's own name needs no advice"
 
 
@@ -218,19 +218,19 @@ def test_everything_that_a_foreign_name_means_exists() -> None:
     ],
 )
 def test_a_task_may_be_given_by_the_name_of_a_pipeline(name: str, task: str) -> None:
-    assert known_task(name) == task
+    assert check_task(name) == task
 
 
 def test_every_alias_of_a_task_leads_to_one() -> None:
-    assert {known_task(name) for name in task_aliases()} == set(task_names())
+    assert {check_task(name) for name in task_aliases()} == set(task_names())
 
 
 @pytest.mark.parametrize("name", ["fill-mask", "text-generation", "zero-shot-classification"])
 def test_what_is_no_fine_tuning_task_is_answered_with_the_command(name: str) -> None:
     with pytest.raises(HeedfulError, match="use heedful"):
-        known_task(name)
+        check_task(name)
 
 
 def test_a_misspelt_pipeline_is_answered() -> None:
     with pytest.raises(HeedfulError, match='did you mean "token-classification"'):
-        known_task("token-clasification")
+        check_task("token-clasification")

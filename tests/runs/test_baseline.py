@@ -16,11 +16,11 @@ import torch
 import heedful
 from heedful.data import read
 from heedful.data.labelled.statistics import survey
-from heedful.runs.card.baseline import comparisons
+from heedful.runs.card.baseline import baseline_lines
 from heedful.runs.finetune import run as module
-from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.runs.scoring import measure
+from heedful.runs.scoring import measure_split
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
@@ -33,8 +33,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,12 +68,12 @@ def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path:
     found = done.results["baseline"]
     source = read(given)
     splits = survey(source, ("train", "dev", "test"))
-    task, loaded = make_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
+    task, loaded = build_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
     for split in ("dev", "test"):
-        expected = task.result(measure(task, loaded, source.examples(split)))[main]
+        expected = task.result(measure_split(task, loaded, source.examples(split)))[main]
         assert found["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)
         assert main in found["splits"][split]["intervals"]
-    line = comparisons(done.results)[1]
+    line = baseline_lines(done.results)[1]
     assert line.startswith(f"test {main} ") and "; before training " in line
     assert line in (tmp_path / "run" / "model" / "README.md").read_text().replace("\\", "")
     with (tmp_path / "run" / "results.csv").open(newline="") as file:

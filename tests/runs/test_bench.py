@@ -17,7 +17,7 @@ from heedful.infer.tuning import precision_gate
 from heedful.runs import evaluate as evaluation
 from heedful.runs import timing
 from heedful.runs.bench import bench
-from heedful.runs.timing import resident
+from heedful.runs.timing import resident_bytes
 from tests.support.model_folders import make
 
 ROWS = "text,label\n" + "".join(f"the cat {word},{label}\n" for word in "abcdefgh" for label in ("good", "bad"))
@@ -33,8 +33,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(precision_gate, "ROUNDS", 1)
     monkeypatch.setattr(timing, "BATCH", 512)
     usual = module.latency
-    monkeypatch.setattr(module, "latency", lambda loaded: usual(loaded, 5))
-    monkeypatch.setattr(module, "_resident", lambda *given: resident())
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: usual(loaded, 5))
+    monkeypatch.setattr(module, "_resident", lambda *given: resident_bytes())
     return tmp_path / "run"
 
 
@@ -79,7 +79,7 @@ def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytes
     (run / "settings.toml").write_text('long_inputs = "truncate"\n')
     seen, usual = [], evaluation.measure
     seeing = lambda task, *given, **more: seen.append(task.long_inputs) or usual(task, *given, **more)  # noqa: E731
-    monkeypatch.setattr(evaluation, "measure", seeing)
+    monkeypatch.setattr(evaluation, "measure_split", seeing)
     bench(run, data=run.parent / "rows.csv")
     assert seen and set(seen) == {"truncate"}
 

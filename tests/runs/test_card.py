@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from heedful.cli import app
 from heedful.errors import HeedfulError
-from heedful.runs.card.finetuned import number, plain, write_card
+from heedful.runs.card.finetuned import escape_markdown, format_number, write_finetuned_card
 from heedful.runs.card.usage import usage
 from heedful.tasks.specs import SPECS
 from tests.support import run_folders as made
@@ -75,7 +75,7 @@ def run(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[ma
 
 def card(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[made.Line]) -> str:
     """The text of its card."""
-    path = write_card(run(folder, found, kind, **told))
+    path = write_finetuned_card(run(folder, found, kind, **told))
     assert path == folder / "model" / "README.md"
     assert sorted(each.name for each in path.parent.iterdir()) == ["README.md", "config.json"]
     return path.read_text(encoding="utf-8")
@@ -245,7 +245,11 @@ def test_each_class(tmp_path: Path) -> None:
     table = rows(text, "### Each class, on test")
     scores = found["splits"]["test"]["numbers"]["classes"]["good"]
     assert table[0] == ["class", "precision", "recall", "F1", "examples"]
-    assert table[3] == ["good", *(number(scores[name]) for name in ("precision", "recall", "f1")), str(scores["count"])]
+    assert table[3] == [
+        "good",
+        *(format_number(scores[name]) for name in ("precision", "recall", "f1")),
+        str(scores["count"]),
+    ]
     assert "on test 2 of 2 have fewer than 30 examples (bad, good)" in text and "<details>\n<summary>2" not in text
     many, _ = made.classified([f"c{n}" for n in range(77)])
     assert "<summary>77 rows</summary>" in card(tmp_path, made.results("classify", "accuracy", {"dev": many}))
@@ -343,7 +347,7 @@ def test_long_texts_are_shortened(tmp_path: Path) -> None:
     wrong = next(line for line in lines if not line["correct"]) | {"input": "word " * 1000}
     table = rows(card(tmp_path, found, dev=[wrong]), "## The worst mistakes on dev")
     assert len(table[2][0]) <= 240 and table[2][0].endswith("…")
-    assert plain("x" * 300, 10) == "x" * 9 + "…" and plain("x" * 10, 10) == "x" * 10
+    assert escape_markdown("x" * 300, 10) == "x" * 9 + "…" and escape_markdown("x" * 10, 10) == "x" * 10
 
 
 def test_speed_data_and_settings(tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
     found, _ = classified()
     made.write(tmp_path, found)
     with pytest.raises(HeedfulError, match=r"has no model/config\.json: save the model before its card"):
-        write_card(tmp_path)
+        write_finetuned_card(tmp_path)
     assert not (tmp_path / "model").exists()
 
 
@@ -430,4 +434,4 @@ def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
     ],
 )
 def test_numbers(given: Any, expected: str) -> None:
-    assert number(given) == expected
+    assert format_number(given) == expected

@@ -11,7 +11,13 @@ import torch
 
 from heedful import Engine, HeedfulError, load
 from heedful.cli import main
-from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
+from heedful.runs.checkpoints import (
+    checkpoint_entry,
+    continued_run_note,
+    find_checkpoint,
+    remove_training_state,
+    small_dev_note,
+)
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
 from heedful.train.fit import EvalResult
@@ -44,7 +50,7 @@ def given(tmp_path: Path) -> Path:
 def falling(given: Path, run: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The results of a run whose first evaluation is its best."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "scored", Falling())
+        patch.setattr(module, "eval_result", Falling())
         return tune("classify", given, run, MANY | more).results
 
 
@@ -59,9 +65,9 @@ def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last"]
     names = {path.name for path in (run / "checkpoints" / "last").iterdir()}
     assert names == {path.name for path in (run / "model").iterdir()} - {"README.md"}
-    assert checkpoint(run, "best") == run == checkpoint(run, str(entry["best"]["step"]))
-    last = checkpoint(run, "last")
-    assert last == checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"
+    assert find_checkpoint(run, "best") == run == find_checkpoint(run, str(entry["best"]["step"]))
+    last = find_checkpoint(run, "last")
+    assert last == find_checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"
     for which, number in (("best", 1), ("last", 4)):
         numbers = evaluate(run, given, split="dev", checkpoint=which).numbers
         assert numbers["accuracy"] == pytest.approx(entry[which]["metric_value"] + number, abs=1e-6)
@@ -75,10 +81,10 @@ def test_the_state_stays_where_it_is_asked_for(tmp_path: Path, given: Path, monk
     steps = sorted(int(path.name[5:]) for path in (run / "state").glob("step-*"))
     last = found["checkpoints"]["last"]["step"]
     assert len(steps) == 3 and steps[-1] == last
-    assert checkpoint(run, str(steps[1])) == run / "state" / f"step-{steps[1]:08d}"
+    assert find_checkpoint(run, str(steps[1])) == run / "state" / f"step-{steps[1]:08d}"
     by_file = load(run / "state" / f"step-{last:08d}")
     assert by_file.source.endswith(f"step-{last:08d}")
-    for ours, theirs in zip(by_file.parameters(), load(checkpoint(run, "last")).parameters(), strict=True):
+    for ours, theirs in zip(by_file.parameters(), load(find_checkpoint(run, "last")).parameters(), strict=True):
         assert torch.equal(ours, theirs)
     numbers = evaluate(run, given, split="dev", checkpoint=steps[1], precision="bfloat16").numbers
     assert numbers["count"] == 8
@@ -89,7 +95,7 @@ def test_state_that_a_killed_process_left_goes_with_the_same_command(
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "drop_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(module, "remove_training_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             tune("classify", given, run, MANY)
     assert (run / "state").is_dir() and (run / "seed.json").is_file()
@@ -103,20 +109,20 @@ def test_of_several_seeds_the_checkpoints_are_those_of_the_chosen_one(
     run = tmp_path / "run"
     found = falling(given, run, {"seeds": 2}, monkeypatch)
     assert not list(run.rglob("state"))
-    assert checkpoint(run, "last") == run / f"seed-{found['seed']}" / "checkpoints" / "last"
+    assert find_checkpoint(run, "last") == run / f"seed-{found['seed']}" / "checkpoints" / "last"
 
 
 def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
     run = tmp_path / "run"
     found = tune("classify", given / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
-    assert found["checkpoints"]["best"] is None and checkpoint(run, "last") == run
+    assert found["checkpoints"]["best"] is None and find_checkpoint(run, "last") == run
     with pytest.raises(HeedfulError, match="was not evaluated on dev"):
-        checkpoint(run, "best")
+        find_checkpoint(run, "best")
 
 
 def entry(best: int, last: int, gain: float, load_best: bool = True) -> dict[str, Any]:
-    return checkpoints(best, 0.5 + gain, last, 0.5, load_best)
+    return checkpoint_entry(best, 0.5 + gain, last, 0.5, load_best)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def entry(best: int, last: int, gain: float, load_best: bool = True) -> dict[str
     ],
 )
 def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: Any, said: bool) -> None:
-    assert bool(undecided(about, "accuracy", interval)) == said
+    assert bool(small_dev_note(about, "accuracy", interval)) == said
 
 
 def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +144,7 @@ def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, mo
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
-        patch.setattr(module, "scored", lambda task, shares: EvalResult(metric_value=next(scores), numbers={}))
+        patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), numbers={}))
         found = tune("classify", given, tmp_path / "run", MANY, reporter=told).results
     (sentence,) = [each for each in told.messages if each.startswith("dev is too small to choose")]
     assert sentence in found["notes"] and "0.0100 above" in sentence
@@ -152,16 +158,16 @@ def test_checkpoints_that_are_not_there(tmp_path: Path, which: str, match: str) 
     about = {"task": "classify", "metric": "accuracy", "splits": {}, "checkpoints": entry(3, 3, 0.0)}
     (tmp_path / "results.json").write_text(json.dumps(about))
     with pytest.raises(HeedfulError, match=match):
-        checkpoint(tmp_path, which)
+        find_checkpoint(tmp_path, which)
     with pytest.raises(HeedfulError, match="no finished run"):
-        checkpoint(tmp_path / "none", "best")
+        find_checkpoint(tmp_path / "none", "best")
 
 
 def test_state_behind_a_link_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "far" / "step-00000001").mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "state").symlink_to(tmp_path / "far")
-    drop_state(tmp_path / "run")
+    remove_training_state(tmp_path / "run")
     assert list((tmp_path / "far").iterdir()) == [] and (tmp_path / "run" / "state").is_symlink()
 
 
@@ -178,7 +184,7 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
         tune("classify", given, run, {"train.epochs": 2})
     tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=told)
     assert any("the optimizer and its schedule start anew" in each for each in told.messages)
-    assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
+    assert not continued_run_note(str(run), "tag") and not continued_run_note("heedful-mini-en", "classify")
 
 
 def test_the_commands_take_a_checkpoint(

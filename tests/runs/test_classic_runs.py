@@ -20,7 +20,7 @@ from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
 from heedful.packed import Packed
 from heedful.runs.finetune import classic as classic_making
 from heedful.runs.finetune import run as module
-from heedful.runs.finetune.classic import classic_start, ended, parts
+from heedful.runs.finetune.classic import classic_model, skipgram_samples, with_sentence_ends
 from heedful.runs.finetune.init_settings import Classic, WordSettings
 from heedful.serve.attention import attention
 from heedful.tokenizer import TokenizerSettings, train
@@ -36,9 +36,9 @@ CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "latency", lambda loaded: times)
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -80,7 +80,7 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
         reader=Hierarchical(ends=(2,)),
         words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocab_size=60, frozen=True),
     )
-    made = classic_start(start, texts, 0, said.append)
+    made = classic_model(start, texts, 0, said.append)
     assert made.tokenizer is not None and not made.model.embedding.tokens.weight.requires_grad
     for word, row in (("cat", [1, 2]), ("zebra", [3, 4]), ("love", [5, 6]), ("yak", [7, 8])):
         number = made.tokenizer.id(word)
@@ -88,16 +88,16 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     assert "1 of 26 words of the texts have a vector from the file, the others are drawn; 3 more words" in "".join(said)
 
     by_steps = Classic(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
-    learned = classic_start(by_steps, texts, 0, said.append)
+    learned = classic_model(by_steps, texts, 0, said.append)
     assert "vectors learned by skip-gram" in said[-1]
-    again = classic_start(by_steps, texts, 0, said.append)
+    again = classic_model(by_steps, texts, 0, said.append)
     assert all(torch.equal(each, again.named()[name]) for name, each in learned.named().items())
 
     with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
-        classic_start(Classic(reader=Hierarchical()), texts, 0, said.append)
+        classic_model(Classic(reader=Hierarchical()), texts, 0, said.append)
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
-        classic_start(start, texts, 0, said.append)
+        classic_model(start, texts, 0, said.append)
 
 
 def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     )
     words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
     said: list[str] = []
-    made = classic_start(Classic(reader=Bag(), words=words), ["für die Katze", "schön"], 0, said.append)
+    made = classic_model(Classic(reader=Bag(), words=words), ["für die Katze", "schön"], 0, said.append)
     assert made.tokenizer is not None
     table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
     assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
@@ -118,14 +118,14 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     assert made.tokenizer.size == 6, "nothing that no text can reach"
 
     cased = replace(words, lower_case=False)
-    made = classic_start(Classic(reader=Bag(), words=cased), ["für die Katze"], 0, said.append)
+    made = classic_model(Classic(reader=Bag(), words=cased), ["für die Katze"], 0, said.append)
     assert said[-1].startswith("3 of 3 words")
 
 
 def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     said: list[str] = []
     start = Classic(reader=Bag())
-    made = classic_start(start, ["one two"], 0, said.append, every=iter(["one two", "three"]))
+    made = classic_model(start, ["one two"], 0, said.append, all_texts=iter(["one two", "three"]))
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
 
 
@@ -133,10 +133,10 @@ def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
     for words in (WordSettings(), WordSettings(tokens="subwords", vocab_size=60)):
         start = Classic(reader=Bag(), words=words)
-        made = classic_start(start, ["one two three"] * 9, 0, lambda text: None)
+        made = classic_model(start, ["one two three"] * 9, 0, lambda text: None)
         assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
         assert not made.model.embedding.tokens.weight[unknown].any()
-    made = classic_start(Classic(reader=Bag()), ["one two"], 0, lambda text: None)
+    made = classic_model(Classic(reader=Bag()), ["one two"], 0, lambda text: None)
     known, zebra, empty = heedful.Engine(attach(made, "sequence_classification", labels=("a", "b")))(
         ["one", "zebra yak", ""]
     )
@@ -179,13 +179,13 @@ def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path:
     (tmp_path / "data.csv").write_text("text,label\n" + "".join(f"a cat {n},{n % 3}\n" for n in range(30)))
     wishes = ["init.kind=classic", "init.reader.binary=sigmoid"]
     with pytest.raises(HeedfulError, match=r'init\.reader\.binary is "sigmoid", which is for two labels, .* are 3:'):
-        module.prepare("classify", tmp_path / "data.csv", assignments=wishes)
+        module.plan_finetune("classify", tmp_path / "data.csv", assignments=wishes)
 
 
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
     start = Classic(reader=Hierarchical(), words=WordSettings(tokens="subwords", vocab_size=60))
-    made = classic_start(start, texts, 0, lambda text: None)
+    made = classic_model(start, texts, 0, lambda text: None)
     assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
     assert isinstance(reader := made.config.model.reader, Hierarchical)
     batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
@@ -194,10 +194,10 @@ def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
 
 def test_what_ends_a_sentence_is_a_token() -> None:
     words = word_tokenizer(["one", "."])
-    assert ended(Hierarchical(ends=(0, 2)), words) == Hierarchical(ends=(0, 2))
+    assert with_sentence_ends(Hierarchical(ends=(0, 2)), words) == Hierarchical(ends=(0, 2))
     for wrong in (-1, 3):
         with pytest.raises(HeedfulError, match=rf"init\.reader\.ends has {wrong}, which is no token: ids .* 0 to 2;"):
-            ended(Hierarchical(ends=(2, wrong)), words)
+            with_sentence_ends(Hierarchical(ends=(2, wrong)), words)
 
 
 def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
@@ -205,7 +205,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
     texts = ['It is good . Bad ! He said "go." And … then ?! Stop... 2 of 3', "你好。 再见！"] * 9
     for kind in ("bpe", "unigram", "wordpiece"):
         tokenizer = train(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
-        reader = ended(Hierarchical(), tokenizer)
+        reader = with_sentence_ends(Hierarchical(), tokenizer)
         assert isinstance(reader, Hierarchical)
         said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}
         assert {".", "!"} <= said and all(set(each) <= set('.!?…。！"') for each in said), (kind, said)
@@ -217,7 +217,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
 def test_skip_gram_reads_a_long_text_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic_making, "LONGEST", 4)
     words = word_tokenizer(["a", "b", "c"])
-    found = parts(words, ["a b c a b c a b c", "a b", "c"])
+    found = skipgram_samples(words, ["a b c a b c a b c", "a b", "c"])
     ids = dict(zip("abc", words.ids(["a b c"])[0].tolist(), strict=True))
     assert [each.tokens.tolist() for each in found] == [[ids[w] for w in each] for each in ("abca", "bcab", "ab")]
 

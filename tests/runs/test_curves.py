@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heedful.runs.plots.curves import Course, curves, ranges, smoothed
-from heedful.runs.plots.figures import draw
+from heedful.runs.plots.curves import TrainingCurves, plot_curves, ranges, smoothed
+from heedful.runs.plots.figures import draw_run_plots
 from tests.support import run_folders as made
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -51,20 +51,20 @@ def test_every_journal_is_drawn(tmp_path: Path, name: str) -> None:
         tmp_path, made.results("multiple-choice", "$\\frac{$" if "formula" in name else "accuracy", {}), []
     )
     made.journal(folder, JOURNALS[name])
-    (path,) = draw(folder)
+    (path,) = draw_run_plots(folder)
     assert path.name == "curves.png" and path.stat().st_size > 5000
 
 
 def test_an_empty_journal_is_not_drawn(tmp_path: Path) -> None:
     made.journal(tmp_path, [])
-    assert draw(tmp_path) == []
-    assert curves([{"step": 3, "dev": {}, "metric_value": 0.5, "best": True}], "accuracy") is None
+    assert draw_run_plots(tmp_path) == []
+    assert plot_curves([{"step": 3, "dev": {}, "metric_value": 0.5, "best": True}], "accuracy") is None
 
 
 def test_the_columns() -> None:
     lines = [*losses([0.5, "NaN"]), {"step": 2, "dev": {"loss": 0.3, "accuracy": 1}, "metric_value": 1.0, "best": True}]
     lines += [*losses([0.1])[:1], {"step": 3, "dev": {}, "metric_value": 0.9, "best": False}]
-    course = Course.of(iter(lines))
+    course = TrainingCurves.of(iter(lines))
     assert course.step.tolist() == [1, 2, 1] and course.looked.tolist() == [2, 3]
     np.testing.assert_array_equal(course.loss, [0.5, NAN, 0.1])
     np.testing.assert_array_equal(course.dev_loss, [0.3, NAN])
@@ -73,7 +73,7 @@ def test_the_columns() -> None:
 
 def test_panels_and_axes() -> None:
     lines = made.course(300, looks=6, epochs=3.0)
-    figure = curves(lines, "accuracy")
+    figure = plot_curves(lines, "accuracy")
     assert figure is not None
     loss, score, rate = figure.axes
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "accuracy on dev", "learning rate"]
@@ -93,27 +93,27 @@ def test_panels_and_axes() -> None:
 
 
 def test_without_dev_there_are_two_panels() -> None:
-    figure = curves(made.course(100, looks=0), "accuracy")
+    figure = plot_curves(made.course(100, looks=0), "accuracy")
     assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning rate"]
 
 
 def test_what_is_not_finite_is_marked() -> None:
-    figure = curves(JOURNALS["some of it not finite"], "accuracy")
+    figure = plot_curves(JOURNALS["some of it not finite"], "accuracy")
     assert figure is not None
     (marks,) = [line for line in figure.axes[0].lines if line.get_label() == "not finite: left out"]
     assert marks.get_xdata().tolist() == [2, 4, 6]
 
 
 def test_a_spike_is_drawn_on_a_logarithmic_axis() -> None:
-    spike, calm = (curves(JOURNALS[name], "accuracy") for name in ("a spike", "constant"))
+    spike, calm = (plot_curves(JOURNALS[name], "accuracy") for name in ("a spike", "constant"))
     assert spike is not None and calm is not None
     assert spike.axes[0].get_yscale() == "log" and "log" in spike.axes[0].get_ylabel()
     assert calm.axes[0].get_yscale() == "linear"
 
 
 def test_few_points_are_marked_and_many_are_drawn_as_ranges() -> None:
-    found = {count: curves(losses([0.5] * count), "accuracy") for count in (1, 31, 2000, 2001)}
+    found = {count: plot_curves(losses([0.5] * count), "accuracy") for count in (1, 31, 2000, 2001)}
     (one, some, lines, bands) = (figure.axes[0] for figure in found.values() if figure is not None)
     assert one.lines[0].get_marker() == "." and some.lines[0].get_marker() == "None"
     assert lines.lines[0].get_label() == "training, each step" and not lines.collections

@@ -8,7 +8,7 @@ from typing import Literal
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.settings_schema import describe, paths
+from heedful.runs.settings_schema import describe_settings, setting_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Drawing(Base):
 
 
 def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
-    found = {(setting.path, setting.when): setting for setting in describe(Drawing)}
+    found = {(setting.path, setting.when): setting for setting in describe_settings(Drawing)}
     assert [path for path, _ in found] == [
         "name", "shape.kind", "shape.radius", "shape.side", "colour", "roles", "frame", "frame.kind", "frame.radius",
         "bare",
@@ -57,20 +57,20 @@ def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
 
 def test_defaults_are_those_of_an_instance() -> None:
     drawing = Drawing(name="a", shape=Circle(radius=5.0))
-    found = {setting.path: setting.default for setting in describe(drawing)}
+    found = {setting.path: setting.default for setting in describe_settings(drawing)}
     assert (found["name"], found["shape.kind"], found["shape.radius"], found["shape.side"]) == ("a", "circle", 5.0, 2.0)
-    assert {setting.path: setting.default for setting in describe(replace(drawing, bare=3))}["bare"] == 3
+    assert {setting.path: setting.default for setting in describe_settings(replace(drawing, bare=3))}["bare"] == 3
 
 
 def test_paths_say_what_may_lie_below_them() -> None:
-    found = paths(Drawing)
+    found = setting_paths(Drawing)
     assert (found["shape"], found["frame"], found["roles"], found["bare"]) == ("table", "table", "dict", "value")
 
 
 def test_the_settings_of_all_runs_can_be_described() -> None:
     for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings):
-        settings = describe(cls)
-        assert {setting.path for setting in settings} <= paths(cls).keys()
+        settings = describe_settings(cls)
+        assert {setting.path for setting in settings} <= setting_paths(cls).keys()
         found = {setting.path: setting.doc for setting in settings}
         (batch,) = (path for path in found if path.endswith("train.batch_size"))
         assert found[batch].startswith("samples of an update")

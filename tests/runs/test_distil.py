@@ -27,26 +27,26 @@ from heedful.runs.distil import augment as distil_more
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil_run
 from heedful.runs.distil import verdict as distil_verdict
-from heedful.runs.distil.augment import Replacer
-from heedful.runs.distil.plan import prepare
+from heedful.runs.distil.augment import WordReplacer
+from heedful.runs.distil.plan import plan_distil
 from heedful.runs.distil.run import distil
 from heedful.runs.distil.search import search
 from heedful.runs.distil.settings import (
+    AugmentSettings,
     DistilSettings,
     LayersStudent,
-    MoreSettings,
     VerdictSettings,
-    foresee,
-    foresee_any,
-    overrides_of,
-    student_of,
+    check_overrides,
+    distil_overrides,
+    parse_student,
+    preview_distil_settings,
 )
-from heedful.runs.distil.students import cut, losses_of, vector
-from heedful.runs.distil.unlabelled import read_unlabelled, without
-from heedful.runs.distil.verdict import Speed, compared, side_by_side, spread
-from heedful.runs.distil.verdict import plot as drawn
-from heedful.runs.finetune.build import make_task
-from heedful.runs.run_folder import file_hash
+from heedful.runs.distil.students import resolve_losses, sentence_vector_width, student_from_layers
+from heedful.runs.distil.unlabelled import read_unlabelled, without_evaluated
+from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models, compare_speeds
+from heedful.runs.distil.verdict import plot_verdict as drawn
+from heedful.runs.finetune.build import build_task
+from heedful.runs.run_folder import sha256_of
 from heedful.settings import from_file
 from heedful.tasks.task import TruncationStats, evaluate_task
 from heedful.tokenizer import Encoded, Words
@@ -427,7 +427,7 @@ def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) ->
 
 
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
-    replacer = Replacer(load(make(tmp_path / "lm", "masked")), MoreSettings(replace_prob=0.5, top_k=5))
+    replacer = WordReplacer(load(make(tmp_path / "lm", "masked")), AugmentSettings(replace_prob=0.5, top_k=5))
     texts = ["The cat, sat on  the mat", "zzzz", ""]
     found = replacer(texts, [1, 2, 3])
     assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
@@ -440,12 +440,12 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
 
 
 def test_the_sentence_says_what_was_seen() -> None:
-    speed = [Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
-    speed.append(Speed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
+    speed = [ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
+    speed.append(ServingSpeed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
     several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
-    models = {name: spread(numbers, "float32") for name, numbers in several.items()}
+    models = {name: across_numbers(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
-    found = compared("f1", "dev", models, speeds, counts, 0.01)
+    found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     said, gain = found["sentence"], found["delta_vs_baseline"]
     assert "keeps 94.4 % of the teacher's f1 on dev (0.850 in float32 of 0.900 in float32)" in said
     assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
@@ -467,21 +467,21 @@ def test_the_sentence_says_what_was_seen() -> None:
     ],
 )
 def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[float], ending: str) -> None:
-    fast = Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
+    fast = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
     several = {"teacher": [0.9], "student": student, "baseline": baseline}
-    models = {name: spread(numbers, "int8") for name, numbers in several.items()}
+    models = {name: across_numbers(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
-    found = compared("f1", "dev", models, speeds, counts, 0.01)
+    found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
 
 
 def test_settings_that_are_wrong_are_told_first() -> None:
-    foresee_any(overrides_of("x", assignments=["task.group_size=4"]))
-    foresee_any(overrides_of("x", assignments=["pretrain.max_seq_length=64"]))
+    check_overrides(distil_overrides("x", assignments=["task.group_size=4"]))
+    check_overrides(distil_overrides("x", assignments=["pretrain.max_seq_length=64"]))
     with pytest.raises(HeedfulError, match="temprature"):
-        foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
+        check_overrides(distil_overrides("x", assignments=["loss.temprature=4"]))
     with pytest.raises(HeedfulError, match='"distilbrt" is no recipe of losses'):
-        overrides_of("x", loss="distilbrt")
+        distil_overrides("x", loss="distilbrt")
 
 
 @pytest.mark.parametrize("marks", ["BIES", "BILU", "I"])
@@ -500,11 +500,11 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
 def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('teacher = "of-before"\n[student]\nkind = "layers"\nlayers = 2\n[loss]\nkd_weight = 3.0\n')
-    settings = foresee(overrides_of("mine", student="bag", loss="distilbert", recipe=recipe))
-    assert (settings.teacher, settings.student, settings.loss.kd_weight) == ("mine", student_of("bag"), 5.0)
-    assert foresee(overrides_of("mine", recipe=recipe)).loss.kd_weight == 3.0
+    settings = preview_distil_settings(distil_overrides("mine", student="bag", loss="distilbert", recipe=recipe))
+    assert (settings.teacher, settings.student, settings.loss.kd_weight) == ("mine", parse_student("bag"), 5.0)
+    assert preview_distil_settings(distil_overrides("mine", recipe=recipe)).loss.kd_weight == 3.0
     with pytest.raises(SettingError, match="TEACHER mine and teacher=other both set teacher"):
-        foresee(overrides_of("mine", assignments=["teacher=other"]))
+        preview_distil_settings(distil_overrides("mine", assignments=["teacher=other"]))
     given: tuple[dict[str, Any], ...] = ({"assignments": ["student.layers=2"]}, {"recipe": recipe})
     for more in given:
         with pytest.raises(HeedfulError, match="a search makes its own students"):
@@ -513,7 +513,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
 
 def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
     teacher = load(make(tmp_path / "teacher", "single"))
-    losses = losses_of(foresee(overrides_of("x", loss="tinybert")).loss, teacher, teacher)
+    losses = resolve_losses(preview_distil_settings(distil_overrides("x", loss="tinybert")).loss, teacher, teacher)
     assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.label == 0
     assert [each.weight for each in losses.relations] == [0.5, 0.5]
     assert losses.states[0].pairs == ((0, 0), (1, 1), (2, 2))
@@ -542,7 +542,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     masked, text = of_text(tmp_path)
     with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.max_seq_length=64", *MASKED[:2]])
-    overrides = overrides_of(str(masked), student="layers=1")
+    overrides = distil_overrides(str(masked), student="layers=1")
     assert distil_masked._settled(load(masked), overrides, text).pretrain.max_seq_length == 48, (
         "by default, as it reads"
     )
@@ -625,7 +625,7 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
         [str(tmp_path / "more.txt")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
-    assert without(found, measured).known == 2
+    assert without_evaluated(found, measured).known == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
         [str(tmp_path / "more.csv")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
@@ -637,7 +637,7 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
     measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
-    found = without(
+    found = without_evaluated(
         read_unlabelled(files, Tagged, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
@@ -658,8 +658,8 @@ def last(assignments: Sequence[str]) -> list[str]:
 
 def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -> Any:
     """What is going to be done, of which nothing is written."""
-    overrides = overrides_of(str(teacher), student=student, assignments=wishes)
-    return prepare(load(teacher), overrides, data, exclude=teacher / "run")
+    overrides = distil_overrides(str(teacher), student=student, assignments=wishes)
+    return plan_distil(load(teacher), overrides, data, exclude=teacher / "run")
 
 
 @pytest.mark.slow
@@ -667,7 +667,7 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     """What is parted otherwise, and a file that it has learned from, is told."""
     teacher, rows = make(tmp_path / "teacher", "single"), as_csv(tmp_path / "rows.csv", classified(60))
     assert planned(teacher, rows).settings.data == DataSettings(), "no run"
-    facts = {"files": {"rows.csv": file_hash(rows)}, "trained_on": ["rows.csv"], "made_dev": True}
+    facts = {"files": {"rows.csv": sha256_of(rows)}, "trained_on": ["rows.csv"], "made_dev": True}
     (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.3\nseed = 5\n")
     (teacher / "data.json").write_text(json.dumps(facts))
     found = planned(teacher, rows)
@@ -749,7 +749,9 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
     known = load(make(tmp_path / "teacher", "regression"))
     found = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
     plan = found.plan()
-    task, made = make_task(plan.settings, plan.source, plan.survey, cut(known, LayersStudent(layers=1)), plan.labels)
+    task, made = build_task(
+        plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
+    )
     assert made.config.head == known.config.head
     answers = task.answering(made).named()
     assert torch.allclose(answers["head.out.weight"], known.named()["head.out.weight"], atol=1e-5)
@@ -778,14 +780,18 @@ def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
     both = attach(load(teacher), "embedding")
     head = replace(both.config.head, pooling=("mean", "cls"))
     twice = Loaded(replace(both.config, head=head), both.tokenizer, both.source)
-    assert (vector(both), vector(twice), vector(load(teacher))) == (32, 64, 32)
+    assert (sentence_vector_width(both), sentence_vector_width(twice), sentence_vector_width(load(teacher))) == (
+        32,
+        64,
+        32,
+    )
 
 
 def test_as_many_texts_are_answered_as_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, seen = make(tmp_path / "teacher", "single"), list[int]()
     (place / "predictions-dev.jsonl").write_text('{"input": "ada ran"}\n' * 200)
-    monkeypatch.setattr(distil_verdict, "timed", lambda engines, inputs, rounds: seen.append(len(inputs)) or {})
-    side_by_side({"student": str(place)}, VerdictSettings(texts=100, precision="float32"))
+    monkeypatch.setattr(distil_verdict, "time_engines", lambda engines, inputs, rounds: seen.append(len(inputs)) or {})
+    compare_speeds({"student": str(place)}, VerdictSettings(texts=100, precision="float32"))
     assert seen == [100]
 
 
@@ -805,7 +811,7 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
     monkeypatch.setattr(distil_verdict, "LONG", 1.0)
     tokenize = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
     engines: Any = {name: SimpleNamespace(name=name, tokenize=tokenize) for name in calls}
-    found = distil_verdict.timed(engines, ["a", "b"], 1)
+    found = distil_verdict.time_engines(engines, ["a", "b"], 1)
     assert calls == {"slow": turns, "quick": turns}
     assert found["slow"]["texts_per_second"] == round(2 / seconds, 1)
     assert found["quick"]["tokens_per_second"] == round(10 / (seconds / 10))
@@ -830,7 +836,7 @@ def test_a_student_answers_as_its_teacher_does(
     taught.thresholds = found
     if kind == "multiple":
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
-    overrides = overrides_of(taught.source, assignments=wishes)
+    overrides = distil_overrides(taught.source, assignments=wishes)
     held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
-    task: Any = prepare(taught, overrides, held, exclude=tmp_path / "run").settings.task
+    task: Any = plan_distil(taught, overrides, held, exclude=tmp_path / "run").settings.task
     assert (task.max_answer_tokens if kind == "span" else task.thresholds) == want

@@ -20,9 +20,9 @@ from heedful.families import FAMILIES
 from heedful.infer.tuning.precision_gate import Trial
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil.run import distil
-from heedful.runs.distil.search import quickest, search, usual
-from heedful.runs.distil.settings import foresee, student_of
-from heedful.runs.distil.students import one_stack
+from heedful.runs.distil.search import default_shapes, fastest_precision, search
+from heedful.runs.distil.settings import parse_student, preview_distil_settings
+from heedful.runs.distil.students import single_stack
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
 from heedful.train.checkpoint import lock_run
@@ -108,8 +108,8 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
 
 def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
     embedding = attach(load(make(tmp_path / "bare", "bare")), "embedding")
-    assert usual(embedding) == usual(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
-    assert usual(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
+    assert default_shapes(embedding) == default_shapes(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
+    assert default_shapes(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
 
 
 def test_a_search_goes_by_the_time_of_what_is_trained(
@@ -117,13 +117,13 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
 ) -> None:
     trials = [Trial(precision="float32", speed=1.0, scores=0.0)]
     trials.append(Trial(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
-    assert quickest(trials) == "int8", "after training it may be taken"
+    assert fastest_precision(trials) == "int8", "after training it may be taken"
     times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
 
     def done(
         known: Any, given: Overrides, data: Any, folder: Path, on_bad_row: str, *, parent_dir: Path, **more: Any
     ) -> Finished:
-        (student,) = (name for name in times if student_of(name) == foresee(given).student)
+        (student,) = (name for name in times if parse_student(name) == preview_distil_settings(given).student)
         trained.append((student, parent_dir))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
         mine = speed | {"p50": times[student], "parameters": 7, "quality": {"mean": 0.9}}
@@ -148,10 +148,10 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
 def test_shapes_of_models_without_one_stack_are_fresh(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     """None has some of the teacher's layers, of which there are none, or two kinds."""
     size = dict(next(iter(FAMILIES["t5"].sizes.values())))
-    assert one_stack(read_config(size | {"model_type": "t5"}, "t5").model) is None, "two"
+    assert single_stack(read_config(size | {"model_type": "t5"}, "t5").model) is None, "two"
     distil(teacher, labelled, tmp_path / "bag", student="bag", assignments=NO_BASELINE)
     bag = tmp_path / "bag"
-    assert usual(load(bag)) == ["bag", "bilstm", "tiny"]
+    assert default_shapes(load(bag)) == ["bag", "bilstm", "tiny"]
     wishes = (*QUICK, "student.words.width=8")[:-1]
     done = search(bag, labelled, tmp_path / "run", assignments=(*wishes, "verdict.rounds=1"))
     assert {each["name"] for each in done.results["search"]["tried"]} == {"bag", "bilstm", "tiny"}

@@ -25,8 +25,8 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
     found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"

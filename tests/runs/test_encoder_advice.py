@@ -13,9 +13,9 @@ from heedful.data import read
 from heedful.runs.finetune import dry_run as dry
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune import training_time as expected
-from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
-from heedful.runs.finetune.run import finetune, prepare
+from heedful.runs.finetune.run import finetune, plan_finetune
 from heedful.tasks.task import EncodedSplit
 from heedful.tokenizer import Tokenizer
 from tests.support.generated_data import as_csv, tune
@@ -93,8 +93,8 @@ def german(path: Path, times: int = 1) -> Path:
 
 def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "PROBE", 1)
-    monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     given, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
     done = finetune("classify", given, tmp_path / "run", assignments=short)
     (told,) = [note for note in done.results["notes"] if "--model" in note]
@@ -108,9 +108,9 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("longest", "count"), [("", 2), ("max_length=64", 1)])
 def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, count: int, tmp_path: Path) -> None:
-    plan = prepare(
+    plan = plan_finetune(
         "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
     )
-    task, _ = make_task(plan.settings, plan.source, plan.survey, heedful.load(ENCODER))
+    task, _ = build_task(plan.settings, plan.source, plan.survey, heedful.load(ENCODER))
     said = reading_notes(plan.settings, plan.source, plan.survey, task, task.read(plan.source.examples("train")))
     assert sum("--model" in sentence for sentence in said) == count

@@ -24,9 +24,9 @@ from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import decide, ready, tried
 from heedful.runs import evaluate as evaluation
 from heedful.runs import scoring
-from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of
+from heedful.runs.evaluate import GLUE_FOLDERS, build_eval_task, evaluate, evaluate_glue, open_for_model
 from heedful.runs.finetune import run as module
-from heedful.runs.scoring import Book, asker, measure
+from heedful.runs.scoring import PredictionFile, engine_for, measure_split
 from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import ScoredAnswer
@@ -53,8 +53,8 @@ TASKS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No timing, no plots, one thread."""
-    monkeypatch.setattr(module, "latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,7 +66,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the folders data and run."""
     folder = tmp_path_factory.mktemp("single")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "latency", lambda loaded: {})
+        patch.setattr(module, "measure_latency", lambda loaded: {})
         tune("classify", data("single", folder / "data"), folder / "run", {"train.optimizer.lr": 3e-3})
     return folder
 
@@ -293,7 +293,7 @@ def test_bfloat16_is_near(single: Path) -> None:
         evaluate(single / "run", single / "data", precision=precision) for precision in ("float32", "bfloat16")
     )
     assert near.numbers["loss"] == pytest.approx(exact.numbers["loss"], rel=0.02) and near.numbers != exact.numbers
-    (ask, same) = (asker(None, load(single / "run"), dtype) for dtype in (torch.bfloat16, torch.float32))
+    (ask, same) = (engine_for(None, load(single / "run"), dtype) for dtype in (torch.bfloat16, torch.float32))
     one, other = (each(["the cat sat"])[0]["probability"] for each in (ask, same))
     assert one == pytest.approx(other, abs=0.02) and one != other
 
@@ -303,7 +303,8 @@ def test_numbers_far_from_zero_are_told_apart_in_bfloat16(tmp_path: Path) -> Non
     made = rescaled(load(make(tmp_path / "model", "regression")), 3e4, 1.7e9)
     texts = ["the cat sat on the mat .", "who ran ?", "ada wrote the first program", "it is the capital of france"]
     plain, half = (
-        [each["numbers"]["stars"] for each in asker(None, made, how)(texts)] for how in (torch.float32, torch.bfloat16)
+        [each["numbers"]["stars"] for each in engine_for(None, made, how)(texts)]
+        for how in (torch.float32, torch.bfloat16)
     )
     assert len(set(half)) == 4 and half == pytest.approx(plain, abs=0.1 * 3e4) and half != plain
 
@@ -321,15 +322,15 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
     tune(TASKS[kind], given, tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    source = source_for(loaded, given, DataSettings(dev_fraction=0.0), Stop())
-    task, loaded = task_of(loaded, source, "test")
-    whole = measure(task, loaded, source.examples("test"))
-    parts = [measure(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
+    source = open_for_model(loaded, given, DataSettings(dev_fraction=0.0), Stop())
+    task, loaded = build_eval_task(loaded, source, "test")
+    whole = measure_split(task, loaded, source.examples("test"))
+    parts = [measure_split(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
     merged = parts[2].merged(parts[0]).merged(parts[1])
     assert flat(task.result(merged)) == flat(task.result(whole)), "but for how products of fewer rows are rounded"
     assert merged.intervals() == whole.intervals()
     with pytest.raises(AssertionError, match="each rank would write its own share"):
-        measure(task, loaded, [], ranks=Ranks(rank=0, size=3), predictions=tmp_path / "x")
+        measure_split(task, loaded, [], ranks=Ranks(rank=0, size=3), predictions=tmp_path / "x")
 
 
 # -- what heads can do ----------------------------------------------------------------------------------------------
@@ -400,8 +401,8 @@ def test_pairs_are_compared_on_their_own_scale() -> None:
 
 def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, single: Path) -> None:
     told = [(True, 0.9), (False, 0.7), (True, 0.1), (False, 0.8), (False, 0.7)]
-    task, _ = task_of(load(single / "run"), read(single / "data"), "test")
-    with Book(tmp_path / "predictions.jsonl") as book:
+    task, _ = build_eval_task(load(single / "run"), read(single / "data"), "test")
+    with PredictionFile(tmp_path / "predictions.jsonl") as book:
         for number, (right, loss) in enumerate(told):
             book.write(task, number, Labelled(text="x", label="good"), {}, ScoredAnswer("good", "bad", right, loss))
     found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
@@ -484,7 +485,7 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
     for name in LAYOUTS:
         task, folder = "regress" if name == "STS-B" else "classify", "cola" if name == "CoLA" else name
         tune(task, given / name, tmp_path / "runs" / folder, {"train.epochs": 1})
-    found = suite(tmp_path / "runs", given)
+    found = evaluate_glue(tmp_path / "runs", given)
     assert set(found) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
     for name, folder in (("cola", "cola"), ("mrpc", "MRPC"), ("stsb", "STS-B"), ("mnli", "MNLI")):
         results = json.loads((tmp_path / "runs" / folder / "results.json").read_text())
@@ -495,11 +496,11 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
         assert found[name]["score"] == pytest.approx(sum(official.values()) / len(official))
     mismatched = json.loads((tmp_path / "runs" / "MNLI" / "results.json").read_text())["splits"]["dev-mismatched"]
     assert found["mnli-mm"]["accuracy"] == mismatched["numbers"]["accuracy"] and found["mnli-mm"]["count"] == 10
-    alone = suite(tmp_path / "runs" / "MRPC", given)
+    alone = evaluate_glue(tmp_path / "runs" / "MRPC", given)
     assert alone.keys() == {"mrpc"}, "a run knows what it was trained on"
     assert alone["mrpc"] | {"model": ""} == found["mrpc"] | {"model": ""}
     with pytest.raises(HeedfulError, match=r"nothing to evaluate: of CoLA, .* has CoLA, MRPC, STS-B, MNLI, QNLI, and"):
-        suite(tmp_path, given)
+        evaluate_glue(tmp_path, given)
     assert {name for each in GLUE_FOLDERS.values() for name in each} == set(GLUE)
 
 
@@ -515,7 +516,7 @@ def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
     with pytest.raises(HeedfulError, match="enough"):
-        suite(tmp_path / "runs", given)
+        evaluate_glue(tmp_path / "runs", given)
     assert asked == ["truncate"]
 
 
@@ -525,6 +526,6 @@ def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {"0": "1", "1": "0", "2": "2"}, "label2id": {"1": 0, "0": 1, "2": 2}}
     (folder / "config.json").write_text(json.dumps(config))
-    found = suite(tmp_path / "runs", given)["mrpc"]
+    found = evaluate_glue(tmp_path / "runs", given)["mrpc"]
     numbers = evaluate(folder, given / "MRPC", split="dev").numbers
     assert found["f1"] == numbers["classes"]["1"]["f1"] != numbers["classes"]["0"]["f1"]

@@ -26,10 +26,10 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
-from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.init_settings import Pretrained, Scratch
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.runs.run_folder import BAD_ROWS, DATA, begin, read_json
+from heedful.runs.run_folder import BAD_ROWS, DATA, init_labelled_run, read_json
 from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
 from heedful.tasks.qa import NO_ANSWER
@@ -72,8 +72,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -249,7 +249,7 @@ def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     loaded = module.start(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
-        task, _ = make_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
+        task, _ = build_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
         return task.weights  # type: ignore[attr-defined]
 
     assert weights(ClassifySettings()) == ()
@@ -567,7 +567,7 @@ def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
     given = data("single", tmp_path / "data")
     source = read(given)
     settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
-    _, made = make_task(settings, source, survey(source, ["train"]), load(bare))
+    _, made = build_task(settings, source, survey(source, ["train"]), load(bare))
     before, after = load(bare).named(), made.named()
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
@@ -777,7 +777,9 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
     source = source_of(Labelled, files, settings.data, LeaveOut())
     assert len(list(source.examples("train"))) == 4
     (tmp_path / "run").mkdir()
-    begin(tmp_path / "run", settings, source, {"train": 4}, partial(source_of, Labelled, files, settings.data))
+    init_labelled_run(
+        tmp_path / "run", settings, source, {"train": 4}, partial(source_of, Labelled, files, settings.data)
+    )
     assert read_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
     assert len(lines(tmp_path / "run" / BAD_ROWS)) == 3
 
@@ -858,7 +860,9 @@ def test_settings_that_would_change_nothing_are_refused(
     rows = [{"text": f"word {n}", "label": "ab"[n % 2]} for n in range(40)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(HeedfulError, match=message):
-        module.prepare(task, tmp_path / "a.jsonl", assignments=[f"{name}={value}" for name, value in settings.items()])
+        module.plan_finetune(
+            task, tmp_path / "a.jsonl", assignments=[f"{name}={value}" for name, value in settings.items()]
+        )
 
 
 def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
@@ -866,10 +870,12 @@ def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
     for name, some in (("train", rows), ("dev", rows[:1])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     with pytest.raises(HeedfulError, match="all scores of dev are the same"):
-        module.prepare("regress", tmp_path)
-    last = module.prepare("regress", tmp_path, assignments=["fit.load_best_at_end=false"])
+        module.plan_finetune("regress", tmp_path)
+    last = module.plan_finetune("regress", tmp_path, assignments=["fit.load_best_at_end=false"])
     assert not last.settings.fit.load_best_at_end
-    alone = module.prepare("regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"])
+    alone = module.plan_finetune(
+        "regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"]
+    )
     assert "dev" not in alone.survey.splits or "dev" not in alone.survey.alike
 
 

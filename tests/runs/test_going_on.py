@@ -25,7 +25,7 @@ from heedful.data import MultiLabelled
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import run_folder as folder_module
-from heedful.runs.evaluate import suite
+from heedful.runs.evaluate import evaluate_glue
 from heedful.runs.finetune import run as module
 from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
@@ -44,8 +44,8 @@ MANY = {"task.thresholds": "tuned"}  # what all tests here run on
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No timing, no plots; one thread, as in the processes that are started here, so that equal runs are equal."""
-    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     threads = torch.get_num_threads()
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def test_what_a_killed_process_left_is_removed_wherever_it_lies(tmp_path: Path) 
     gone = 2**22 + 1  # no process has that number
     for name in (f".model.{gone}.part", f"model/.README.md.{gone}.part", f"seed-2/.model.old.{gone}.part"):
         (tmp_path / name).mkdir(parents=True)
-    assert not folder_module.going_on(tmp_path, {})
+    assert not folder_module.can_resume(tmp_path, {})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["model", "seed-2"]
 
 
@@ -158,7 +158,7 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
 def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, run = data("single", tmp_path / "data"), tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "make_task", Mock(side_effect=HeedfulError("no task")))
+        patch.setattr(module, "build_task", Mock(side_effect=HeedfulError("no task")))
         for settings in ({}, {"seeds": 2, "init.width": 64}):
             with pytest.raises(HeedfulError, match="no task"):
                 tune("classify", given, run, settings)
@@ -193,7 +193,7 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
             pytest.warns(HeedfulWarning, match=f"^SST-2 is left out: .*{message}"),
             pytest.raises(HeedfulError, match="nothing to evaluate"),
         ):
-            suite(tmp_path, tmp_path / "glue", precision=precision)
+            evaluate_glue(tmp_path, tmp_path / "glue", precision=precision)
 
 
 def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
         told.append(others)
         asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
         for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
-            assert folder_module.decided(settings, tmp_path, Two(), print).precision == found
+            assert folder_module.resolve_precision(settings, tmp_path, Two(), print).precision == found
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:
@@ -284,20 +284,20 @@ class Fails:
 @pytest.mark.parametrize(
     ("where", "name", "at"),
     [
-        (folder_module, "write", 1),  # the environment
-        (folder_module, "write", 3),  # the settings
-        (module, "start", 1),
+        (folder_module, "write_file", 1),  # the environment
+        (folder_module, "write_file", 3),  # the settings
+        (module, "initial_model", 1),
         (module, "save", 1),  # the encoder on the spot
         (module, "fit", 1),
-        (module, "measure", 2),  # in the second look
-        (module, "calibrate", 1),
-        (module, "measure", 4),  # of test
+        (module, "measure_split", 2),  # in the second look
+        (module, "tune_thresholds", 1),
+        (module, "measure_split", 4),  # of test
         (module, "save", 2),  # the model
-        (module, "write", 1),  # what one seed found
-        (module, "drop_state", 1),
-        (module, "write", 3),  # the results
-        (module, "draw", 1),
-        (module, "write_card", 1),
+        (module, "write_file", 1),  # what one seed found
+        (module, "remove_training_state", 1),
+        (module, "write_file", 3),  # the results
+        (module, "draw_run_plots", 1),
+        (module, "write_finetuned_card", 1),
     ],
 )
 def test_wherever_it_stops_it_goes_on(

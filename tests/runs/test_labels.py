@@ -8,7 +8,7 @@ import matplotlib
 import matplotlib.font_manager as fonts
 import pytest
 
-from heedful.runs.plots.labels import BOX, FONT, LONGEST, drawable, shortened
+from heedful.runs.plots.labels import BOX, FONT, LONGEST, drawable_labels, shortened
 
 GOTHIC = "\U00010331\U00010332"
 
@@ -36,24 +36,28 @@ def font(path: Path, name: str, character: str) -> None:
 
 
 def test_plain_labels_stay_as_they_are() -> None:
-    found = drawable(["negative", "très bon", "отлично", "a_b", "$x$"])
+    found = drawable_labels(["negative", "très bon", "отлично", "a_b", "$x$"])
     assert found.names == ("negative", "très bon", "отлично", "a_b", "$x$")
     assert found.fonts == (FONT,) and found.note == ""
 
 
 def test_labels_are_on_one_line() -> None:
-    assert drawable(["\x1b[31mred\r\n\u2028line", "\u202eback", "\ud800low"]).names == ("[31mred line", "back", "low")
+    assert drawable_labels(["\x1b[31mred\r\n\u2028line", "\u202eback", "\ud800low"]).names == (
+        "[31mred line",
+        "back",
+        "low",
+    )
 
 
 def test_long_labels_lose_their_middle() -> None:
-    found = drawable(["a label that begins like others, first", "a label that begins like others, second"])
+    found = drawable_labels(["a label that begins like others, first", "a label that begins like others, second"])
     assert found.names == ("a label that beg…hers, first", "a label that beg…ers, second")
     assert all(len(name) <= LONGEST for name in found.names)
     assert shortened("中" * 30, 9) == "中中…中"
 
 
 def test_labels_that_look_alike_are_numbered() -> None:
-    assert drawable(["a", "b", "a\n", "", " a"]).names == ("0: a", "b", "2: a", "3: ", "4: a")
+    assert drawable_labels(["a", "b", "a\n", "", " a"]).names == ("0: a", "b", "2: a", "3: ", "4: a")
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_ours")
 def test_characters_that_no_font_has_are_boxes() -> None:
-    found = drawable(["plain", GOTHIC])
+    found = drawable_labels(["plain", GOTHIC])
     assert found.names[0] == "plain" and found.names[1] == f"1: {BOX * len(GOTHIC)}"
     assert "no font here" in found.note
 
@@ -77,6 +81,6 @@ def test_a_font_that_has_the_character_is_taken(tmp_path: Path) -> None:
     fonts.fontManager.addfont(tmp_path / "gothic.ttf")
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     fonts.fontManager.ttflist.append(fonts.FontEntry(fname=str(tmp_path / "broken.ttf"), name="A Broken"))
-    found = drawable(["\U00010331", "\U00010331\U00010332"])
+    found = drawable_labels(["\U00010331", "\U00010331\U00010332"])
     assert found.fonts == (FONT, "A Gothic")
     assert found.names == ("\U00010331", f"1: \U00010331{BOX}")

@@ -12,15 +12,15 @@ import pytest
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.finetune.run import prepare
-from heedful.runs.finetune.settings import FinetuneSettings, defaults
+from heedful.runs.finetune.run import plan_finetune
+from heedful.runs.finetune.settings import FinetuneSettings, finetune_defaults
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.pretrain.settings import defaults as pretraining
-from heedful.runs.pretrain.settings import settled as pretrain_settings
+from heedful.runs.pretrain.settings import pretrain_defaults as pretraining
+from heedful.runs.pretrain.settings import resolve_pretrain as pretrain_settings
 from heedful.train.settings import Cosine, TrainSettings
 
-USUAL = defaults("classify", 600, fresh=False)[0]
+USUAL = finetune_defaults("classify", 600, random_init=False)[0]
 LR = "train.optimizer.lr"
 
 
@@ -62,7 +62,7 @@ def test_an_ambiguous_name_is_refused_with_all_full_paths() -> None:
 
 
 def test_a_full_path_wins_over_short_names() -> None:
-    usual = pretraining("mlm", 256, going_on=False)
+    usual = pretraining("mlm", 256, continued=False)
     found = Overrides(assignments=["max_seq_length=64"]).resolve(usual).settings
     assert isinstance(found, PretrainSettings) and found.max_seq_length == 64 and found.pack_length == usual.pack_length
 
@@ -222,11 +222,11 @@ def test_values_laid_over_everything_may_repeat_a_setting() -> None:
 
 def test_python_functions_take_overrides(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(40)))
-    plan = prepare("classify", tmp_path / "a.csv", overrides={"lr": 0.5, "train": {"batch_size": 7}})
+    plan = plan_finetune("classify", tmp_path / "a.csv", overrides={"lr": 0.5, "train": {"batch_size": 7}})
     assert (plan.settings.train.optimizer.lr, plan.settings.train.batch_size) == (0.5, 7)
     assert pretrain_settings(["a"], overrides={"batch_size": 7}).train.batch_size == 7
     with pytest.raises(HeedfulError, match=r"both set init\.model"):
-        prepare("classify", tmp_path / "a.csv", model="a", overrides={"init.model": "b"})
+        plan_finetune("classify", tmp_path / "a.csv", model="a", overrides={"init.model": "b"})
 
 
 def test_no_heavy_library_is_imported() -> None:

@@ -11,7 +11,7 @@ from heedful.errors import HeedfulWarning
 from heedful.runs.distil.settings import DistilSettings
 from heedful.runs.finetune.init_settings import Pretrained, Scratch
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.runs.pin_models import pin
+from heedful.runs.pin_models import pin_models
 from heedful.runs.results import read_results
 from heedful.settings import load_mapping, to_toml
 from heedful.tasks.specs.classify import ClassifySettings
@@ -53,11 +53,11 @@ def test_a_run_records_the_commit_and_resumes_from_it(
 
 def test_every_setting_that_names_a_model_is_pinned(tmp_path: Path, snapshots: Path) -> None:
     with pytest.warns(HeedfulWarning, match="using main"):
-        found = pin(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
+        found = pin_models(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
     assert found.teacher == f"maker/model@{FIRST}"
     for init in (Scratch(), Pretrained(model="maker/model@v1"), Pretrained(model=str(tmp_path))):
         settings = FinetuneSettings(task=ClassifySettings(), init=init)
-        assert pin(settings, tmp_path) == settings
+        assert pin_models(settings, tmp_path) == settings
 
 
 def test_another_model_than_that_of_the_run_is_not_given_its_commit(tmp_path: Path, snapshots: Path) -> None:
@@ -65,7 +65,7 @@ def test_another_model_than_that_of_the_run_is_not_given_its_commit(tmp_path: Pa
     (tmp_path / "settings.toml").write_text(to_toml(before))
     asked = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model="maker/model"))
     with pytest.warns(HeedfulWarning, match="using main"):
-        assert _model(pin(asked, tmp_path)) == f"maker/model@{FIRST}"
+        assert _model(pin_models(asked, tmp_path)) == f"maker/model@{FIRST}"
 
 
 def _model(settings: FinetuneSettings) -> str:

@@ -15,8 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from heedful.errors import HeedfulError
-from heedful.runs.plots.figures import _ideal, calibration, confusion, draw, most_confused, scatter, scores, wilson
-from heedful.runs.plots.style import write
+from heedful.runs.plots.figures import (
+    _ideal,
+    draw_run_plots,
+    most_confused,
+    plot_calibration,
+    plot_confusion,
+    plot_scatter,
+    plot_scores,
+    wilson,
+)
+from heedful.runs.plots.style import save_png
 from tests.support import run_folders as made
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +57,7 @@ def size(path: Path) -> tuple[int, int]:
 
 def drawn(folder: Path) -> dict[str, Path]:
     """What draw made, by name: each of sane size, and with an empty margin all around, so that nothing is cut off."""
-    paths = draw(folder)
+    paths = draw_run_plots(folder)
     assert {path.parent for path in paths} == {folder / "plots"}
     assert sorted(paths) == sorted((folder / "plots").iterdir()), "something else was left there"
     for path in paths:
@@ -90,7 +99,7 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     seen = []
     for name in ("one", "two", "two"):
         folder = made.write(tmp_path / name, found, dev=scored)
-        seen.append([path.read_bytes() for path in draw(folder)])
+        seen.append([path.read_bytes() for path in draw_run_plots(folder)])
     assert seen[0] == seen[1] and len(seen[0]) == 5
     assert seen[1] == seen[2], "drawn anew over what was there"
 
@@ -111,18 +120,18 @@ def test_odd_labels(tmp_path: Path) -> None:
     numbers, _ = made.classified(ODD)
     folder = made.write(tmp_path, made.results("classify", "accuracy", {"dev": numbers}))
     assert set(drawn(folder)) == {"curves", "confusion", "calibration", "scores"}
-    written = words(confusion(numbers, "dev"))
+    written = words(plot_confusion(numbers, "dev"))
     assert "$x_1$ and $\\frac{" in written and "under_score" in written and "�" not in written
-    ticks = [text.get_text() for text in confusion(numbers, "dev").axes[0].get_xticklabels()]
+    ticks = [text.get_text() for text in plot_confusion(numbers, "dev").axes[0].get_xticklabels()]
     assert len(set(ticks)) == len(ODD), "labels that look alike are told apart"
 
 
 def test_labels_are_not_read_as_formulas(tmp_path: Path) -> None:
     numbers, _ = made.classified(["$\\alpha$", "b"])
     plain, _ = made.classified(["\\alpha", "b"])
-    with_marks = write(tmp_path / "a.png", confusion(numbers, "dev")).read_bytes()
-    assert with_marks != write(tmp_path / "b.png", confusion(plain, "dev")).read_bytes()
-    for figure in (confusion(numbers, "dev"), scores(numbers["classes"], "dev", "class")):
+    with_marks = save_png(tmp_path / "a.png", plot_confusion(numbers, "dev")).read_bytes()
+    assert with_marks != save_png(tmp_path / "b.png", plot_confusion(plain, "dev")).read_bytes()
+    for figure in (plot_confusion(numbers, "dev"), plot_scores(numbers["classes"], "dev", "class")):
         figure.draw_without_rendering()
         texts = [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
         assert not [text.get_text() for text in texts if "$" in text.get_text() and text.get_parse_math()]
@@ -131,9 +140,9 @@ def test_labels_are_not_read_as_formulas(tmp_path: Path) -> None:
 def test_test_is_shown_rather_than_dev() -> None:
     numbers, _ = made.classified(THREE)
     for figure in (
-        confusion(numbers, "test"),
-        calibration(numbers, "test"),
-        scores(numbers["classes"], "test", "class"),
+        plot_confusion(numbers, "test"),
+        plot_calibration(numbers, "test"),
+        plot_scores(numbers["classes"], "test", "class"),
     ):
         assert "on test" in words(figure)
 
@@ -149,7 +158,7 @@ def test_test_split_is_preferred(tmp_path: Path) -> None:
 def test_confusion_says_what_it_counts() -> None:
     counts = [[8, 2, 0], [1, 9999, 0], [0, 0, 0]]
     numbers = {"classes": dict.fromkeys("abc"), "confusion": counts, "count": 10_010}
-    figure = confusion(numbers, "dev")
+    figure = plot_confusion(numbers, "dev")
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a  (10)", "b  (10,000)", "c  (0)"]
     assert [text.get_text() for text in axes.texts] == ["8", "2", "0", "1", "9,999", "0", "0", "0", "0"]
@@ -165,7 +174,7 @@ def test_many_labels_show_the_most_confused() -> None:
     counts[10, 0] = 5  # a smaller confusion, with a label that is not among them
     assert most_confused(counts, 4) == [10, 11, 12, 13]
     numbers = {"classes": {f"c{n}": None for n in range(40)}, "confusion": counts.tolist(), "count": int(counts.sum())}
-    figure = confusion(numbers, "dev")
+    figure = plot_confusion(numbers, "dev")
     assert "the 30 most confused of 40 labels" in words(figure)
     ticks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert [tick.split()[0] for tick in ticks] == [f"c{n}" for n in range(10, 40)]
@@ -179,20 +188,20 @@ def test_scores_are_sorted_and_counted() -> None:
         "high": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "count": 3},
         "bad": {"precision": "NaN", "recall": 0.0, "f1": 0.0, "count": 0},
     }
-    figure = scores(rows, "dev", "class")
+    figure = plot_scores(rows, "dev", "class")
     left, right = figure.axes
     assert [text.get_text() for text in left.get_yticklabels()] == ["bad", "low", "high"]
     assert [text.get_text() for text in right.get_yticklabels()] == ["0.000  (0)", "0.130  (1,200)", "1.000  (3)"]
     assert [bar.get_width() for bar in left.patches] == [0.0, 0.13, 1.0]
     assert left.get_xlim() == (0, 1.02), "all of the scale, always"
-    many = scores({f"c{n}": {"precision": 0, "recall": 0, "f1": n / 80} for n in range(80)}, "dev", "label")
+    many = plot_scores({f"c{n}": {"precision": 0, "recall": 0, "f1": n / 80} for n in range(80)}, "dev", "label")
     assert "the 50 lowest of 80" in words(many)
     assert many.axes[0].get_yticklabels()[0].get_text() == "c0" and "(" not in many.axes[1].get_ylabel()
 
 
 def test_calibration_is_drawn_where_it_was_measured() -> None:
     numbers, _ = made.classified(THREE)
-    figure = calibration(numbers, "dev")
+    figure = plot_calibration(numbers, "dev")
     above, below = figure.axes
     points = above.lines[1]
     table = numbers["calibration"]
@@ -216,13 +225,13 @@ def test_wilson_is_scipys() -> None:
 def test_numbers_against_what_is_right(tmp_path: Path) -> None:
     numbers, lines = made.scored(100)
     pairs = np.array([[line["label"], line["prediction"]] for line in lines])
-    figure = scatter(pairs, numbers, "dev", ((0.0, 0.0), (5.0, 1.0)))
+    figure = plot_scatter(pairs, numbers, "dev", ((0.0, 0.0), (5.0, 1.0)))
     points, line = figure.axes[0].lines
     assert points.get_xydata().tolist() == pairs.tolist()
     assert line.get_xydata().tolist() == [[0, 0], [5, 1]]
     assert f"r {numbers['pearson']:.3f}" in words(figure) and f"ρ {numbers['spearman']:.3f}" in words(figure)
     pairs[3, 1] = np.nan
-    assert "99 of 100 examples are shown" in words(scatter(pairs, numbers, "dev", None))
+    assert "99 of 100 examples are shown" in words(plot_scatter(pairs, numbers, "dev", None))
     lines[0]["prediction"] = "NaN"
     equal = [line | {"label": 1.0, "prediction": 1.0} for line in lines]
     nothing = [line | {"prediction": "Infinity"} for line in lines]
@@ -250,13 +259,13 @@ def test_a_run_without_dev_and_test(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"has neither journal\.jsonl nor results\.json: it is no run folder"):
-        draw(tmp_path)
+        draw_run_plots(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.journal(tmp_path, made.course(40))
-    (path,) = draw(tmp_path)
+    (path,) = draw_run_plots(tmp_path)
     before = path.read_bytes()
     made.journal(tmp_path, made.course(20))
 
@@ -265,7 +274,7 @@ def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("heedful.atomic_io._write", broken)
     with pytest.raises(OSError, match="no space left"):
-        draw(tmp_path)
+        draw_run_plots(tmp_path)
     assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["curves.png"]
 
 
@@ -274,7 +283,7 @@ def test_no_state_outside(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     numbers, lines = made.classified(THREE)
     folder = made.write(tmp_path, made.results("classify", "accuracy", {"dev": numbers}), dev=lines)
-    draw(folder)
+    draw_run_plots(folder)
     assert dict(matplotlib.rcParams) == before
     code = (
         "import sys; from pathlib import Path; from heedful.runs.card.finetuned import write_card\n"

@@ -31,17 +31,17 @@ from heedful.model.config import Normal, TruncatedNormal
 from heedful.objectives.causal_lm import CausalLM
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import held_out
-from heedful.runs.card.baseline import comparisons
-from heedful.runs.card.finetuned import plain
-from heedful.runs.card.pretrained import text_notes
+from heedful.runs.card.baseline import baseline_lines
+from heedful.runs.card.finetuned import escape_markdown
+from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as module
-from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, shaped
+from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.run import Pretrained, run
-from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
-from heedful.runs.recipes import copy, offers
-from heedful.runs.run_folder import BEGUN, going_on, refuse_other
+from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.recipes import copy_asset, list_assets
+from heedful.runs.run_folder import INITIAL_FILES, can_resume, check_run_folder
 from heedful.settings import from_file, to_toml
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs.classify import ClassifySettings
@@ -97,8 +97,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -150,7 +150,7 @@ def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **na
     gone += ("train.max_steps",) if "train.time_budget" in more else ()
     small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
     given = [f"{name}={value}" for name, value in (small | more).items() if value is not None]
-    return settled(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
+    return resolve_pretrain(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
 
 
 def go(data: Any, out: Path, kind: str = "mlm", more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
@@ -297,11 +297,11 @@ def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vo
     assert tokenizer.max_length == 32 and (tokenizer.id("\u0120a") is not None) == (kind == "clm")
 
 
-@pytest.mark.parametrize("name", [offer.name for offer in offers() if offer.name.startswith("pretrain-")])
+@pytest.mark.parametrize("name", [offer.name for offer in list_assets() if offer.name.startswith("pretrain-")])
 def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> None:
     """With a small model, few steps and short sequences; all else is theirs."""
-    path, _ = copy(name, tmp_path / "recipe.toml")
-    published = settled([text], recipe=path)
+    path, _ = copy_asset(name, tmp_path / "recipe.toml")
+    published = resolve_pretrain([text], recipe=path)
     clock = published.train.time_budget is not None
     more: dict[str, Any] = {"train.time_budget": 0.005} if clock else {"train.max_steps": 2}
     if not published.model.init_from:
@@ -367,7 +367,7 @@ def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: s
     """Radford et al. 2019, section 2.3: by 1 / sqrt(N) of the N sublayers that there are, not of those published."""
     kind = "clm" if family == "gpt2" else "mlm"
     settings = asked("a", kind, {"model.family": family, "model.layers": layers})
-    scheme = shaped(family, settings, Tokenizer.load(known)).model.initialisation
+    scheme = config_of_size(family, settings, Tokenizer.load(known)).model.initialisation
     assert isinstance(scheme, Normal | TruncatedNormal) and scheme.outputs == pytest.approx((2 * layers) ** -0.5)
 
 
@@ -380,7 +380,7 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
     corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
-    (rows,), held = samples_of(Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
+    (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
     objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
         ends += int((objective.batch([sample], [0]).targets == end).sum())
@@ -426,9 +426,11 @@ def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, kn
     counts, corpus = done.results["corpus"]["counts"], Corpus.open(tmp_path / "run" / "corpus")
     unknown = Tokenizer.load(known).special.unknown
     assert counts["unknown"] == (corpus.tokens(0, corpus.count) == unknown).sum() == 3
-    (told,) = text_notes({"counts": {"tokens": 1000, "unknown": 13}})
+    (told,) = corpus_notes({"counts": {"tokens": 1000, "unknown": 13}})
     assert told == "1.3 % of the tokens stand for what the tokenizer does not know, and is lost"
-    assert not text_notes({"counts": {"tokens": 10_000, "unknown": 9}}) and not text_notes({"counts": {"tokens": 9}})
+    assert not corpus_notes({"counts": {"tokens": 10_000, "unknown": 9}}) and not corpus_notes(
+        {"counts": {"tokens": 9}}
+    )
 
 
 @pytest.mark.parametrize("choose", ["tokens", "words"])
@@ -437,9 +439,9 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     tokenizer = Tokenizer.load(known)
     corpus = corpus_of(tmp_path, documents(200, seed=3, sentences=(1, 2)), tokenizer)
     settings = asked(corpus.folder, more={"sequences_per_pack": 4, "pack_length": 128, "objective.mask_unit": choose})
-    pieces = Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
-    (rows,), _ = samples_of(pieces)
-    objective = objectives_of(pieces, fresh_or_started(pieces), [rows])[0]
+    pieces = Components(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
+    (rows,), _ = build_samples(pieces)
+    objective = build_objectives(pieces, build_model(pieces), [rows])[0]
     assert isinstance(objective, MaskedLM)
     for number in range(len(rows)):
         batch, free = objective.batch([rows[number]], [number]), int(objective.free[rows[number].tokens].sum())
@@ -509,7 +511,7 @@ def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
     tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = module.measured_share
-    monkeypatch.setattr(module, "measured_share", lambda *given: measured(*given) | {"mlm_loss": (float("nan"), 3.0)})
+    monkeypatch.setattr(module, "measure_share", lambda *given: measured(*given) | {"mlm_loss": (float("nan"), 3.0)})
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(DivergedError, match=r"^step \d: .* nan for mlm_loss, so the model is no result"):
             go(text, tmp_path / "run", tokenizer=str(known))
@@ -628,7 +630,7 @@ def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, t
     assert start == pytest.approx(end, rel=1e-4) and start["mlm_loss"] > 0
     numbers = first.results["splits"]["validation"]["numbers"]
     assert start["mlm_loss"] == pytest.approx(numbers["mlm_loss"], rel=1e-4), "the same text is held out"
-    (line,) = comparisons(whole.results)
+    (line,) = baseline_lines(whole.results)
     assert re.fullmatch(r"validation mlm_accuracy 0\.\d+; before training 0\.\d+", line)
     assert "| validation | before training |" in (tmp_path / "whole" / "model" / "README.md").read_text()
     last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
@@ -661,8 +663,8 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
         started = heedful.load(tmp_path / "first")
     assert started.tokenizer is not None
     settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
-    pieces = Pieces(settings=settings, tokenizer=started.tokenizer, corpus=None, started=started)  # type: ignore[arg-type]
-    known, found = heedful.load(tmp_path / "first", head="pretraining").named(), fresh_or_started(pieces).named()
+    pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, started=started)  # type: ignore[arg-type]
+    known, found = heedful.load(tmp_path / "first", head="pretraining").named(), build_model(pieces).named()
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 
@@ -690,15 +692,15 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
 def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None:
     """A tenth of what its width has, whatever `size` would be; a rate that is set needs no look at the model."""
     going_on, fresh = (
-        settled(["a"], model=str(teacher)),
-        settled(["a"], assignments=["model.width=24", "model.heads=2"]),
+        resolve_pretrain(["a"], model=str(teacher)),
+        resolve_pretrain(["a"], assignments=["model.width=24", "model.heads=2"]),
     )
     rates = [each.train.optimizer.lr for each in (going_on, fresh)]  # type: ignore[union-attr]
     assert rates == pytest.approx([2e-4, 2e-3])
-    told = settled(["a"], model="nowhere", assignments=["train.optimizer.lr=0.01"])
+    told = resolve_pretrain(["a"], model="nowhere", assignments=["train.optimizer.lr=0.01"])
     assert told.train.optimizer.lr == 0.01 and told.model.init_from == "nowhere"  # type: ignore[union-attr]
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
-        settled(["a"], model="nowhere")
+        resolve_pretrain(["a"], model="nowhere")
 
 
 def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
@@ -713,7 +715,7 @@ def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
     trained(documents(9)).save(tmp_path / "other")
     with pytest.raises(HeedfulError, match="was made with another tokenizer: give that one with --tokenizer"):
         go(corpus.folder, tmp_path / "run", tokenizer=str(tmp_path / "other"))
-    assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= INITIAL_FILES
 
 
 def test_a_manifest_of_something_else_is_a_text_like_others(tmp_path: Path, known: Path) -> None:
@@ -747,12 +749,12 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     ]
     assert seen.sentences[:5] == [*told, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
     card = (run / "model" / "README.md").read_text()
-    assert all(f"- {plain(sentence)}\n" in card for sentence in told)
+    assert all(f"- {escape_markdown(sentence)}\n" in card for sentence in told)
     assert f"tokenizer.path = {known.name}\n" in card and str(tmp_path) not in card and str(known) not in card
     corpus = done.results["corpus"]
     assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == told[:2]
     assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
-    many = text_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
+    many = corpus_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
     assert len(many) == 22 and many[20] == "and 980 more such sentences, which the corpus's manifest.json has"
     assert many[21] == "documents that were split because of their size: 1,200"
 
@@ -828,15 +830,15 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     for name in made:
         (tmp_path / "run" / name).touch()
     with pytest.raises(HeedfulError, match=r"run is no run: it holds corpus, .* but no settings\.toml"):
-        refuse_other(tmp_path / "run")
+        check_run_folder(tmp_path / "run")
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.raises(HeedfulError, match=r"settings\.toml"):
-        going_on(tmp_path / "run", FinetuneSettings(task=ClassifySettings()))  # of a run that fine-tunes
+        can_resume(tmp_path / "run", FinetuneSettings(task=ClassifySettings()))  # of a run that fine-tunes
     assert begun() == made | {"settings.toml"}
-    assert not going_on(tmp_path / "run", asked(text, more={"train.batch_size": 4})) and begun() == made
+    assert not can_resume(tmp_path / "run", asked(text, more={"train.batch_size": 4})) and begun() == made
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.warns(HeedfulWarning, match=r"corpus was made with other settings of the text, and is made anew"):
-        assert not going_on(tmp_path / "run", asked(text, more={"corpus.min_document_chars": 9}))
+        assert not can_resume(tmp_path / "run", asked(text, more={"corpus.min_document_chars": 9}))
     assert begun() == {"run.lock"}
 
 
@@ -881,7 +883,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(
         more = {"objective.teacher": tmp_path / "whole"}
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
-    assert {path.name for path in (tmp_path / "run").glob("*")} <= BEGUN
+    assert {path.name for path in (tmp_path / "run").glob("*")} <= INITIAL_FILES
     assert go(text, tmp_path / "run", more={"train.max_steps": 1}).stop_reason == "completed", (
         "the slip is mended there"
     )
@@ -963,7 +965,7 @@ def test_wrong_names_and_times(text: Path) -> None:
         ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
     ):
         with pytest.raises(HeedfulError, match=message):
-            settled([text], **given)  # type: ignore[arg-type]
+            resolve_pretrain([text], **given)  # type: ignore[arg-type]
     with pytest.raises(HeedfulError, match="no text was given: name files or folders of text"):
         run(PretrainSettings(), "anywhere")
 

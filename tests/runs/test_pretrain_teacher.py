@@ -19,7 +19,7 @@ from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.distillation_settings import DistillationSettings, Probe, TermWeights
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.run import Pretrained, run
-from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
+from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
@@ -49,8 +49,8 @@ PHASES = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, and one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -77,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_of(place: Path, terms: str, more: dict[str, Any] | None = None) -> PretrainSettings:
     given = [f"{name}={value}" for name, value in (SMALL | (more or {})).items()]
-    return settled(
+    return resolve_pretrain(
         [place / "text.txt"],
         objective=terms,
         teacher=str(place / "teacher"),
@@ -118,7 +118,7 @@ def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tm
     go(place, tmp_path / "other", "sentence_embedding", more)
     given = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
     how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": given}
-    run(settled([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
+    run(resolve_pretrain([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
     first, other, second = (
         load_file(tmp_path / name / "teacher" / "statistics.safetensors") for name in ("first", "other", "second")
     )
@@ -233,9 +233,9 @@ def test_a_probe_file_that_does_not_fit_is_refused_before_training(
             lambda: PretrainSettings(phases=(Phase(start_fraction=0.5, term_weights=TermWeights()),)),
             "term_weights of a phase",
         ),
-        (lambda: settled(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
-        (lambda: settled(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
-        (lambda: settled(["t"], objective="mlm", teacher="t"), "objective.teacher is for objective.kind"),
+        (lambda: resolve_pretrain(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
+        (lambda: resolve_pretrain(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
+        (lambda: resolve_pretrain(["t"], objective="mlm", teacher="t"), "objective.teacher is for objective.kind"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
@@ -247,7 +247,9 @@ def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) 
     given = [
         f"{name}={value}" for name, value in (SMALL | {"phases": "[{start_fraction = 0.5, mask_prob = 0.4}]"}).items()
     ]
-    settings = settled([place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given)
+    settings = resolve_pretrain(
+        [place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given
+    )
     assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
     assert run(settings, tmp_path / "run").stop_reason == "completed"
     assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)

@@ -26,8 +26,8 @@ Given = dict[str, Path] | Path
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, one thread."""
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: times)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from heedful.cli import app
 from heedful.errors import HeedfulError
-from heedful.runs.push import Push, plan, push
+from heedful.runs.push import PushPlan, plan_push, push
 
 SECRET = "my doctor called about the results"
 CARD = f"""---
@@ -139,7 +139,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.join(5)
 
 
-def names(planned: Push) -> set[str]:
+def names(planned: PushPlan) -> set[str]:
     """The files that a push uploads."""
     return {each.name for each in planned.files}
 
@@ -148,7 +148,7 @@ MODEL = {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config
 
 
 def test_model_card_weights_and_tokenizer_are_uploaded_and_no_texts(run: Path, hub: Hub) -> None:
-    assert push(plan(run, "me/model")) == "https://huggingface.co/me/model/commit/abc"
+    assert push(plan_push(run, "me/model")) == "https://huggingface.co/me/model/commit/abc"
     known = hub.repositories["me/model"]
     assert known["private"] and set(known["files"]) == MODEL
     assert not any(SECRET.encode() in content for content in known["files"].values())
@@ -158,26 +158,26 @@ def test_model_card_weights_and_tokenizer_are_uploaded_and_no_texts(run: Path, h
 
 
 def test_examples_and_a_public_repository_are_asked_for(run: Path, hub: Hub) -> None:
-    push(plan(run, "me/model", private=False, with_examples=True))
+    push(plan_push(run, "me/model", private=False, with_examples=True))
     known = hub.repositories["me/model"]
     assert not known["private"] and set(known["files"]) == MODEL | {"predictions-dev.jsonl"}
     assert known["files"]["README.md"].decode() == CARD
 
 
 def test_everything_left_out_is_listed_with_its_reason(run: Path) -> None:
-    left_out = plan(run, "me/model").left_out
+    left_out = plan_push(run, "me/model").left_out
     assert {"model/notes.txt", "model/vocab.txt", "settings.toml", "bad-rows.jsonl", "checkpoints/"} <= set(left_out)
     assert "--with-examples" in left_out["predictions-dev.jsonl"] and left_out["model/vocab.txt"] == "a link"
 
 
 def test_an_empty_repository_is_used_and_one_with_files_is_refused(run: Path, hub: Hub) -> None:
     hub.repositories["me/model"] = {"private": True, "files": {}}
-    push(plan(run, "me/model"))
+    push(plan_push(run, "me/model"))
     with pytest.raises(HeedfulError, match="me/model exists and has files"):
-        push(plan(run, "me/model"))
+        push(plan_push(run, "me/model"))
     hub.repositories["me/open"] = {"private": False, "files": {}}
     with pytest.raises(HeedfulError, match="is public"):
-        push(plan(run, "me/open"))
+        push(plan_push(run, "me/open"))
     assert not hub.repositories["me/open"]["files"]
 
 
@@ -192,34 +192,34 @@ def test_an_empty_repository_is_used_and_one_with_files_is_refused(run: Path, hu
 def test_refusals_of_the_hub_teach(part: str, status: int, message: str, run: Path, hub: Hub) -> None:
     hub.refused[part] = status
     with pytest.raises(HeedfulError, match=message):
-        push(plan(run, "me/model"))
+        push(plan_push(run, "me/model"))
 
 
 def test_without_a_token_or_a_network_nothing_is_sent(run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(HeedfulError, match="there is no token"):
-        push(plan(run, "me/model"))
+        push(plan_push(run, "me/model"))
     assert not hub.paths
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HeedfulError, match="HF_HUB_OFFLINE is set"):
-        push(plan(run, "me/model"))
+        push(plan_push(run, "me/model"))
     assert not hub.paths
 
 
 def test_what_is_no_run_or_no_repository_is_refused(run: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, run / "model", tmp_path / "absent"):
         with pytest.raises(HeedfulError, match="is not the folder of a finished run"):
-            plan(folder, "me/model")
+            plan_push(folder, "me/model")
     for name in ("model", "me/", "a/b/c", "me/mo del", "me/model@main"):
         with pytest.raises(HeedfulError, match="is not the name of a repository"):
-            plan(run, name)
+            plan_push(run, name)
 
 
 def test_a_dry_run_lists_and_sends_nothing(run: Path, hub: Hub) -> None:
     done = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
     found = json.loads(done.stdout)
     assert done.exit_code == 0 and found["private"] and found["url"] is None and not hub.paths
-    assert {each["name"] for each in found["files"]} == MODEL == names(plan(run, "me/model"))
+    assert {each["name"] for each in found["files"]} == MODEL == names(plan_push(run, "me/model"))
     shown = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run"])
     assert "would upload to me/model (private)" in shown.stderr and "predictions-dev.jsonl" in shown.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from heedful.data import DataSettings, Labelled, read
 from heedful.data.inputs.inherited_settings import by_names
-from heedful.runs.data_settings import reading_of, settings_and_files
+from heedful.runs.data_settings import data_settings_for, run_settings_and_files
 
 
 @pytest.fixture
@@ -27,26 +27,26 @@ def known(run: Path, columns: dict[str, list[str]] | None) -> None:
 
 def test_numbers_become_names_where_the_runs_files_had_a_header(run: Path) -> None:
     known(run, {"text": ["phrase"], "label": ["kind"]})
-    settings, names = settings_and_files(run)
+    settings, names = run_settings_and_files(run)
     assert settings == DataSettings(dev_fraction=0.0, columns={"text": "phrase", "label": "kind"}) and names == (
         "a.csv",
     )
     for columns in (None, {"text": ["2"], "label": ["1"]}):
         known(run, columns)
-        assert settings_and_files(run)[0].columns == {"text": 2, "label": 1}
+        assert run_settings_and_files(run)[0].columns == {"text": 2, "label": 1}
 
 
 def test_what_holds_for_other_data(run: Path) -> None:
     known(run, {"text": ["2"], "label": ["1"]})
     (run / "same.csv").write_text("x,Who wrote it?\n")
     (run / "named.csv").write_text("label,id,text\nx,7,Who wrote it?\n")
-    assert reading_of(run, run / "same.csv") == (
+    assert data_settings_for(run, run / "same.csv") == (
         DataSettings(dev_fraction=0.0, columns={"text": 2, "label": 1}),
         "truncate",
     )
-    assert reading_of(run, [run / "named.csv"]) == (DataSettings(dev_fraction=0.0), "truncate")
-    assert reading_of(run, run / "named.csv", DataSettings(header=False))[0].columns == {"text": 2, "label": 1}
-    assert reading_of(run / "none", run / "same.csv") == (DataSettings(dev_fraction=0.0), "stride")
+    assert data_settings_for(run, [run / "named.csv"]) == (DataSettings(dev_fraction=0.0), "truncate")
+    assert data_settings_for(run, run / "named.csv", DataSettings(header=False))[0].columns == {"text": 2, "label": 1}
+    assert data_settings_for(run / "none", run / "same.csv") == (DataSettings(dev_fraction=0.0), "stride")
 
 
 def test_a_source_knows_the_columns_of_its_roles(tmp_path: Path) -> None:

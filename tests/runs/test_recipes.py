@@ -12,19 +12,25 @@ import pytest
 from heedful.bundled import ENCODER
 from heedful.data import read
 from heedful.errors import HeedfulError
-from heedful.runs.distil.settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
+from heedful.runs.distil.settings import (
+    LOSS_PRESETS,
+    LayersStudent,
+    MaskedDistilSettings,
+    check_overrides,
+    distil_overrides,
+)
 from heedful.runs.finetune.init_settings import Transformer
-from heedful.runs.finetune.settings import foresee
+from heedful.runs.finetune.settings import preview_settings
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain.settings import settled
-from heedful.runs.recipes import SAMPLES, copy, offers
+from heedful.runs.pretrain.settings import resolve_pretrain
+from heedful.runs.recipes import SAMPLES, copy_asset, list_assets
 from heedful.tasks.specs import SPECS, task_names
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_everything_on_offer() -> None:
-    found = list(offers())
+    found = list(list_assets())
     names = [offer.name for offer in found]
     assert names == [*sorted(set(names) - set(SAMPLES)), *SAMPLES] and len(set(names)) == len(names)
     assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
@@ -38,25 +44,25 @@ def test_everything_on_offer() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [offer.name for offer in offers()])
+@pytest.mark.parametrize("name", [offer.name for offer in list_assets()])
 def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    path, offer = copy(name)
+    path, offer = copy_asset(name)
     if name not in SAMPLES:
         assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
         if name.startswith("pretrain-"):
             assert offer.use == "heedful pretrain DATA --recipe {}"
-            assert settled(["a"], recipe=path).data == ("a",)
+            assert resolve_pretrain(["a"], recipe=path).data == ("a",)
             return
         if name.startswith("distil-"):
             assert offer.use == "heedful distil TEACHER DATA --recipe {}"
-            return foresee_any(overrides_of("a", recipe=path))
+            return check_overrides(distil_overrides("a", recipe=path))
         if name.startswith("translate-"):
             assert offer.use == "heedful finetune seq2seq DATA --recipe {}"
-            assert foresee("seq2seq", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
+            assert preview_settings("seq2seq", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
-        assert all(foresee(task, Overrides(recipe=path)) for task in task_names())
+        assert all(preview_settings(task, Overrides(recipe=path)) for task in task_names())
         return
     task = offer.use.split()[2]
     source = read(path, SPECS[task].example)
@@ -65,27 +71,27 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(sum(counts.values())) in offer.about, "as many as it says"
     (tmp_path / name / "train.txt").write_text("mine")
     with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --output$"):
-        copy(name)
+        copy_asset(name)
     assert (tmp_path / name / "train.txt").read_text() == "mine"
 
 
 def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
-    path, _ = copy("distil-distilbert", tmp_path / "a.toml")
-    found = overrides_of("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
-    assert found.loss == RECIPES["distilbert"]
+    path, _ = copy_asset("distil-distilbert", tmp_path / "a.toml")
+    found = distil_overrides("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
+    assert found.loss == LOSS_PRESETS["distilbert"]
     assert found.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
 
 
 def test_another_place(tmp_path: Path) -> None:
-    path, _ = copy("paper", tmp_path / "a b" / "mine.toml")
+    path, _ = copy_asset("paper", tmp_path / "a b" / "mine.toml")
     path.write_text("mine")
     with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another place with --output")):
-        copy("stable", path)
+        copy_asset("stable", path)
     assert path.read_text() == "mine"
     with pytest.raises(HeedfulError, match=r'there is no recipe "papr" \(did you mean "paper"\?\): clock, '):
-        copy("papr")
+        copy_asset("papr")
     with pytest.raises(HeedfulError, match=r"mine\.toml/x cannot be written: Not a directory|exists"):
-        copy("paper", path / "x")
+        copy_asset("paper", path / "x")
 
 
 def test_they_import_no_torch() -> None:

@@ -24,8 +24,8 @@ from heedful.objectives.base import pack_samples, sample_weights
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
-from heedful.runs.finetune.settings import known_task
-from heedful.runs.recipe_template import template
+from heedful.runs.finetune.settings import check_task
+from heedful.runs.recipe_template import recipe_template
 from heedful.serve.requests import FollowsBody
 from heedful.serve.routes import Question
 from heedful.serve.run import background
@@ -275,8 +275,8 @@ def test_it_has_a_model_card(run: Path) -> None:
 
 
 def test_it_has_a_name_and_a_template() -> None:
-    assert known_task("sentence-order") == "order"
-    assert "#label_smoothing = 0.0  # share of the target spread over both answers" in template("order")
+    assert check_task("sentence-order") == "order"
+    assert "#label_smoothing = 0.0  # share of the target spread over both answers" in recipe_template("order")
 
 
 def test_it_is_distilled(run: Path, labelled: Path, tmp_path: Path) -> None:

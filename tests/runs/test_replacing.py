@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.runs.overwrite import replacing
+from heedful.runs.overwrite import overwriting
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS
 from heedful.train.checkpoint import LOCK, lock_run
@@ -31,7 +31,7 @@ def aside(run: Path) -> Path:
 
 
 def test_the_old_run_is_removed_when_the_new_one_has_results(run: Path) -> None:
-    with replacing(run, SINGLE_PROCESS, lambda text: pytest.fail(text)):
+    with overwriting(run, SINGLE_PROCESS, lambda text: pytest.fail(text)):
         assert not run.exists() and (aside(run) / RESULTS).read_text() == "old"
         write_run(run, "new", SETTINGS, RESULTS)
     assert (run / RESULTS).read_text() == "new" and not aside(run).exists()
@@ -39,7 +39,7 @@ def test_the_old_run_is_removed_when_the_new_one_has_results(run: Path) -> None:
 
 def test_the_old_run_is_put_back_when_the_new_one_does_not_begin(run: Path) -> None:
     notes: list[str] = []
-    with replacing(run, SINGLE_PROCESS, notes.append):
+    with overwriting(run, SINGLE_PROCESS, notes.append):
         write_run(run, "new")  # a lock and nothing else, as where its data cannot be read
     assert (run / RESULTS).read_text() == "old" and not aside(run).exists()
     assert "put back" in notes[0]
@@ -47,10 +47,10 @@ def test_the_old_run_is_put_back_when_the_new_one_does_not_begin(run: Path) -> N
 
 def test_a_new_run_that_was_interrupted_is_resumed(run: Path) -> None:
     notes: list[str] = []
-    with replacing(run, SINGLE_PROCESS, notes.append):
+    with overwriting(run, SINGLE_PROCESS, notes.append):
         write_run(run, "new", SETTINGS)
     assert (aside(run) / RESULTS).read_text() == "old" and str(aside(run)) in notes[0]
-    with replacing(run, SINGLE_PROCESS, notes.append):
+    with overwriting(run, SINGLE_PROCESS, notes.append):
         assert (run / SETTINGS).read_text() == "new", "the same command finds the new run"
         write_run(run, "new", RESULTS)
     assert not aside(run).exists()
@@ -62,20 +62,20 @@ def test_a_folder_that_is_not_a_run_is_refused_and_untouched(tmp_path: Path, nam
     folder.mkdir()
     for name in names:
         (folder / name).write_text("mine")
-    with pytest.raises(HeedfulError, match="is no run"), replacing(folder, SINGLE_PROCESS, print):
+    with pytest.raises(HeedfulError, match="is no run"), overwriting(folder, SINGLE_PROCESS, print):
         pytest.fail("nothing runs")
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
 
 def test_a_run_in_which_a_process_trains_is_refused(run: Path) -> None:
-    with lock_run(run), pytest.raises(HeedfulError, match="another run"), replacing(run, SINGLE_PROCESS, print):
+    with lock_run(run), pytest.raises(HeedfulError, match="another run"), overwriting(run, SINGLE_PROCESS, print):
         pytest.fail("nothing runs")
     assert (run / RESULTS).exists()
 
 
 def test_a_search_for_a_student_is_replaced_too(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "old", "search.json")
-    with replacing(folder, SINGLE_PROCESS, print):
+    with overwriting(folder, SINGLE_PROCESS, print):
         assert not folder.exists()
         write_run(folder, "new", "search.json")
         write_run(folder / "best", "new", RESULTS)
@@ -85,6 +85,6 @@ def test_a_search_for_a_student_is_replaced_too(tmp_path: Path) -> None:
 def test_an_empty_or_missing_folder_is_used_as_it_is(tmp_path: Path) -> None:
     for folder in (tmp_path / "missing", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        with replacing(folder, SINGLE_PROCESS, lambda text: pytest.fail(text)):
+        with overwriting(folder, SINGLE_PROCESS, lambda text: pytest.fail(text)):
             write_run(folder, "new", SETTINGS, RESULTS)
         assert (folder / RESULTS).read_text() == "new"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.runs.results import as_float, measured, predictions, read_results
+from heedful.runs.results import as_float, headline_split, read_predictions, read_results
 from tests.support import run_folders as made
 
 
@@ -19,17 +19,17 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     written = made.results("classify", "accuracy", {"dev": numbers, "test": numbers | {"accuracy": 0.25}})
     folder = made.write(tmp_path, written, dev=lines)
     assert read_results(folder) == json.loads(json.dumps(written))
-    assert list(predictions(folder, "dev")) == lines and not list(predictions(folder, "test"))
+    assert list(read_predictions(folder, "dev")) == lines and not list(read_predictions(folder, "test"))
 
 
 def test_test_comes_before_dev() -> None:
     splits = {name: {"numbers": {"name": name}} for name in ("other", "dev", "test")}
-    assert measured({"splits": splits}) == ("test", {"name": "test"})
+    assert headline_split({"splits": splits}) == ("test", {"name": "test"})
     del splits["test"]
-    assert measured({"splits": splits}) == ("dev", {"name": "dev"})
+    assert headline_split({"splits": splits}) == ("dev", {"name": "dev"})
     del splits["dev"]
-    assert measured({"splits": splits}) == ("other", {"name": "other"})
-    assert measured({"splits": {}}) is None
+    assert headline_split({"splits": splits}) == ("other", {"name": "other"})
+    assert headline_split({"splits": {}}) is None
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs.evaluate import Evaluated, evaluate
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune import settings
-from heedful.runs.finetune.build import make_task, notes, start
+from heedful.runs.finetune.build import build_task, encoding_notes, initial_model
 from heedful.runs.finetune.init_settings import Positions, Transformer
-from heedful.runs.finetune.run import Finished, finetune, prepare
-from heedful.runs.finetune.seq2seq import transformer
-from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, alignments
-from heedful.runs.plots.figures import draw
+from heedful.runs.finetune.run import Finished, finetune, plan_finetune
+from heedful.runs.finetune.seq2seq import transformer_config
+from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, plot_alignments
+from heedful.runs.plots.figures import draw_run_plots
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
@@ -138,8 +138,8 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
-    monkeypatch.setattr(module, "latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
     done = finetune("seq2seq", given / "data.csv", output_dir=run, model=given / "both", assignments=wishes)
 
@@ -152,7 +152,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     assert json.loads(json.dumps(found.numbers)) == done.results["splits"]["dev"]["numbers"]
     assert (tmp_path / "dev.jsonl").read_bytes() == (run / "predictions-dev.jsonl").read_bytes()
     whole = evaluate(
-        load(run), given / "data.csv", split="dev", settings=DataSettings(), writes=evaluation.writes_of(run)
+        load(run), given / "data.csv", split="dev", settings=DataSettings(), generation=evaluation.run_generation(run)
     )
     assert whole.numbers == found.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
@@ -165,11 +165,11 @@ def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkey
     for each in (settings, seq2seq):
         monkeypatch.setattr(each, "has_bleu", lambda: False)
     wishes = ("init.kind=transformer",)
-    plan = prepare("seq2seq", given / "data.csv", assignments=wishes)
+    plan = plan_finetune("seq2seq", given / "data.csv", assignments=wishes)
     assert isinstance(plan.settings.task, Seq2SeqSettings) and plan.settings.task.metric == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
     with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which sacrebleu measures, which is not installed"):
-        prepare("seq2seq", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
+        plan_finetune("seq2seq", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
     def planned(*wishes: str) -> tuple[Seq2SeqSettings, str]:
-        plan = prepare("seq2seq", tmp_path, assignments=("init.kind=transformer", *wishes))
+        plan = plan_finetune("seq2seq", tmp_path, assignments=("init.kind=transformer", *wishes))
         assert isinstance(plan.settings.task, Seq2SeqSettings)
         return plan.settings.task, plan.why
 
@@ -219,10 +219,10 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
         *(f"init.tokenizer.{wish}" for wish in wishes),
         "task.max_new_tokens=3",
     )
-    plan = prepare("seq2seq", tmp_path / "data.csv", assignments=given)
-    base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    task, _ = make_task(plan.settings, plan.source, plan.survey, base)
-    told = notes(task.read(plan.source.examples("train")))
+    plan = plan_finetune("seq2seq", tmp_path / "data.csv", assignments=given)
+    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    task, _ = build_task(plan.settings, plan.source, plan.survey, base)
+    told = encoding_notes(task.read(plan.source.examples("train")))
     assert "3 training examples have rewritings that are longer than evaluations write (task.max_new_tokens=3)" in told
     assert sum(int(note.split()[0]) for note in told if "the tokenizer does not give back" in note) == changed
     right = [{"text": text} for _, text in rows]
@@ -244,8 +244,8 @@ FRESH = {
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     given: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
     how: dict[str, Any] = {"model": given / name} if name not in FRESH else {}
     assignments = (
         *SETTINGS,
@@ -288,7 +288,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
     lines = [json.dumps({"id": n, "input": text, "prediction": said}) for n, (text, said) in enumerate(ROWS[:3])]
     (tmp_path / "whole/predictions-dev.jsonl").write_text("\n".join(lines))
-    assert tmp_path / "whole/plots/alignments.png" in draw(tmp_path / "whole")
+    assert tmp_path / "whole/plots/alignments.png" in draw_run_plots(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("positions", "norm_at"), [("sine", "post"), *((each, "pre") for each in get_args(Positions))])
@@ -296,7 +296,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at: Any) -> None:
     """With remembered rows as without, whatever its positions are."""
     settings = Transformer(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
-    config = Config(family="heedful", model=transformer(settings, 30), head=NextToken())
+    config = Config(family="heedful", model=transformer_config(settings, 30), head=NextToken())
     loaded, source = create(config, seed=2).double().eval(), [[5, 6, 7, 8], [9]]
     assert loaded.head is not None
     texts, reads = [[1], [1]], {"prompts": Packed.of([[1], [1]]), "source": Packed.of(source)}
@@ -312,11 +312,11 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 @pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
 def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
-    usual = transformer(Transformer(size=size), 37_000)
+    usual = transformer_config(Transformer(size=size), 37_000)
     assert native.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
     for norm_at, more in (("post", 0), ("pre", 4)):
         settings = Transformer(size=size, norm_at=norm_at)  # type: ignore[arg-type]
-        model = transformer(settings, 37_000)
+        model = transformer_config(settings, 37_000)
         with undrawn():
             made = Loaded(Config(family="heedful", model=model, head=NextToken()))
         assert made.count() == count + more * model.width
@@ -344,9 +344,9 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     write_rows()
     with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* cut its end"):
         finetune("seq2seq", data, tmp_path / "refused", assignments=wishes)
-    plan = prepare("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
-    base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    learned = make_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
+    plan = plan_finetune("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
+    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    learned = build_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
     assert learned.cut == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
@@ -361,14 +361,14 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
-    made = create(Config(family="heedful", model=transformer(Transformer(**sizes), words.size)), words, seed=0)
+    made = create(Config(family="heedful", model=transformer_config(Transformer(**sizes), words.size)), words, seed=0)
     heedful.save(attach(made, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
     for texts, shown in (((short, long), True), ((long,), False)):
         lines = [json.dumps({"id": n, "input": text, "prediction": "him"}) for n, text in enumerate(texts)]
         (tmp_path / "predictions-dev.jsonl").write_text("\n".join(lines))
-        assert (alignments(tmp_path, "dev") is not None) == shown
+        assert (plot_alignments(tmp_path, "dev") is not None) == shown
 
 
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

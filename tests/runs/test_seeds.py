@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from heedful.runs.statistics import paired, spread, t_quantile, verdict
+from heedful.runs.statistics import compare_seeds, mean_and_std, paired_t_interval, t_quantile
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 30])
@@ -17,35 +17,35 @@ def test_quantiles(share: float, degrees: int) -> None:
 
 def test_intervals_are_the_t_test_s() -> None:
     ours, theirs = np.random.default_rng(0).normal(size=(2, 6)).tolist()
-    found = paired(ours, theirs, level=0.99)
+    found = paired_t_interval(ours, theirs, level=0.99)
     expected = stats.ttest_rel(ours, theirs).confidence_interval(0.99)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert paired([0.5], [0.4]).low == -np.inf, "one seed says nothing"
+    assert paired_t_interval([0.5], [0.4]).low == -np.inf, "one seed says nothing"
 
 
 def test_they_err_as_seldom_as_they_say() -> None:
     draws = np.random.default_rng(1).normal(size=(400, 2, 5))
-    wrong = sum(found.above or found.below for found in (paired(*draw.tolist()) for draw in draws))
+    wrong = sum(found.above or found.below for found in (paired_t_interval(*draw.tolist()) for draw in draws))
     assert 6 <= wrong <= 36  # 20 expected of 400; beyond that is less likely than 1 in 1,000
 
 
 def test_wording() -> None:
     far, near = ([0.9, 0.92, 0.91], [0.5, 0.51, 0.53]), ([0.5, 0.6, 0.4], [0.45, 0.4, 0.6])
-    told = verdict("a", "b", far, on="plain", comparisons=2)
+    told = compare_seeds("a", "b", far, on="plain", comparisons=2)
     assert told.startswith("plain: a is above b by 39.7 points (97.5 % interval +") and "2 comparisons" in told
-    assert "above with 3 of 3 seeds" in told and "above with 2 of 3 seeds" in verdict("a", "b", near, on="x")
-    assert verdict("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
-    assert verdict("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")
-    few = verdict("a", "b", ([0.9, 0.8], [0.5, 0.4]), on="x")
+    assert "above with 3 of 3 seeds" in told and "above with 2 of 3 seeds" in compare_seeds("a", "b", near, on="x")
+    assert compare_seeds("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
+    assert compare_seeds("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")
+    few = compare_seeds("a", "b", ([0.9, 0.8], [0.5, 0.4]), on="x")
     assert few == "x: a +40.0 against b, of 2 seeds, too few for a verdict: give 3 or more"
 
 
 def test_equal_differences_of_coarse_numbers_are_no_certainty() -> None:
     same = ([0.51, 0.61, 0.71], [0.5, 0.6, 0.7])
-    assert "a is above b" in verdict("a", "b", same, on="x")
-    assert "no difference seen" in verdict("a", "b", same, on="x", grain=0.01)
-    assert "no difference seen" in verdict("a", "b", ([1.0] * 3, [1.0] * 3), on="x", grain=0.01)
+    assert "a is above b" in compare_seeds("a", "b", same, on="x")
+    assert "no difference seen" in compare_seeds("a", "b", same, on="x", resolution=0.01)
+    assert "no difference seen" in compare_seeds("a", "b", ([1.0] * 3, [1.0] * 3), on="x", resolution=0.01)
 
 
 def test_spread() -> None:
-    assert spread([0.5]) == "50.0 %" and spread([1.0, 3.0], "number") == "2.00 ± 1.41"
+    assert mean_and_std([0.5]) == "50.0 %" and mean_and_std([1.0, 3.0], "number") == "2.00 ± 1.41"

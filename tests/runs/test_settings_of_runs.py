@@ -17,17 +17,17 @@ from heedful.bundled import ENCODER
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.distil import settings as distil_settings
 from heedful.runs.distil.settings import LayersStudent
-from heedful.runs.finetune.run import prepare
+from heedful.runs.finetune.run import plan_finetune
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
-    defaults,
-    foresee,
-    overrides_of,
-    resolve,
-    summary,
-    whole_groups,
+    check_batch_groups,
+    finetune_defaults,
+    finetune_overrides,
+    preview_settings,
+    resolve_finetune,
+    training_summary,
 )
-from heedful.runs.run_folder import going_on
+from heedful.runs.run_folder import can_resume
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.tasks.specs import SPECS, task_names
 from heedful.tasks.specs.classify import MultiLabelSettings
@@ -41,13 +41,13 @@ RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipe
 
 def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
     """What a run of so many examples has."""
-    overrides = overrides_of(recipe=recipe, assignments=assignments)
-    return resolve(overrides, defaults(task, examples, fresh=False)[0]).settings
+    overrides = finetune_overrides(recipe=recipe, assignments=assignments)
+    return resolve_finetune(overrides, finetune_defaults(task, examples, random_init=False)[0]).settings
 
 
 def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneSettings:
     """What is known before the data are read."""
-    return foresee(task, overrides_of(recipe=recipe, assignments=assignments))
+    return preview_settings(task, finetune_overrides(recipe=recipe, assignments=assignments))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneS
     ],
 )
 def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, evaluate: float) -> None:
-    found, why = defaults("classify", examples, fresh=False)
+    found, why = finetune_defaults("classify", examples, random_init=False)
     assert (found.train.epochs, found.train.batch_size, found.fit.eval_every_epochs) == (
         epochs,
         batch,
@@ -72,17 +72,17 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     assert found.train.optimizer.lr == 5e-5
     encoder = "a trained model 768 wide"
     said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, lr 5e-05"
-    assert summary(found, why) == said
+    assert training_summary(found, why) == said
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
-        assert defaults("classify", examples, fresh=False, width=width)[0].train.optimizer.lr == rate
-    fresh, why = defaults("classify", examples, fresh=True)
+        assert finetune_defaults("classify", examples, random_init=False, width=width)[0].train.optimizer.lr == rate
+    fresh, why = finetune_defaults("classify", examples, random_init=True)
     assert fresh.train.epochs == found.train.epochs and fresh.train.optimizer.lr == 5e-4
     assert "a fresh encoder" in why
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(499, 15), (2_000, 6), (14_041, 6), (50_000, 2)])
 def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: int) -> None:
-    found, why = defaults("tag", examples, fresh=False)
+    found, why = finetune_defaults("tag", examples, random_init=False)
     assert found.train.epochs == epochs and " characters" not in why
 
 
@@ -97,9 +97,9 @@ def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: i
     ],
 )
 def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: int) -> None:
-    found, why = defaults("classify", examples, fresh=False, characters=characters)
+    found, why = finetune_defaults("classify", examples, random_init=False, characters=characters)
     assert found.train.epochs == epochs
-    by_number, _ = defaults("classify", examples, fresh=False)
+    by_number, _ = finetune_defaults("classify", examples, random_init=False)
     assert (f" of {characters:,} characters " in why) == (found.train.epochs != by_number.train.epochs)
     assert found.train.batch_size == by_number.train.batch_size
 
@@ -107,10 +107,10 @@ def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: in
 def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\n")
-    overrides = overrides_of(recipe=recipe, assignments=["train.max_steps=9", "train.batch_size=5"])
-    usual, why = defaults("classify", 600, fresh=True)
-    resolved = resolve(overrides, usual)
-    assert summary(resolved.settings, why, tuple(resolved.given)) == (
+    overrides = finetune_overrides(recipe=recipe, assignments=["train.max_steps=9", "train.batch_size=5"])
+    usual, why = finetune_defaults("classify", 600, random_init=True)
+    resolved = resolve_finetune(overrides, usual)
+    assert training_summary(resolved.settings, why, tuple(resolved.given)) == (
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, lr 0.001; "
         "set by hand: train.batch_size, train.optimizer.lr, train.max_steps"
     )
@@ -120,14 +120,14 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     ("examples", "together", "batch"), [(600, 32, 32), (600, 12, 12), (20_000, 12, 24), (9, 4, 16)]
 )
 def test_a_batch_has_whole_groups(examples: int, together: int, batch: int) -> None:
-    found, why = defaults("embed", examples, fresh=False, together=together)
-    assert found.train.batch_size == batch and f"batches of {batch}," in summary(found, why, ())
-    whole_groups(found.train, together)
+    found, why = finetune_defaults("embed", examples, random_init=False, group_size=together)
+    assert found.train.batch_size == batch and f"batches of {batch}," in training_summary(found, why, ())
+    check_batch_groups(found.train, together)
     message = (
         f"^train.batch_size is {batch + 1}, but an update takes whole groups of {together} pairs .* to {together} or"
     )
     with pytest.raises(HeedfulError, match=message):
-        whole_groups(replace(found.train, batch_size=batch + 1), together)
+        check_batch_groups(replace(found.train, batch_size=batch + 1), together)
 
 
 def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -
     recipe.write_text("seeds = 3\n[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\nweight_decay = 0.5\n")
     found = wished("tag", recipe, "train.optimizer.lr=2e-3", "fit.patience=4")
     assert found == overlay(
-        defaults("tag", 600, fresh=False)[0],
+        finetune_defaults("tag", 600, random_init=False)[0],
         {
             "seeds": 3,
             "train": {"batch_size": 7, "optimizer": {"lr": 2e-3, "weight_decay": 0.5}},
@@ -157,7 +157,7 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
     assert text.startswith("# ") and text.partition("\n")[0].endswith((".", ")"))
     assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE)
     for task in SPECS:
-        plain = defaults(task, 600, fresh=False)[0]
+        plain = finetune_defaults(task, 600, random_init=False)[0]
         found = wished(task, path)
         assert found != plain and read(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
         flat = to_mapping(found)
@@ -261,7 +261,7 @@ def test_settings_of_a_task_are_checked(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", SPECS)
 def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> None:
     for found in (
-        defaults(task, 700, fresh=True)[0],
+        finetune_defaults(task, 700, random_init=True)[0],
         wished(
             task,
             None,
@@ -279,12 +279,12 @@ def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> Non
 
 def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
     apart, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
-    student = distil_settings.foresee(distil_settings.overrides_of("t", student="org/name@v1"))
+    student = distil_settings.preview_distil_settings(distil_settings.distil_overrides("t", student="org/name@v1"))
     for wishes in (wished("tag", None, "init.model=org/name@v1"), student):
         assert joined in to_toml(wishes)
         (tmp_path / "settings.toml").write_text(to_toml(wishes).replace(joined, apart))
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        assert going_on(tmp_path, wishes)
+        assert can_resume(tmp_path, wishes)
 
 
 def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,12 +310,14 @@ def test_settings_import_no_torch_and_keep_their_old_names() -> None:
 
 def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
     with pytest.raises(SettingError, match=r"^--model a and init\.model=b both set init\.model:") as caught:
-        prepare("classify", "none.csv", model="a", assignments=["seeds=2", "init.model=b"])
+        plan_finetune("classify", "none.csv", model="a", assignments=["seeds=2", "init.model=b"])
     assert (caught.value.code, caught.value.path) == ("duplicate", "init.model")
     others = ["student.teacher_layers=[0, 2, 4]", "student.family=bert"]
-    overrides = distil_settings.overrides_of("t", student="layers=3", assignments=others)
-    assert distil_settings.foresee(overrides).student == LayersStudent(teacher_layers=(0, 2, 4), family="bert")
+    overrides = distil_settings.distil_overrides("t", student="layers=3", assignments=others)
+    assert distil_settings.preview_distil_settings(overrides).student == LayersStudent(
+        teacher_layers=(0, 2, 4), family="bert"
+    )
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
-        overrides = distil_settings.overrides_of("t", student=student, assignments=[setting])
+        overrides = distil_settings.distil_overrides("t", student=student, assignments=[setting])
         with pytest.raises(SettingError, match=f"^--student {student} and {re.escape(setting)} both set"):
-            distil_settings.foresee_any(overrides)
+            distil_settings.check_overrides(overrides)

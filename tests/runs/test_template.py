@@ -11,8 +11,8 @@ import pytest
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import Overrides
-from heedful.runs.recipe_template import names, template, usual
-from heedful.runs.settings_schema import describe
+from heedful.runs.recipe_template import recipe_template, template_names, template_settings
+from heedful.runs.settings_schema import describe_settings
 from heedful.settings import to_mapping
 
 LINE = re.compile(r"^#(?=\w)", re.MULTILINE)
@@ -26,39 +26,39 @@ def leaves(table: dict[str, object], path: str = "") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", template_names())
 def test_uncommenting_every_line_gives_the_defaults_back(name: str, tmp_path: Path) -> None:
-    text, recipe = template(name), tmp_path / "run.toml"
+    text, recipe = recipe_template(name), tmp_path / "run.toml"
     recipe.write_text(LINE.sub("", text), encoding="utf-8")
-    settings = usual(name)
+    settings = template_settings(name)
     assert Overrides(recipe=recipe).resolve(settings).settings == settings
     assert sorted(leaves(tomllib.loads(recipe.read_text()))) == sorted(leaves(to_mapping(settings))), "every setting"
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", template_names())
 def test_as_it_is_printed_it_changes_nothing(name: str, tmp_path: Path) -> None:
-    (recipe := tmp_path / "run.toml").write_text(template(name), encoding="utf-8")
-    resolved = Overrides(recipe=recipe).resolve(usual(name))
-    assert resolved.settings == usual(name)
+    (recipe := tmp_path / "run.toml").write_text(recipe_template(name), encoding="utf-8")
+    resolved = Overrides(recipe=recipe).resolve(template_settings(name))
+    assert resolved.settings == template_settings(name)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", template_names())
 def test_every_line_has_a_meaning(name: str) -> None:
-    lines = [line for line in template(name).splitlines() if LINE.match(line)]
+    lines = [line for line in recipe_template(name).splitlines() if LINE.match(line)]
     assert len(lines) > 30 and all("  # " in line for line in lines), [line for line in lines if "  # " not in line]
 
 
 def test_one_line_that_is_uncommented_is_set(tmp_path: Path) -> None:
-    text = template("classify")
+    text = recipe_template("classify")
     assert "\n#weight_decay = 0.01  # " in text
     (recipe := tmp_path / "run.toml").write_text(text.replace("\n#weight_decay = 0.01", "\nweight_decay = 0.5"))
-    resolved = Overrides(recipe=recipe).resolve(usual("classify"))
+    resolved = Overrides(recipe=recipe).resolve(template_settings("classify"))
     assert resolved.settings.train.optimizer.weight_decay == 0.5
     assert [path for path in resolved.given if path.startswith("train.optimizer.")] == ["train.optimizer.weight_decay"]
 
 
 def test_other_kinds_are_named_with_their_settings() -> None:
-    assert '# with kind = "cosine": warmup_ratio, min_lr_ratio' in template("classify")
+    assert '# with kind = "cosine": warmup_ratio, min_lr_ratio' in recipe_template("classify")
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
         main(["init", "text-classification"])
     assert stop.value.code in (0, None) and "[train.optimizer]" in capsys.readouterr().out
     with pytest.raises(HeedfulError, match="is not a task"):
-        template("clasify")
+        recipe_template("clasify")
 
 
 def test_every_setting_of_a_run_has_a_meaning() -> None:
@@ -86,6 +86,9 @@ def test_every_setting_of_a_run_has_a_meaning() -> None:
         TokenizerSettings,
     )
     without = {
-        f"{setting.owner.__name__}.{setting.name}" for cls in classes for setting in describe(cls) if not setting.doc
+        f"{setting.owner.__name__}.{setting.name}"
+        for cls in classes
+        for setting in describe_settings(cls)
+        if not setting.doc
     }
     assert not without

@@ -10,7 +10,7 @@ import torch
 
 from heedful.checkpoint import Loaded, load
 from heedful.packed import Packed
-from heedful.runs.timing import BATCH, latency, memory, percentile, uncollected
+from heedful.runs.timing import BATCH, gc_disabled, measure_latency, peak_memory, percentile
 from tests.support.model_folders import make
 
 
@@ -30,7 +30,7 @@ def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Loaded, "forward", noted)
     single.train()
-    found = latency(single, rounds=5)
+    found = measure_latency(single, rounds=5)
     assert single.training and not any(training for _, _, training in seen)
     single.eval()
     assert found.keys() == {"latency", "throughput"} and isinstance(found["throughput"], int)
@@ -42,22 +42,22 @@ def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch)
 def test_every_length_that_the_model_reads(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loaded, "limit", 64)
     monkeypatch.setattr(Loaded, "forward", lambda self, batch, target: None)
-    assert latency(single, rounds=2)["latency"].keys() == {"16", "64"}
+    assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64"}
     monkeypatch.setattr(Loaded, "limit", None)
-    assert latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
+    assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
     monkeypatch.setattr(Loaded, "limit", 8)
-    assert latency(single, rounds=2)["latency"] == {}
+    assert measure_latency(single, rounds=2)["latency"] == {}
 
 
 def test_memory_is_of_this_process() -> None:
-    before = memory()
+    before = peak_memory()
     held = bytearray(300_000_000)
     held[::4096] = b"x" * len(held[::4096])
-    assert memory() >= max(before, 300_000_000)
+    assert peak_memory() >= max(before, 300_000_000)
     lines = Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else []
     for line in lines:
         if line.startswith("VmHWM"):
-            assert memory() == pytest.approx(1024 * int(line.split()[1]), rel=0.05)
+            assert peak_memory() == pytest.approx(1024 * int(line.split()[1]), rel=0.05)
 
 
 def test_one_of_a_hundred_is_above_the_99th_percentile() -> None:
@@ -68,7 +68,7 @@ def test_one_of_a_hundred_is_above_the_99th_percentile() -> None:
 def test_nothing_is_collected_while_speed_is_measured() -> None:
     for before in (True, False):
         (gc.enable if before else gc.disable)()
-        with uncollected():
+        with gc_disabled():
             assert not gc.isenabled()
         found = gc.isenabled()
         gc.enable()

@@ -20,7 +20,7 @@ from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.runs import trackers
 from heedful.runs.finetune.run import finetune
-from heedful.runs.tracking import TRACKING, Tracking
+from heedful.runs.tracking import TRACKING, TrackingReporter
 from heedful.train.fit import Reporter
 from heedful.train.journal import read_journal
 
@@ -61,7 +61,7 @@ def texts(tmp_path: Path) -> Path:
 
 def train(texts: Path, folder: Path, names: list[str], reporter: Reporter | None = None) -> str:
     return finetune(
-        "classify", texts, folder, overrides=SETTINGS, reporter=Tracking(reporter or Reporter(), names)
+        "classify", texts, folder, overrides=SETTINGS, reporter=TrackingReporter(reporter or Reporter(), names)
     ).stop_reason
 
 

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from heedful.data import Labelled, MultiLabelled, Scored, read
-from heedful.runs.card.baseline import comparisons, table_rows, warning
+from heedful.runs.card.baseline import baseline_csv_rows, baseline_lines, baseline_warning
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune import word_baseline
 from heedful.runs.finetune.word_baseline import WordBaseline, rows_of_splits, seconds_allowed
@@ -37,8 +37,8 @@ NO_TOKENIZER: Any = None  # a task that is only measured needs none
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw", lambda folder: [])
-    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -125,7 +125,7 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "score_words", refuse)
     done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", {"eval_baseline": "false"})
-    assert "baseline" not in done.results and comparisons(done.results) == [] and not warning(done.results)
+    assert "baseline" not in done.results and baseline_lines(done.results) == [] and not baseline_warning(done.results)
     assert "bag of words" not in (tmp_path / "run" / "model" / "README.md").read_text()
     done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "tagger")
     assert "baseline" not in done.results
@@ -143,8 +143,8 @@ def test_texts_without_words_end_no_run(tmp_path: Path) -> None:
         as_csv(tmp_path / f"{split}.csv", rows)
     done = tune("classify", tmp_path, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "empty vocabulary" in done.results["baseline"]["why"]
-    assert comparisons(done.results)[0].startswith("a bag of words could not be fitted: empty vocabulary")
-    assert not warning(done.results) and not table_rows(done.results)
+    assert baseline_lines(done.results)[0].startswith("a bag of words could not be fitted: empty vocabulary")
+    assert not baseline_warning(done.results) and not baseline_csv_rows(done.results)
     assert "a bag of words could not be fitted" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
@@ -241,7 +241,7 @@ def test_a_sample_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = done.results["baseline"]
     assert (found["rows"], found["of"], found["splits"]["test"]["numbers"]["count"]) == (12, 24, 12)
     assert found["splits"]["test"]["difference"]["count"] == 12
-    line = comparisons(done.results)[-1]
+    line = baseline_lines(done.results)[-1]
     assert "fitted on 12 of 24 rows, scored on 12 of 20 rows" in line
 
 
@@ -278,8 +278,8 @@ def results(low: float, high: float, **more: Any) -> dict[str, Any]:
 
 
 def test_a_line_beside_the_score() -> None:
-    assert comparisons(results(0.01, 0.05)) == ["test accuracy 0.912; a bag of words 0.881 (in 0.4 s)"]
-    assert comparisons(results(0.01, 0.05, seconds=0.01))[0].endswith("(in less than 0.1 s)")
+    assert baseline_lines(results(0.01, 0.05)) == ["test accuracy 0.912; a bag of words 0.881 (in 0.4 s)"]
+    assert baseline_lines(results(0.01, 0.05, seconds=0.01))[0].endswith("(in less than 0.1 s)")
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_a_line_beside_the_score() -> None:
     [(0.01, 0.05, ""), (-0.01, 0.05, "is not measurably better than"), (-0.05, -0.01, "is worse than")],
 )
 def test_a_model_that_is_not_better_is_told_with_what_to_do(low: float, high: float, said: str) -> None:
-    sentence = warning(results(low, high))
+    sentence = baseline_warning(results(low, high))
     assert bool(sentence) == bool(said) and said in sentence and ("--model" in sentence) == bool(said)
 
 
 def test_equal_scores_ask_for_a_harder_split_and_not_for_more_training() -> None:
-    sentence = warning(results(0.0, 0.0))
+    sentence = baseline_warning(results(0.0, 0.0))
     assert "score the same" in sentence and "too small or too easy" in sentence and "--model" not in sentence
 
 

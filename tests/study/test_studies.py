@@ -177,7 +177,7 @@ def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: py
         counts.append(how["comparisons"])
         return usual(*given, **how)
 
-    monkeypatch.setattr(runner, "verdict", noted)
+    monkeypatch.setattr(runner, "compare_seeds", noted)
     run_study("positions", StudyConfig(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
     assert counts == [9] * 9
 
@@ -293,7 +293,9 @@ def test_files_that_cannot_be_written_lose_no_results(
     def run(plan: StudyConfig) -> StudyResult:
         begun.append(plan)
         measure = Measure(name="accuracy", values={"plain": (0.5,)})
-        return StudyResult(measures=(measure,), verdicts=("nothing",), figure=style.blank(2, 2), about="of nothing")
+        return StudyResult(
+            measures=(measure,), verdicts=("nothing",), figure=style.new_figure(2, 2), about="of nothing"
+        )
 
     monkeypatch.setattr("heedful.study.limits.run", run)
     (tmp_path / "limits.md").mkdir()  # in place of a disk that became full

@@ -143,9 +143,9 @@ def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
     from heedful.runs.pretrain import run as pretrain
 
     for module in (finetune, pretrain):
-        module.draw = lambda folder: []  # type: ignore[attr-defined]
-        module.latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
-    pretrain.write_card = finetune.write_card = lambda folder: None  # type: ignore[attr-defined]
+        module.draw_run_plots = lambda folder: []  # type: ignore[attr-defined]
+        module.measure_latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
+    pretrain.write_pretrained_card = finetune.write_finetuned_card = lambda folder: None  # type: ignore[attr-defined]
     how: dict[str, Any] = {"assignments": job.sets, "reporter": Stop(job.stop), "ranks": ranks}
     if job.what == "pretrain":
         return {"stop_reason": pretrain.pretrain([job.data], job.folder, **how).stop_reason}

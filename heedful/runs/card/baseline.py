@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.runs.results import as_float, measured
+from heedful.runs.results import as_float, headline_split
 
 BEFORE = "before.json"  # the scores before training, kept for a run that resumes
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 
 
-def scores_before(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the model's scores before training, in the form of a baseline."""
     kept = {
         split: {
@@ -25,9 +25,9 @@ def scores_before(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"name": "before training", "splits": kept}
 
 
-def comparisons(results: Mapping[str, Any]) -> list[str]:
+def baseline_lines(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each split: the run's metric, and that of its baseline; none where there is none."""
-    from heedful.runs.card.finetuned import number  # which imports this module
+    from heedful.runs.card.finetuned import format_number  # which imports this module
 
     found, metric = results.get("baseline"), results["metric"]
     if found is None:
@@ -37,7 +37,9 @@ def comparisons(results: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for split, each in found["splits"].items():
         own = results["splits"][split]["numbers"]
-        line = f"{split} {metric} {number(own[metric])}; {found['name']} {number(each['numbers'][metric])}"
+        line = (
+            f"{split} {metric} {format_number(own[metric])}; {found['name']} {format_number(each['numbers'][metric])}"
+        )
         lines.append(line + _cost(found, each["numbers"]["count"], own.get("count")))
     return lines
 
@@ -54,13 +56,13 @@ def _cost(found: Mapping[str, Any], scored: int, count: int | None) -> str:
     return f" ({', '.join(parts)})"
 
 
-def warning(results: Mapping[str, Any]) -> str:
+def baseline_warning(results: Mapping[str, Any]) -> str:
     """Say that the run is not better than a bag of words, and what to do; "" where it is, or nothing was compared.
 
     Better is a 95 % interval of the difference, from bootstrap replicates of the same examples, that lies above 0. The
     split is test, or dev where there is no test.
     """
-    found, shown = results.get("baseline"), measured(dict(results))
+    found, shown = results.get("baseline"), headline_split(dict(results))
     if found is None or shown is None or "difference" not in found["splits"].get(shown[0], {}):
         return ""
     difference = found["splits"][shown[0]]["difference"]
@@ -75,7 +77,7 @@ def warning(results: Mapping[str, Any]) -> str:
     return f"On {shown[0]} the model {how} {found['name']} ({within}): {NEXT}"
 
 
-def table_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def baseline_csv_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the row of the baseline in results.csv, whose columns are those of evaluations."""
     found = results.get("baseline")
     if found is None or not found["splits"]:

@@ -14,9 +14,9 @@ from typing import Any
 from heedful.atomic_io import put, whole
 from heedful.checkpoint.folder_json import read_json
 from heedful.errors import HeedfulError
-from heedful.runs.card.baseline import comparisons, warning
+from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.usage import METRICS, usage
-from heedful.runs.results import as_float, measured, predictions, read_results
+from heedful.runs.results import as_float, headline_split, read_predictions, read_results
 from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # of the section that quotes texts of the data
@@ -27,7 +27,7 @@ FEW = 30  # examples below which a score of a class says little
 PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # where results keep scores of each
 
 
-def write_card(folder: Path) -> Path:
+def write_finetuned_card(folder: Path) -> Path:
     """Write folder/model/README.md from what the run found; the same run gives the same text."""
     results = read_results(folder)
     if not (folder / "model" / "config.json").is_file():
@@ -66,7 +66,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
 def _front(results: dict[str, Any], ours: bool) -> list[str]:
     """YAML as the Hugging Face hub reads it; texts as JSON, which is YAML too."""
     task = SPECS[results["task"]].card
-    found = measured(results)
+    found = headline_split(results)
     numbers = found[1] if found else {}
     metrics = list(dict.fromkeys(name for key, name in METRICS.items() if key in numbers))
     library = "heedful" if ours else task.library
@@ -82,7 +82,7 @@ def _what(results: dict[str, Any]) -> list[str]:
     task, labels, model = SPECS[results["task"]].card, results.get("labels") or [], results.get("model", {})
     named = ""
     if labels:
-        shown = ", ".join(plain(label, 60) for label in labels[:20])
+        shown = ", ".join(escape_markdown(label, 60) for label in labels[:20])
         named = f" Its {len(labels)} labels: {shown}{', …' if len(labels) > 20 else ''}."
     size = ""
     if model:
@@ -92,7 +92,7 @@ def _what(results: dict[str, Any]) -> list[str]:
 
 
 def _base(base: str) -> str:
-    return plain(_last(base), 120)
+    return escape_markdown(_last(base), 120)
 
 
 def _last(path: str) -> str:
@@ -114,9 +114,9 @@ def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
     rows = []
     for name in sorted(shown, key=lambda name: name != metric):
         cells = [_with_interval(split, name) for split in splits.values()]
-        rows.append([f"**{plain(name)}**" if name == metric else plain(name), *cells])
+        rows.append([f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name), *cells])
     rows.append(["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())])
-    yield table(["", *map(plain, splits)], rows)
+    yield markdown_table(["", *map(escape_markdown, splits)], rows)
     spreads = [each for split in splits.values() for each in split.get("intervals", {}).values()]
     about = []
     if spreads:
@@ -127,14 +127,18 @@ def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
 
 def _baseline(results: dict[str, Any]) -> Iterator[list[str]]:
     """The baseline of the scores, and a sentence where it is not beaten."""
-    lines = [plain(line, 400) for line in comparisons(results)]
+    lines = [escape_markdown(line, 400) for line in baseline_lines(results)]
     if lines:
         how = results["baseline"]
-        yield [f"### Beside {plain(how['name'])}" if "method" in how else "### Before and after training"]
-        method = f"By {plain(how['method'])} ({plain(how['library'])}), seed as in training." if "method" in how else ""
+        yield [f"### Beside {escape_markdown(how['name'])}" if "method" in how else "### Before and after training"]
+        method = (
+            f"By {escape_markdown(how['method'])} ({escape_markdown(how['library'])}), seed as in training."
+            if "method" in how
+            else ""
+        )
         yield [*(f"- {line}" for line in lines), *(["", method] if method else [])]
-        if sentence := warning(results):
-            yield [f"{plain(sentence, 400)}."]
+        if sentence := baseline_warning(results):
+            yield [f"{escape_markdown(sentence, 400)}."]
 
 
 def _chosen(results: dict[str, Any]) -> list[str]:
@@ -174,10 +178,12 @@ def _with_interval(split: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     found = split.get("intervals", {}).get(name)
-    return number(value) + (f" ({number(found['low'])} to {number(found['high'])})" if found else "")
+    return format_number(value) + (
+        f" ({format_number(found['low'])} to {format_number(found['high'])})" if found else ""
+    )
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Three places, or three digits of what is small or large.
 
     >>> number(0.91254), number(0.00012345), number(12345.678), number("NaN")
@@ -201,21 +207,26 @@ def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
         return
     yield ["### Over seeds"]
     rows = [
-        [str(seed["seed"]), *(number(scores[name]) for name in splits)]
+        [str(seed["seed"]), *(format_number(scores[name]) for name in splits)]
         for seed, scores in zip(seeds, each, strict=True)
     ]
     columns = [[as_float(scores[name]) for scores in each] for name in splits]
-    rows.append(["mean ± deviation", *(f"{number(statistics.fmean(c))} ± {number(_deviation(c))}" for c in columns)])
-    yield table(["seed", *(f"{plain(metric)} on {plain(name)}" for name in splits)], rows)
+    rows.append(
+        [
+            "mean ± deviation",
+            *(f"{format_number(statistics.fmean(c))} ± {format_number(_deviation(c))}" for c in columns),
+        ]
+    )
+    yield markdown_table(["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)], rows)
     chosen = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
     yield [f"The model here is that of seed {results['seed']}, {chosen}; from a run with another seed expect the mean."]
 
 
 def _beside(folder: Path) -> Iterator[list[str]]:
     """The verdict on a student, where this is one."""
-    from heedful.runs.distil.verdict import card_part  # which needs what stands here
+    from heedful.runs.distil.verdict import verdict_section  # which needs what stands here
 
-    yield from card_part(folder)
+    yield from verdict_section(folder)
 
 
 def _deviation(values: list[float]) -> float:
@@ -226,17 +237,21 @@ def _deviation(values: list[float]) -> float:
 
 def _classes(results: dict[str, Any]) -> Iterator[list[str]]:
     for split, what, found in _each_class(results):
-        yield [f"### Each {what}, on {plain(split)}"]
+        yield [f"### Each {what}, on {escape_markdown(split)}"]
         rows = [
-            [plain(label, 60), *(number(row[name]) for name in ("precision", "recall", "f1")), f"{_count(row):,}"]
+            [
+                escape_markdown(label, 60),
+                *(format_number(row[name]) for name in ("precision", "recall", "f1")),
+                f"{_count(row):,}",
+            ]
             for label, row in found.items()
         ]
         heads = [what, "precision", "recall", "F1", "examples"]
-        yield folded(table(heads, rows), f"{len(rows)} rows", len(rows) > MANY)
+        yield details(markdown_table(heads, rows), f"{len(rows)} rows", len(rows) > MANY)
 
 
 def _each_class(results: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    found = measured(results)
+    found = headline_split(results)
     for key, what in PER_CLASS.items() if found else ():
         if rows := found and found[1].get(key):
             yield found[0], what, rows
@@ -247,7 +262,7 @@ def _count(row: dict[str, Any]) -> int:
 
 
 def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
-    found = measured(results)
+    found = headline_split(results)
     if not found or not found[1].get("calibration"):
         return
     split, numbers = found
@@ -255,49 +270,51 @@ def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
         [
             f"{as_float(row['low']):.2f} to {as_float(row['high']):.2f}",
             f"{row['count']:,}",
-            number(row["confidence"]),
-            number(row["accuracy"]),
+            format_number(row["confidence"]),
+            format_number(row["accuracy"]),
         ]
         for row in numbers["calibration"]
     ]
     yield ["## Calibration"]
     yield [
-        f"Expected calibration error on {plain(split)}: {number(numbers['ece'])}, the mean distance between how sure "
-        "the model is and how often it is right."
+        f"Expected calibration error on {escape_markdown(split)}: {format_number(numbers['ece'])}, the mean distance "
+        "between how sure the model is and how often it is right."
     ]
-    yield table(["confidence", "examples", "mean confidence", "right"], rows)
+    yield markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------
 
 
 def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
-    lines = predictions(folder, "dev") if "dev" in results["splits"] else iter(())
+    lines = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
     wrong = (
         line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
     )
     rows = [_mistake(line, results) for line in islice(wrong, MISTAKES)]
     if rows:
         yield [MISTAKES_HEADING]
-        yield table(["text", "label", "prediction"], rows)
+        yield markdown_table(["text", "label", "prediction"], rows)
         yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
     about = SPECS[results["task"]].card
-    shown = about.mistake(line, results, number)
+    shown = about.mistake(line, results, format_number)
     sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
-    sides = [plain(each, 80) for each in shown]
+    sides = [escape_markdown(each, 80) for each in shown]
     return [
-        plain(about.input_text(line["input"]), LONGEST),
+        escape_markdown(about.input_text(line["input"]), LONGEST),
         sides[0],
-        sides[1] + (f" ({number(sure)})" if sure else ""),
+        sides[1] + (f" ({format_number(sure)})" if sure else ""),
     ]
 
 
 def learned_pairs(folder: Path, results: dict[str, Any]) -> bool:
     """Whether the texts of a run's data came in pairs, by the predictions in its folder."""
-    first = next((line for name in results["splits"] for line in islice(predictions(folder, name), 1)), {"input": ""})
+    first = next(
+        (line for name in results["splits"] for line in islice(read_predictions(folder, name), 1)), {"input": ""}
+    )
     return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
 
 
@@ -306,7 +323,7 @@ def learned_pairs(folder: Path, results: dict[str, Any]) -> bool:
 
 def _limits(results: dict[str, Any]) -> Iterator[str]:
     splits = results["splits"]
-    where = " and ".join(map(plain, splits))
+    where = " and ".join(map(escape_markdown, splits))
     yield (
         f"Measured on {where} of the data below and on nothing else: other sources, times and languages, and "
         "whether it treats groups of people alike, were not tested."
@@ -324,17 +341,17 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
     for split, what, rows in _each_class(results):
         rare = [label for label, row in rows.items() if _count(row) < FEW]
         if rare:
-            shown = ", ".join(plain(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
-            each = f"on {plain(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
+            shown = ", ".join(escape_markdown(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
+            each = f"on {escape_markdown(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
             yield f"Scores of each {what} are rough where there are few: {each} ({shown})."
     notes: dict[str, list[str]] = {}
     for name, split in splits.items():
         for note in split["numbers"].get("notes", []):
-            notes.setdefault(note, []).append(plain(name))
+            notes.setdefault(note, []).append(escape_markdown(name))
     for note, names in notes.items():
-        yield f"On {' and '.join(names)}: {plain(note, 400)}."
+        yield f"On {' and '.join(names)}: {escape_markdown(note, 400)}."
     for note in results.get("notes", []):
-        yield f"{plain(note, 400)}."
+        yield f"{escape_markdown(note, 400)}."
 
 
 def _data(results: dict[str, Any]) -> Iterator[list[str]]:
@@ -343,12 +360,14 @@ def _data(results: dict[str, Any]) -> Iterator[list[str]]:
         return
     yield ["## Data"]
     if splits := data.get("splits"):
-        yield table(["split", "examples"], [[plain(name), f"{each['examples']:,}"] for name, each in splits.items()])
+        yield markdown_table(
+            ["split", "examples"], [[escape_markdown(name), f"{each['examples']:,}"] for name, each in splits.items()]
+        )
     if stated := data.get("stated"):
-        yield [f"- {plain(sentence, 400)}" for sentence in stated]
+        yield [f"- {escape_markdown(sentence, 400)}" for sentence in stated]
     if files := data.get("files"):
-        rows = [[plain(name, 120), f"`{re.sub('[^0-9a-f]', '', each)}`"] for name, each in files.items()]
-        yield folded(table(["file", "SHA-256"], rows), f"{len(rows)} files", len(rows) > MANY)
+        rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', each)}`"] for name, each in files.items()]
+        yield details(markdown_table(["file", "SHA-256"], rows), f"{len(rows)} files", len(rows) > MANY)
 
 
 def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
@@ -356,12 +375,12 @@ def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
     if not times:
         return
     yield ["## Speed"]
-    machine = f" on {plain(results['machine'], 200)}" if results.get("machine") else ""
+    machine = f" on {escape_markdown(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
     one = SPECS[results["task"]].card.measured
     yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{each['p50']:.2f}", f"{each['p99']:.2f}"] for length, each in times.items()]
-    yield table(["tokens", "median", "99th percentile"], rows)
+    yield markdown_table(["tokens", "median", "99th percentile"], rows)
 
 
 def _settings(results: dict[str, Any]) -> Iterator[list[str]]:
@@ -371,18 +390,18 @@ def _settings(results: dict[str, Any]) -> Iterator[list[str]]:
         steps, seconds = (sum(each[name] for each in seeds) for name in ("steps", "seconds"))
         yield [f"{steps:,} steps in {seconds:,.0f} s" + (f", over {len(seeds)} seeds." if seeds[1:] else ".")]
     if versions := results.get("versions"):
-        yield [", ".join(f"{plain(name)} {plain(each)}" for name, each in versions.items()) + "."]
+        yield [", ".join(f"{escape_markdown(name)} {escape_markdown(each)}" for name, each in versions.items()) + "."]
     if settings := results.get("settings"):
-        text = json.dumps(local(settings), indent=1, ensure_ascii=False)
-        yield folded(["```json", *text.splitlines(), "```"], "All settings", True)
+        text = json.dumps(hide_local_paths(settings), indent=1, ensure_ascii=False)
+        yield details(["```json", *text.splitlines(), "```"], "All settings", True)
 
 
-def local(value: Any) -> Any:
+def hide_local_paths(value: Any) -> Any:
     """Settings without folders of this machine."""
     if isinstance(value, dict):
-        return {name: local(each) for name, each in value.items()}
+        return {name: hide_local_paths(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [local(each) for each in value]
+        return [hide_local_paths(each) for each in value]
     return _last(value) if isinstance(value, str) else value
 
 
@@ -394,7 +413,7 @@ MARKS = re.compile(  # what means something in Markdown: anywhere, after words, 
 )
 
 
-def plain(text: Any, most: int = 200) -> str:
+def escape_markdown(text: Any, most: int = 200) -> str:
     r"""Any text as Markdown that shows it and does nothing else: no markup, HTML, link or second line; shortened.
 
     >>> print(plain("<b>a*b</b> | macro_f1 _x_"))
@@ -405,12 +424,12 @@ def plain(text: Any, most: int = 200) -> str:
     return html.escape(MARKS.sub(r"\\\g<0>", shown), quote=False)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table; its cells are Markdown already."""
     lines = [heads, ["---"] * len(heads), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def folded(lines: list[str], summary: str, fold: bool) -> list[str]:
+def details(lines: list[str], summary: str, fold: bool) -> list[str]:
     """Lines that open by a click, where there are many."""
     return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"] if fold else lines

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import put, whole
-from heedful.runs.card.finetuned import local, plain, table
+from heedful.runs.card.finetuned import escape_markdown, hide_local_paths, markdown_table
 from heedful.runs.results import read_results
 
 MOST = 20  # files, or sentences on how they were read
 UNKNOWN = 0.001  # the share of tokens from which it is told
-ABOUT = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # what results keep of a manifest
-GONE = {  # what is counted there, in words
+CORPUS_KEYS = (
+    "files",
+    "counts",
+    "repeated",
+    "stated",
+    "left_out",
+    "cut",
+    "bad_rows",
+)  # what results keep of a manifest
+DROPPED = {  # what is counted there, in words
     "exact": "repeated",
     "near": "nearly repeated",
     "short": "too short",
@@ -26,14 +34,14 @@ batch = loaded.tokenizer.pack(["a text"])
 rows = loaded.model(batch)  # [rows, width]"""
 
 
-def text_notes(corpus: Mapping[str, Any]) -> list[str]:
+def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
     """How the text of a corpus was parted, and what of it was left out, cut or lost, of its manifest or results."""
     stated = list(corpus.get("stated", ()))
     found = stated[:MOST]
     if stated[MOST:]:
         found.append(f"and {len(stated) - MOST:,} more such sentences, which the corpus's manifest.json has")
     gone = corpus.get("left_out", {})
-    if several := [f"{gone[name]:,} {what}" for name, what in GONE.items() if gone.get(name)]:
+    if several := [f"{gone[name]:,} {what}" for name, what in DROPPED.items() if gone.get(name)]:
         found.append(f"documents that are left out: {', '.join(several)}")
     if corpus.get("cut"):
         found.append(f"documents that were split because of their size: {corpus['cut']:,}")
@@ -44,7 +52,7 @@ def text_notes(corpus: Mapping[str, Any]) -> list[str]:
     return [*found, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
 
 
-def write_card(folder: Path) -> Path:
+def write_pretrained_card(folder: Path) -> Path:
     """Write folder/model/README.md from what the run found."""
     text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
     path = folder / "model" / "README.md"
@@ -55,28 +63,31 @@ def write_card(folder: Path) -> Path:
 
 def _beside(folder: Path) -> list[list[str]]:
     """The verdict on a student, where this is one."""
-    from heedful.runs.distil.verdict import card_part
+    from heedful.runs.distil.verdict import verdict_section
 
-    return card_part(folder)
+    return verdict_section(folder)
 
 
 def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
-    base = f", further training of {plain(Path(results['base']).name)}" if results["base"] else ""
+    base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["validation"]["numbers"]
     started = results.get("baseline", {"splits": {}})["splits"].get("validation", {}).get("numbers")
     heads, columns = ["", "validation"], [numbers]
     if started is not None:
         heads, columns = ["", "validation", "before training"], [numbers, started]
     rows = [
-        [plain(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
+        [escape_markdown(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
         for name in numbers
         if name != "count"
     ]
     rows.append(["targets", *(f"{each['count']:,.0f}" for each in columns)])
-    files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
+    files = [
+        [escape_markdown(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]]
+        for each in results["corpus"]["files"]
+    ]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
-    hours, notes = results["seconds"] / 3600, text_notes(results["corpus"])
+    hours, notes = results["seconds"] / 3600, corpus_notes(results["corpus"])
     return [
         ["---", "library_name: transformers", "tags:", "- heedful", "---"],
         [
@@ -87,11 +98,11 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
             f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
         ],
         ["## Quality on validation documents"],
-        table(heads, rows),
+        markdown_table(heads, rows),
         *_beside(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
-        table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
-        *([[f"- {plain(sentence, 400)}" for sentence in notes]] if notes else []),
+        markdown_table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
+        *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
         [
             "## Limits",
             "",
@@ -102,11 +113,11 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         [
             "## Speed",
             "",
-            f"Forward passes in float32 on {plain(results['machine'])}, without tokenizing, milliseconds:",
+            f"Forward passes in float32 on {escape_markdown(results['machine'])}, without tokenizing, milliseconds:",
         ],
-        table(["tokens", "p50", "p99"], times),
+        markdown_table(["tokens", "p50", "p99"], times),
         ["## Use", "", "```python", *CODE.splitlines(), "```"],
-        ["## Settings", "", "```", *_flat(local(settings)), "```"],
+        ["## Settings", "", "```", *_flat(hide_local_paths(settings)), "```"],
     ]
 
 

@@ -22,21 +22,21 @@ from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
 from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
-from heedful.runs.distil.settings import MoreSettings
+from heedful.runs.distil.settings import AugmentSettings
 from heedful.tasks.answering import strip_span
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
 
 if TYPE_CHECKING:
-    from heedful.runs.distil.plan import Planned
+    from heedful.runs.distil.plan import DistilPlan
 
 TOGETHER = 64  # texts that the model reads at once
 DRAWN = 8  # what a seed is mixed with here
 
 
-def more_examples(
-    planned: Planned,
+def augmented_examples(
+    planned: DistilPlan,
     examples: Sequence[Example],
     path: Path,
     *,
@@ -49,10 +49,10 @@ def more_examples(
     assert settings is not None
     if ranks.first and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
-        model = language_model(planned.settings.teacher, settings)
+        model = load_masked_lm(planned.settings.teacher, settings)
         lines = (
             json.dumps(each, allow_nan=False) + "\n"
-            for each in variants(model, examples, settings, planned.settings.train.seed)
+            for each in augmented_inputs(model, examples, settings, planned.settings.train.seed)
         )
         with whole(path) as part:
             put(part, (line.encode() for line in lines))
@@ -63,16 +63,16 @@ def more_examples(
     return [*(examples if given else ()), *SPECS[planned.task].example.of_inputs(rows, labels[0])]
 
 
-def foresee(task: str, name: str, settings: MoreSettings) -> None:
+def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
     """Refuse what cannot be made, before anything is written."""
     if not SPECS[task].replaceable:
         raise HeedfulError(
             f"more texts cannot be made for {task}: where a word is replaced, the answer may go with it. Leave more out"
         )
-    language_model(name, settings)
+    load_masked_lm(name, settings)
 
 
-def language_model(name: str, settings: MoreSettings) -> Loaded:
+def load_masked_lm(name: str, settings: AugmentSettings) -> Loaded:
     """The teacher with its masked head, or the model that is named; refused where there is none."""
     asked = settings.model or name
     try:
@@ -87,9 +87,9 @@ def language_model(name: str, settings: MoreSettings) -> Loaded:
     return found
 
 
-def variants(model: Loaded, examples: Sequence[Example], settings: MoreSettings, seed: int) -> Iterator[Any]:
+def augmented_inputs(model: Loaded, examples: Sequence[Example], settings: AugmentSettings, seed: int) -> Iterator[Any]:
     """Inputs: texts, pairs of them, or lists of words, as many as there are times examples."""
-    replacer = Replacer(model, settings)
+    replacer = WordReplacer(model, settings)
     for turn in range(settings.copies):
         for start in range(0, len(examples), TOGETHER):
             chunk = examples[start : start + TOGETHER]
@@ -109,10 +109,10 @@ def _parts(example: Example) -> list[Item]:
     return list(example.texts)
 
 
-class Replacer:
+class WordReplacer:
     """Replaces words of one piece each by others of one piece, drawn among the most likely by their probability."""
 
-    def __init__(self, model: Loaded, settings: MoreSettings) -> None:
+    def __init__(self, model: Loaded, settings: AugmentSettings) -> None:
         self.model, self.settings = model.eval(), settings
         assert model.tokenizer is not None
         self.tokenizer: Tokenizer = model.tokenizer

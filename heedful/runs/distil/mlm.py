@@ -24,20 +24,29 @@ from heedful.objectives.distillation.objective import AskTeacher, Distillation, 
 from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import HELD
-from heedful.runs.card.pretrained import write_card
-from heedful.runs.distil.plan import BEFORE, described, judged_anew, without_verdict
+from heedful.runs.card.pretrained import write_pretrained_card
+from heedful.runs.distil.plan import STUDENT_BEFORE, accept_verdict_settings, settings_without_verdict, student_origin
 from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
-from heedful.runs.distil.students import losses_of, student_of, untaught, width_of
-from heedful.runs.distil.teacher_cache import Form, Outputs, made, online
-from heedful.runs.distil.verdict import VERDICT, side_by_side, spread, written
+from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
+from heedful.runs.distil.teacher_cache import CachedOutputs, CacheFormat, cache_teacher_outputs, online_teacher
+from heedful.runs.distil.verdict import VERDICT, across_numbers, compare_speeds, write_verdict
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin
-from heedful.runs.pretrain.build import Pieces, objectives_of, samples_of
+from heedful.runs.pin_models import pin_models
+from heedful.runs.pretrain.build import Components, build_objectives, build_samples
 from heedful.runs.pretrain.run import Pretrained, Run
-from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, defaults
+from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, pretrain_defaults
 from heedful.runs.results import JOURNAL, read_results
-from heedful.runs.run_folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
+from heedful.runs.run_folder import (
+    CORPUS,
+    START_MODEL,
+    check_run_folder,
+    init_run_folder,
+    read_json,
+    resolve_precision,
+    translate_io_errors,
+    write_file,
+)
 from heedful.settings import from_file, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
@@ -66,12 +75,12 @@ def distil_masked(
     source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
     teacher = load(source, head="masked_lm")
     settings = _settled(teacher, overrides, data)
-    refuse_other(folder)
+    check_run_folder(folder)
     reporter = reporter if ranks.first else Reporter()
-    settings = pin(settings, folder)
-    train = decided(settings.pretrain.train, folder, ranks, reporter.message)
+    settings = pin_models(settings, folder)
+    train = resolve_precision(settings.pretrain.train, folder, ranks, reporter.message)
     settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
-    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
         if ranks.first:
             _begin(folder, settings, teacher, reporter)
         ranks.wait()
@@ -89,8 +98,8 @@ def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSe
                 f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
                 "the teacher's vocabulary, and the student is set under student; leave it out"
             )
-    width = width_of(told.student, teacher)
-    usual = defaults("mlm", width, going_on=not isinstance(told.student, SizeStudent))
+    width = width_for_lr(told.student, teacher)
+    usual = pretrain_defaults("mlm", width, continued=not isinstance(told.student, SizeStudent))
     usual = replace(usual, max_seq_length=min(usual.max_seq_length, teacher.limit or usual.max_seq_length))
     settings: MaskedDistilSettings = overrides.resolve(
         replace(MaskedDistilSettings(teacher="?"), pretrain=usual)
@@ -107,7 +116,7 @@ def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSe
 def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, reporter: Reporter) -> None:
     """Write what the run is, and the student as it begins, or see that what is there is the same."""
     about = {"weights": weights_digest(teacher)}
-    judged_anew(folder, SETTINGS, settings)
+    accept_verdict_settings(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
         before, taught = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TAUGHT
         if before == settings and taught.exists() and read_json(taught) == about:
@@ -121,7 +130,7 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, report
         for path in (taught, folder / SETTINGS):  # of a run that has nothing yet
             remove(path)
     train = settings.pretrain.train
-    student = student_of(
+    student = build_student(
         settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, log=reporter.message
     )
     if require_tokenizer(student).fingerprint != require_tokenizer(teacher).fingerprint:
@@ -130,16 +139,16 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, report
             "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective "
             "mlm+hidden_states"
         )
-    losses_of(settings.loss, student, teacher)
-    if untaught(settings.loss, student, teacher):
+    resolve_losses(settings.loss, student, teacher)
+    if head_untrained(settings.loss, student, teacher):
         reporter.message(
             "no loss reaches the student's head for hidden tokens, so that the share that it finds says nothing of its "
             "layers: fine-tune it for a task, or set loss.label_weight=1"
         )
-    begin_on(folder, _run_settings(settings, folder))
-    save(student, folder / START, overwrite=True)
-    write(folder / TAUGHT, about)
-    write(folder / SETTINGS, to_toml(settings))
+    init_run_folder(folder, _run_settings(settings, folder))
+    save(student, folder / START_MODEL, overwrite=True)
+    write_file(folder / TAUGHT, about)
+    write_file(folder / SETTINGS, to_toml(settings))
 
 
 def _carried_out(
@@ -171,10 +180,10 @@ def _carried_out(
         if ranks.first:
             counts = {name: models[name].count() for name in ("teacher", "student")}
             places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-            speeds = side_by_side(places, settings.verdict)
-            written(folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
+            speeds = compare_speeds(places, settings.verdict)
+            write_verdict(folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
     if ranks.first:
-        write_card(folder)  # again, with the verdict
+        write_pretrained_card(folder)  # again, with the verdict
     ranks.wait()
     results = read_results(folder) | {"verdict": read_json(folder / VERDICT)} if ranks.first else {}
     return Finished(folder=folder, stop_reason="completed", results=results)
@@ -182,13 +191,13 @@ def _carried_out(
 
 def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
     """Of the run in the loop of pre-training, with the teacher and without it."""
-    return replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START)))
+    return replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START_MODEL)))
 
 
 class _Baseline(Run):
     """The run without the teacher, on the text that the student has read."""
 
-    base = BEFORE
+    base = STUDENT_BEFORE
 
     def _corpus(self, tokenizer: Tokenizer) -> Corpus:
         return Corpus.open(self.folder.parent / CORPUS) if self._given() is None else super()._corpus(tokenizer)
@@ -233,23 +242,23 @@ class _Student(Run):
     @property
     def base(self) -> str:
         """What the student began as, and who taught it."""
-        return described(self.asked)
+        return student_origin(self.asked)
 
     @property
     def decisive(self) -> dict[str, Any]:
         """Those of the distillation, without what changes nothing in one, nor the verdict, which may be made anew."""
-        found = without_verdict(self.asked)
+        found = settings_without_verdict(self.asked)
         pretrain = {name: each for name, each in found["pretrain"].items() if name not in UNUSED}
         return found | {"pretrain": pretrain}
 
     def _learning(
-        self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
+        self, pieces: Components, loaded: Loaded, samples: list[Sequence[Sample]]
     ) -> tuple[Sequence[Objective], list[Sequence[Sample]], SelfSupervised]:
         if any(asked != self.settings.objective for asked in self.settings.objectives()):
             raise HeedfulError("mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases")
-        masked = objectives_of(pieces, loaded, samples)[0]
+        masked = build_objectives(pieces, loaded, samples)[0]
         assert isinstance(masked, MaskedLM)
-        losses = losses_of(self.asked.loss, loaded, self.teacher)
+        losses = resolve_losses(self.asked.loss, loaded, self.teacher)
         self.teacher.to(device_of(self.settings.train.device or CPU))
         both = min(each.config.model.embedding.vocabulary for each in (loaded, self.teacher))  # padded differently
         teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=both)
@@ -276,8 +285,8 @@ class _Student(Run):
         assert isinstance(objective, MlmSettings)
         if not outputs.enabled:
             if len(samples) == 1:
-                return online(teacher, samples[0])
-            return online(teacher, [each for phase in samples for each in phase])
+                return online_teacher(teacher, samples[0])
+            return online_teacher(teacher, [each for phase in samples for each in phase])
         assert objective.num_static_masks is not None  # settings see to it
         seed, count = self.settings.train.seed, len(samples[0])
         keys = [
@@ -288,14 +297,16 @@ class _Student(Run):
             "num_static_masks": objective.num_static_masks,
             "seed": seed,
         }
-        form = Form(half=outputs.precision == "float16", top=outputs.top_k, temperature=self.asked.loss.temperature)
-        found = made(
+        form = CacheFormat(
+            half=outputs.precision == "float16", top=outputs.top_k, temperature=self.asked.loss.temperature
+        )
+        found = cache_teacher_outputs(
             self.folder / OUTPUTS,
             teacher,
             samples[0],
             form,
             facts,
-            versions=keys,
+            mask_keys=keys,
             ranks=self.ranks,
             log=self.reporter.message,
         )
@@ -303,19 +314,19 @@ class _Student(Run):
         def at(number: int, key: int) -> int:
             return next(v * count + number for v in range(len(keys)) if keys[v][number] == key)
 
-        return Outputs(found.folder, found.count, at)
+        return CachedOutputs(found.folder, found.count, at)
 
     def found(self, models: Mapping[str, Loaded]) -> dict[str, dict[str, Any]]:
         """How often each finds what is hidden in the documents that are held out: the same masks, in float32."""
         pieces = self._pieces()
-        samples, held = samples_of(pieces)
+        samples, held = build_samples(pieces)
         shares = {}
         for name, loaded in models.items():
-            masked = objectives_of(pieces, loaded.to(CPU).eval(), samples)[0]
+            masked = build_objectives(pieces, loaded.to(CPU).eval(), samples)[0]
             right = total = 0.0
             for number in range(len(held)):
                 batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
                 of = masked.measure(loaded, batch)["mlm_accuracy"]
                 right, total = right + of[0], total + of[1]
-            shares[name] = spread([right / total], "float32")
+            shares[name] = across_numbers([right / total], "float32")
         return shares

@@ -15,8 +15,8 @@ from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, sur
 from heedful.data.tag_schemes import unsaid
 from heedful.errors import HeedfulError
 from heedful.objectives.distillation.teacher import ScoreKind
-from heedful.runs.data_settings import reading_of
-from heedful.runs.distil.augment import foresee as foresee_more
+from heedful.runs.data_settings import data_settings_for
+from heedful.runs.distil.augment import check_augmentation as foresee_more
 from heedful.runs.distil.settings import (
     ClassicStudent,
     DistilSettings,
@@ -25,32 +25,32 @@ from heedful.runs.distil.settings import (
     MaskedDistilSettings,
     SizeStudent,
     StudentSettings,
-    foresee,
-    settled,
+    distil_settings,
+    preview_distil_settings,
 )
-from heedful.runs.distil.students import width_of
-from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, task_of, without
+from heedful.runs.distil.students import width_for_lr
+from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, teacher_task, without_evaluated
 from heedful.runs.distil.verdict import VERDICT
-from heedful.runs.finetune.checks import need_dev, unused_settings
+from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import Scratch
-from heedful.runs.finetune.run import Plan
+from heedful.runs.finetune.run import FinetunePlan
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
-    changed,
+    changed_settings,
 )
 from heedful.runs.overrides import Overrides
-from heedful.runs.run_folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
+from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json, read_settings, write_file
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
 
-TAUGHT = "teacher.json"
+TEACHER_FILE = "teacher.json"
 USUAL = DataSettings()
-BEFORE = "the student as it was before it learned"  # initial weights of the baseline
+STUDENT_BEFORE = "the student as it was before it learned"  # initial weights of the baseline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class DistilPlan:
     """Settings, data and teacher."""
 
     settings: DistilSettings
@@ -69,7 +69,7 @@ class Planned:
         assert kind is not None, "task_of refuses other teachers"
         return kind
 
-    def plan(self, **changed: Any) -> Plan:
+    def plan(self, **changed: Any) -> FinetunePlan:
         """The fine-tuning plan of the student, or of the baseline without the teacher."""
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
@@ -77,7 +77,7 @@ class Planned:
             init=Scratch(), eval_baseline=False, **{name: getattr(given, name) for name in names}
         )
         settings = replace(settings, **changed)
-        return Plan(
+        return FinetunePlan(
             settings=settings,
             source=self.source,
             survey=self.survey,
@@ -92,16 +92,18 @@ def _why(settings: FinetuneSettings) -> str:
     return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {settings.seeds} seeds"
 
 
-def prepare(
+def plan_distil(
     teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", exclude: Path
-) -> Planned:
+) -> DistilPlan:
     """All that can be known before anything is written; what would be found out after hours is refused here."""
-    task = task_of(teacher)
+    task = teacher_task(teacher)
     require_tokenizer(teacher)
-    told = foresee(overrides, task)
-    usual = replace(reading_of(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed)
-    told = foresee(overrides, task, usual)
-    refuse_classic(task, told.student, told.verdict.precision)
+    told = preview_distil_settings(overrides, task)
+    usual = replace(
+        data_settings_for(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed
+    )
+    told = preview_distil_settings(overrides, task, usual)
+    check_classic_student(task, told.student, told.verdict.precision)
     if told.augment is not None:
         foresee_more(task, told.teacher, told.augment)
     if told.teacher_cache.top_k is not None:
@@ -109,10 +111,10 @@ def prepare(
             "teacher_cache.top_k is for a vocabulary, of which the most likely tokens are kept: unset it"
         )
     rows = LeaveOut if on_bad_row == "skip" else Stop
-    source = labelled_source(task, data, told, rows())
-    if source.made_dev and trained_on(told.teacher, source.places["train"]):
-        told = foresee(overrides, task, replace(usual, **parted(told.teacher)))
-        source = labelled_source(task, data, told, rows())
+    source = open_labelled(task, data, told, rows())
+    if source.made_dev and files_trained_on(told.teacher, source.places["train"]):
+        told = preview_distil_settings(overrides, task, replace(usual, **dev_split_settings(told.teacher)))
+        source = open_labelled(task, data, told, rows())
     found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     if lacking := undivided(source, found):
         raise HeedfulError(f"student and teacher are compared on dev, but {lacking}: give a dev or a test file")
@@ -138,26 +140,26 @@ def prepare(
         how = by_names(told.data, source.columns)
         also: dict[str, Any] = {"names": names, "exclude": exclude}
         extra = read_unlabelled(told.unlabelled, source.kind, head.kind, known, how, measured, **also)
-        extra = without(extra, measured)
+        extra = without_evaluated(extra, measured)
     count = found.counts["train"]
     made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)
     together = told.task.group(scored=found.low is not None)
     texts = count + len(extra.examples) + made
-    settings = settled(
+    settings = distil_settings(
         overrides,
         task,
         count,
         texts,
         fresh=isinstance(told.student, SizeStudent),
-        width=width_of(told.student, teacher),
+        width=width_for_lr(told.student, teacher),
         classic=isinstance(told.student, ClassicStudent),
         together=together,
         data=told.data,
         given=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in found.splits),
     )
-    need_dev(settings, found, lacking)
-    unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
-    return Planned(
+    check_dev_split(settings, found, lacking)
+    check_unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
+    return DistilPlan(
         settings=settings,
         task=task,
         teacher=teacher,
@@ -170,7 +172,7 @@ def prepare(
 
 
 def _read_alike(usual: DataSettings) -> list[str]:
-    kept = changed(DataOptions(data=usual), DataOptions(data=USUAL))
+    kept = changed_settings(DataOptions(data=usual), DataOptions(data=USUAL))
     return [f"data are read as the teacher's run read its own: {', '.join(kept)}"] if kept else []
 
 
@@ -187,7 +189,7 @@ def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, 
     return tuple(notes)
 
 
-def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
+def check_classic_student(task: str, student: StudentSettings, precision: str) -> None:
     """Refuse a classic student of which the task would take no more than the rows, and int8, in which none answers."""
     if isinstance(student, ClassicStudent):
         SPECS[task].check_reader(student.reader, "student.reader", 2)
@@ -198,7 +200,7 @@ def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
             )
 
 
-def parted(run: str) -> dict[str, Any]:
+def dev_split_settings(run: str) -> dict[str, Any]:
     """Return the settings that decide which examples of a run's train split became its dev split."""
     given = load_mapping(Path(run) / SETTINGS).get("data", {})
     usual = {"dev_fraction": USUAL.dev_fraction, "seed": USUAL.seed}
@@ -207,9 +209,11 @@ def parted(run: str) -> dict[str, Any]:
 
 def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, ...]:
     """Which splits a teacher that is a run has learned from, so that its quality there is what it remembers."""
-    splits = [split for split in found.splits if split != "train" and trained_on(teacher, source.places.get(split, ()))]
-    if source.made_dev and trained_on(teacher, source.places["train"]):
-        ours, theirs = source.settings, DataSettings(**parted(teacher))
+    splits = [
+        split for split in found.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
+    ]
+    if source.made_dev and files_trained_on(teacher, source.places["train"]):
+        ours, theirs = source.settings, DataSettings(**dev_split_settings(teacher))
         made = read_json(Path(teacher) / DATA).get("made_dev", True)
         if not (made and ours.seed == theirs.seed and ours.dev_fraction <= theirs.dev_fraction):
             splits.append("dev")
@@ -221,11 +225,11 @@ def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, 
     )
 
 
-def labelled_source(task: str, data: Any, settings: DistilSettings, on_bad_row: Any) -> Source[Any]:
+def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: Any) -> Source[Any]:
     return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 
 
-def same_teacher(folder: Path, planned: Planned) -> None:
+def check_same_teacher(folder: Path, planned: DistilPlan) -> None:
     """Written down once; another teacher, or other unlabelled texts, cannot go on with the run."""
     from hashlib import sha256
 
@@ -233,9 +237,9 @@ def same_teacher(folder: Path, planned: Planned) -> None:
     for each in planned.unlabelled.examples:
         texts.update("\x1e".join(each.texts).encode(errors="backslashreplace") + b"\x1d")
     about = {"weights": weights_digest(planned.teacher), "unlabelled": texts.hexdigest()}
-    path = folder / TAUGHT
+    path = folder / TEACHER_FILE
     if not path.exists():
-        write(path, about)
+        write_file(path, about)
     elif (before := read_json(path)) != about:
         other = " and ".join(name for name in about if before.get(name) != about[name])
         raise HeedfulError(
@@ -244,24 +248,24 @@ def same_teacher(folder: Path, planned: Planned) -> None:
         )
 
 
-def judged_anew(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
+def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
     """Take over other settings of the verdict, which change nothing that is trained: it is made again with them."""
     path = folder / name
     if not path.exists():
         return
-    before = settings_in(folder, type(settings), name)
+    before = read_settings(folder, type(settings), name)
     same = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
     if before != settings and same == settings:
         (folder / VERDICT).unlink(missing_ok=True)
-        write(path, to_toml(settings))
+        write_file(path, to_toml(settings))
 
 
-def without_verdict(settings: DistilSettings | MaskedDistilSettings) -> dict[str, Any]:
+def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> dict[str, Any]:
     """What a run tells of its settings: those of the verdict may change after it."""
     return {name: each for name, each in to_mapping(settings).items() if name != "verdict"}
 
 
-def described(settings: DistilSettings | MaskedDistilSettings) -> str:
+def student_origin(settings: DistilSettings | MaskedDistilSettings) -> str:
     """What the student began as, in words."""
     taught = f"taught by {Path(settings.teacher).name}"
     match settings.student:

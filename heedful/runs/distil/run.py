@@ -27,31 +27,38 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
 from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
 from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
-from heedful.runs.card.finetuned import write_card
-from heedful.runs.distil.augment import more_examples
+from heedful.runs.card.finetuned import write_finetuned_card
+from heedful.runs.distil.augment import augmented_examples
 from heedful.runs.distil.plan import (
-    BEFORE,
-    TAUGHT,
-    Planned,
-    described,
-    judged_anew,
-    labelled_source,
-    prepare,
-    same_teacher,
-    without_verdict,
+    STUDENT_BEFORE,
+    TEACHER_FILE,
+    DistilPlan,
+    accept_verdict_settings,
+    check_same_teacher,
+    open_labelled,
+    plan_distil,
+    settings_without_verdict,
+    student_origin,
 )
-from heedful.runs.distil.settings import ClassicStudent, SizeStudent, overrides_of
-from heedful.runs.distil.students import losses_of, student_of, untaught, vector
-from heedful.runs.distil.teacher_cache import Form, made, online
-from heedful.runs.distil.unlabelled import learned, task_of
-from heedful.runs.distil.verdict import VERDICT, verdict
-from heedful.runs.finetune.build import make_task
-from heedful.runs.finetune.run import Finished, Plan, Run
-from heedful.runs.finetune.settings import whole_groups
+from heedful.runs.distil.settings import ClassicStudent, SizeStudent, distil_overrides
+from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_vector_width
+from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
+from heedful.runs.distil.unlabelled import read_both, teacher_task
+from heedful.runs.distil.verdict import VERDICT, judge_student
+from heedful.runs.finetune.build import build_task
+from heedful.runs.finetune.run import FinetunePlan, Finished, Run
+from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin
+from heedful.runs.pin_models import pin_models
 from heedful.runs.results import RESULTS, read_results
-from heedful.runs.run_folder import SETTINGS, begin, decided, explained, read_json, refuse_other
+from heedful.runs.run_folder import (
+    SETTINGS,
+    check_run_folder,
+    init_labelled_run,
+    read_json,
+    resolve_precision,
+    translate_io_errors,
+)
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.train.checkpoint import lock_run
@@ -86,7 +93,7 @@ def distil(
     "attention", "bilstm"; `loss` that of a paper ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
     `overrides` are settings by path or short name.
     """
-    given = overrides_of(
+    given = distil_overrides(
         str(teacher),
         student=student,
         loss=loss,
@@ -96,7 +103,7 @@ def distil(
         overrides=overrides,
     )
     known = load(teacher)
-    if task_of(known) == "masked":
+    if teacher_task(known) == "masked":
         from heedful.runs.distil.mlm import distil_masked
 
         return distil_masked(
@@ -120,20 +127,20 @@ def distil_task(
 
     Students in one `parent_dir` share cached outputs of the teacher, where they need the same ones.
     """
-    planned = prepare(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
-    refuse_other(folder)
+    planned = plan_distil(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
+    check_run_folder(folder)
     reporter = reporter if ranks.first else Reporter()
-    train = decided(planned.settings.train, folder, ranks, reporter.message)
-    planned = replace(planned, settings=replace(pin(planned.settings, folder), train=train))
+    train = resolve_precision(planned.settings.train, folder, ranks, reporter.message)
+    planned = replace(planned, settings=replace(pin_models(planned.settings, folder), train=train))
     settings, source = planned.settings, planned.source
     student = _Student(planned, folder, reporter, ranks, parent_dir)
     student.foresee()
-    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
+    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
         if ranks.first:
-            again = partial(labelled_source, planned.task, data, settings)
-            judged_anew(folder, SETTINGS, settings)
-            begin(folder, settings, source, planned.survey.counts, again)
-            same_teacher(folder, planned)
+            again = partial(open_labelled, planned.task, data, settings)
+            accept_verdict_settings(folder, SETTINGS, settings)
+            init_labelled_run(folder, settings, source, planned.survey.counts, again)
+            check_same_teacher(folder, planned)
         ranks.wait()
         return _Distillation(planned, student).run()
 
@@ -142,7 +149,7 @@ def distil_task(
 
 
 class _Distillation:
-    def __init__(self, planned: Planned, student: _Student) -> None:
+    def __init__(self, planned: DistilPlan, student: _Student) -> None:
         self.planned, self.student, self.settings = planned, student, planned.settings
         self.folder, self.reporter, self.ranks = student.folder, student.reporter, student.ranks
 
@@ -157,8 +164,10 @@ class _Distillation:
             if not (self.folder / VERDICT).exists():
                 without = None if baseline is None else baseline.folder
                 self.planned.teacher.to(CPU)
-                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.reporter)
-            write_card(self.folder)  # again, with the verdict
+                judge_student(
+                    self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.reporter
+                )
+            write_finetuned_card(self.folder)  # again, with the verdict
         self.ranks.wait()
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
         return replace(done, results=results)
@@ -176,7 +185,7 @@ class _Distillation:
         plan = replace(plan, notes=())  # those of the student say it all
         with lock_run(folder) if self.ranks.first else nullcontext():
             if self.ranks.first:
-                begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
+                init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
             return _Baseline(plan, folder, self.reporter, self.ranks, self.student).run()
 
@@ -206,7 +215,7 @@ class _Distillation:
 class _Baseline(Run):
     """Fine-tuning from the same start."""
 
-    def __init__(self, plan: Plan, folder: Path, reporter: Reporter, ranks: Ranks, student: _Student) -> None:
+    def __init__(self, plan: FinetunePlan, folder: Path, reporter: Reporter, ranks: Ranks, student: _Student) -> None:
         super().__init__(plan, folder, reporter, ranks)
         self.student, self.stated = student, ()  # the student has said it
 
@@ -217,7 +226,7 @@ class _Baseline(Run):
 
     def _start(self, seed: int) -> Loaded:
         base = load(self.student.kept(seed))
-        base.source = BEFORE
+        base.source = STUDENT_BEFORE
         return base
 
     def _show(self) -> None:
@@ -240,7 +249,7 @@ class _Student(Run):
     """Fine-tuning with a teacher beside the labels."""
 
     def __init__(
-        self, planned: Planned, folder: Path, reporter: Reporter, ranks: Ranks, parent_dir: Path | None = None
+        self, planned: DistilPlan, folder: Path, reporter: Reporter, ranks: Ranks, parent_dir: Path | None = None
     ) -> None:
         super().__init__(planned.plan(), folder, reporter, ranks)
         self.planned, self.asked, self.parent_dir = planned, planned.settings, parent_dir
@@ -252,14 +261,14 @@ class _Student(Run):
         if self.kept(self.asked.train.seed).exists() or not self.ranks.first:
             return
         made, teacher = self._make(self.asked.train.seed), self.planned.teacher
-        losses_of(self.asked.loss, made, teacher)
-        if untaught(self.asked.loss, made, teacher):
+        resolve_losses(self.asked.loss, made, teacher)
+        if head_untrained(self.asked.loss, made, teacher):
             raise HeedfulError(
                 f"nothing would train the head of {made.source}: it has random weights, and loss.kd_weight and "
                 "loss.label_weight are 0. Set loss.label_weight=1 or loss.kd_weight=1, or copy layers of the teacher, "
                 "as layers=3, with its head"
             )
-        task, loaded = make_task(self.settings, self.source, self.survey, made, self.plan.labels)
+        task, loaded = build_task(self.settings, self.source, self.survey, made, self.plan.labels)
         few = nlargest(FEW, self._examples(), key=lambda each: sum(map(len, each.texts)))
         self._paired(loaded, *(self._both(each, [], few)[0] for each in (task, self._taught(task))))
         self._made = made
@@ -272,7 +281,7 @@ class _Student(Run):
     def _make(self, seed: int) -> Loaded:
         texts = [text for example in self._examples() for text in example.texts]
         longest, said = self.asked.max_length, self.reporter.message
-        return student_of(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, log=said)
+        return build_student(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, log=said)
 
     def _start(self, seed: int) -> Loaded:
         """The student before it learns, which is kept."""
@@ -285,7 +294,7 @@ class _Student(Run):
         else:
             self._keep(kept, partial(self._make, seed))
         base = load(kept)
-        base.source = described(self.asked)
+        base.source = student_origin(self.asked)
         return base
 
     def _examples(self) -> list[Example]:
@@ -294,7 +303,7 @@ class _Student(Run):
     @property
     def decisive(self) -> dict[str, Any]:
         """Those of the distillation, but for the verdict, which may be made anew."""
-        return without_verdict(self.asked)
+        return settings_without_verdict(self.asked)
 
     def sizes(self) -> tuple[int, int]:
         """How many samples there are, and how many of them have labels."""
@@ -308,10 +317,10 @@ class _Student(Run):
         return self.planned.teacher.to(device_of(self.asked.train.device or CPU))
 
     def _task(self) -> tuple[Task, Loaded]:
-        return make_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
+        return build_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
 
     def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
-        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
+        losses = resolve_losses(self.asked.loss, loaded, self.planned.teacher)
         widths = loaded.config.model.width, self.planned.teacher.config.model.width
         if self._lessons is None:
             self._lessons = self._read(task, loaded)
@@ -326,9 +335,11 @@ class _Student(Run):
             ask=lessons.ask,
             pairing=lessons.pairing,
             project=state_projections(losses, widths, mixed(seed, PROJECT)),
-            group=together if kind == "vectors" and vector(loaded) != vector(self.planned.teacher) else 1,
+            group=together
+            if kind == "vectors" and sentence_vector_width(loaded) != sentence_vector_width(self.planned.teacher)
+            else 1,
         )
-        whole_groups(self.asked.train, objective.together)
+        check_batch_groups(self.asked.train, objective.together)
         samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
         return objective, samples, lessons.read
 
@@ -336,12 +347,12 @@ class _Student(Run):
         """Student and teacher read everything, and what the teacher says is kept, or said anew each time."""
         unlabelled: Sequence[Example] = self.planned.unlabelled.examples
         if self.asked.augment is not None:
-            unlabelled = more_examples(
+            unlabelled = augmented_examples(
                 self.planned, list(unlabelled) or list(self.source.examples("train")), self.folder / MORE,
                 given=bool(unlabelled), ranks=self.ranks, log=self.reporter.message,
             )  # fmt: skip
         own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
-        losses, kind = losses_of(self.asked.loss, loaded, self.planned.teacher), self.planned.kind
+        losses, kind = resolve_losses(self.asked.loss, loaded, self.planned.teacher), self.planned.kind
         pairing, needs = self._paired(loaded, own[0], taught[0])
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
             self.reporter.message(f"{lost:,} samples have other words for the teacher, which says nothing of them")
@@ -357,14 +368,14 @@ class _Student(Run):
 
     def _paired(self, loaded: Loaded, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
         """What goes with what, and what is needed of the teacher's inside; refused where tokens do not fit."""
-        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
+        losses = resolve_losses(self.asked.loss, loaded, self.planned.teacher)
         needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
         return align_samples(own, taught, self.planned.kind, needs), needs
 
     def _both(
         self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None
     ) -> tuple[OwnedSamples, EncodedSplit]:
-        first, second = learned(task, self.source.examples("train") if labelled is None else labelled, unlabelled)
+        first, second = read_both(task, self.source.examples("train") if labelled is None else labelled, unlabelled)
         owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
         return OwnedSamples(samples=[*first.samples, *second.samples], owners=owners), first
 
@@ -379,14 +390,14 @@ class _Student(Run):
     def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> AskTeacher:
         loss, outputs = self.asked.loss, self.asked.teacher_cache
         if not (loss.kd_weight or needs) or not outputs.enabled:
-            return online(teacher, samples)
-        facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
-        form = Form(half=outputs.precision == "float16")
+            return online_teacher(teacher, samples)
+        facts = {"weights": read_json(self.folder / TEACHER_FILE)["weights"], "tokens": _tokens(samples)}
+        form = CacheFormat(half=outputs.precision == "float16")
         place = self.folder / OUTPUTS
         if self.parent_dir is not None:
             said = json.dumps([facts, teacher.wanted.names, outputs.precision])
             place = self.parent_dir / OUTPUTS / sha256(said.encode()).hexdigest()[:16]
-        return made(place, teacher, samples, form, facts, ranks=self.ranks, log=self.reporter.message)
+        return cache_teacher_outputs(place, teacher, samples, form, facts, ranks=self.ranks, log=self.reporter.message)
 
 
 def tokenizer_of_task(task: Task) -> str:

@@ -18,26 +18,26 @@ from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import Trial
 from heedful.model.config import Classes
-from heedful.runs.distil.plan import Planned, prepare, refuse_classic
+from heedful.runs.distil.plan import DistilPlan, check_classic_student, plan_distil
 from heedful.runs.distil.run import distil_task
-from heedful.runs.distil.settings import DistilSettings, overrides_of, student_of
-from heedful.runs.distil.students import one_stack
-from heedful.runs.distil.students import student_of as make_student
-from heedful.runs.distil.unlabelled import task_of
-from heedful.runs.distil.verdict import VERDICT, Speed, plot, side_by_side
-from heedful.runs.evaluate import task_of as evaluating
+from heedful.runs.distil.settings import DistilSettings, distil_overrides, parse_student
+from heedful.runs.distil.students import build_student as make_student
+from heedful.runs.distil.students import single_stack
+from heedful.runs.distil.unlabelled import teacher_task
+from heedful.runs.distil.verdict import VERDICT, ServingSpeed, compare_speeds, plot_verdict
+from heedful.runs.evaluate import build_eval_task as evaluating
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
-from heedful.runs.plots.style import write as write_figure
-from heedful.runs.run_folder import held, read_json, write
+from heedful.runs.plots.style import save_png as write_figure
+from heedful.runs.run_folder import read_json, visible_names, write_file
 from heedful.tasks.specs import SPECS
 from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
 MOST = 6
-MEASURED = ("parameters", *(each.name for each in fields(Speed)))
-FOUND, BEST = "search.json", "best"
+MEASURED = ("parameters", *(each.name for each in fields(ServingSpeed)))
+SEARCH_FILE, BEST_FOLDER = "search.json", "best"
 FLATTERED = "chosen on test, for want of dev: its quality there flatters it (data.dev_fraction sets examples aside)"
 
 
@@ -67,42 +67,44 @@ def search(
     tried.
     """
     folder, reporter = Path(output_dir), reporter or Reporter()
-    given = overrides_of(
+    given = distil_overrides(
         str(teacher), loss=loss, recipe=recipe, assignments=assignments, unlabelled=unlabelled, overrides=overrides
     )
     if given.mentions("student"):
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     _refuse_other(folder)
     known = load(teacher)
-    if task_of(known) == "masked":
+    if teacher_task(known) == "masked":
         raise HeedfulError("a search compares students on a task: give a teacher that was fine-tuned for one")
-    usual_settings = DistilSettings(task=SPECS[task_of(known)].settings(), teacher="?")
+    usual_settings = DistilSettings(task=SPECS[teacher_task(known)].settings(), teacher="?")
     if given.resolve(usual_settings).has("student"):
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
-    chosen = list(shapes) or usual(known)
+    chosen = list(shapes) or default_shapes(known)
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
 
     def distilled(student: str, place: str, values: Mapping[str, Any]) -> Finished:
-        mine = given.with_values({"student": student_of(student), **values})
+        mine = given.with_values({"student": parse_student(student), **values})
         taught = load(teacher)
         return distil_task(
             taught, mine, data, folder / place, on_bad_row, reporter=reporter, ranks=ranks, parent_dir=folder
         )
 
     facts = {"teacher": str(teacher), "shapes": chosen}
-    planned: Planned | None = None
-    if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
-        planned = prepare(known, given, data, on_bad_row=on_bad_row, exclude=folder)
+    planned: DistilPlan | None = None
+    if (
+        ranks.first and not (folder / SEARCH_FILE).exists()
+    ):  # what is wrong with the data is told before anything is written
+        planned = plan_distil(known, given, data, on_bad_row=on_bad_row, exclude=folder)
     with lock_run(folder) if ranks.first else nullcontext():
         found = ranks.gather(_begun(folder, facts))[0] | {"max_latency": max_latency, "min_quality": min_quality}
         if planned is not None and "tried" not in found:
             found["tried"] = _timed(planned, chosen, reporter)
-            write(folder / FOUND, found)
+            write_file(folder / SEARCH_FILE, found)
         found = ranks.gather(found)[0]  # as the first has timed them
         quick = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
         seen: list[dict[str, Any]] = []
-        while (shape := following(found["tried"], seen, max_latency, min_quality)) is not None:
+        while (shape := next_shape(found["tried"], seen, max_latency, min_quality)) is not None:
             seen.append(shape)
             if "quality" not in shape:
                 reporter.message(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
@@ -115,40 +117,40 @@ def search(
             shape |= {each: told[each] for each in MEASURED}
             found |= {"metric": verdict["metric"], "split": verdict["split"]}
             if ranks.first:
-                write(folder / FOUND, found)
-        best = chosen_of(found["tried"], max_latency, min_quality)
+                write_file(folder / SEARCH_FILE, found)
+        best = choose_student(found["tried"], max_latency, min_quality)
         if best is None:
-            raise HeedfulError(nothing(found["tried"], max_latency, min_quality))
+            raise HeedfulError(no_student_message(found["tried"], max_latency, min_quality))
         reporter.message(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
         if ranks.first:
             _set_aside(folder, found.get("taken"), best["name"])
             found["taken"] = best["name"]
-            write(folder / FOUND, found)
+            write_file(folder / SEARCH_FILE, found)
         ranks.wait()
-        done = distilled(best["name"], BEST, {})
+        done = distilled(best["name"], BEST_FOLDER, {})
         if done.stop_reason == "completed" and ranks.first:
             put_folder(folder / "plots")
             trained = [each for each in found["tried"] if "quality" in each]
             chosen_on = read_json(folder / best["folder"] / VERDICT)
-            write_figure(folder / "plots" / "frontier.png", plot(chosen_on, trained))
+            write_figure(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))
             done = replace(done, results=done.results | {"search": found})
         return done
 
 
-def quickest(trials: Sequence[Trial]) -> Precision:
+def fastest_precision(trials: Sequence[Trial]) -> Precision:
     """The precision that is the fastest, whether it is refused or not."""
     return max(trials, key=lambda each: each.speed).precision
 
 
-def usual(teacher: Loaded) -> list[str]:
+def default_shapes(teacher: Loaded) -> list[str]:
     """The shapes that are tried unless others are named."""
-    stack = one_stack(teacher.config.model)
+    stack = single_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
     counts = sorted({n for n in (1, round(layers / 3), round(layers / 2)) if 1 <= n < layers})
-    return [*SPECS[task_of(teacher)].classic_students, "tiny", *(f"layers={n}" for n in counts)][:MOST]
+    return [*SPECS[teacher_task(teacher)].classic_students, "tiny", *(f"layers={n}" for n in counts)][:MOST]
 
 
-def following(
+def next_shape(
     tried: Sequence[dict[str, Any]], seen: Sequence[dict[str, Any]], under: float | None, keep: float | None
 ) -> dict[str, Any] | None:
     """The fastest that was not seen yet, may be in time, and may be faster than what was seen to keep enough.
@@ -157,13 +159,13 @@ def following(
     >>> [following(tried, tried[:1], under, keep) for under, keep in ((None, 0.9), (1.5, 0.9), (None, 0.7))]
     [{'p50': 2}, None, None]
     """
-    best = None if keep is None else chosen_of(seen, under, keep)
+    best = None if keep is None else choose_student(seen, under, keep)
     limits = [under] if best is None else [under, best["p50"]]
     left = [each for each in tried if each not in seen and all(one is None or each["p50"] <= one for one in limits)]
     return min(left, key=lambda each: float(each["p50"]), default=None)
 
 
-def chosen_of(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> dict[str, Any] | None:
+def choose_student(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> dict[str, Any] | None:
     """Of those that were trained and are in time the fastest that keeps so much, or the best; none, where no one does.
 
     >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
@@ -178,7 +180,7 @@ def chosen_of(tried: Sequence[dict[str, Any]], under: float | None, keep: float 
     return min(good, key=lambda each: float(each["p50"]), default=None)
 
 
-def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> str:
+def no_student_message(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> str:
     """Why none was taken."""
     lines = [
         f"  {each['name']}: {each['p50']:.2f} ms"
@@ -192,17 +194,17 @@ def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | 
 
 def _refuse_other(folder: Path) -> None:
     """A folder that holds no search and is not free is an error; hidden files do not count."""
-    names = sorted(held(folder) - {LOCK})
-    if names and FOUND not in names:
+    names = sorted(visible_names(folder) - {LOCK})
+    if names and SEARCH_FILE not in names:
         more = " and more" if names[3:] else ""
         raise HeedfulError(
-            f"{folder} is no search: it holds {', '.join(names[:3])}{more}, but no {FOUND}; give another folder with "
-            "--output"
+            f"{folder} is no search: it holds {', '.join(names[:3])}{more}, but no {SEARCH_FILE}; give another folder "
+            "with --output"
         )
 
 
 def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    path = folder / FOUND
+    path = folder / SEARCH_FILE
     if not path.exists():
         return dict(facts)
     found = read_json(path)
@@ -218,12 +220,12 @@ def _set_aside(folder: Path, before: str | None, now: str) -> None:
     """What other wishes took lies under its name, and comes back when it is taken again."""
     if before in (None, now):
         return
-    for old, new in ((BEST, f"{BEST}-{before}"), (f"{BEST}-{now}", BEST)):
+    for old, new in ((BEST_FOLDER, f"{BEST_FOLDER}-{before}"), (f"{BEST_FOLDER}-{now}", BEST_FOLDER)):
         if (folder / old).exists():
             (folder / old).rename(folder / new)
 
 
-def _timed(planned: Planned, shapes: Sequence[str], reporter: Reporter) -> list[dict[str, Any]]:
+def _timed(planned: DistilPlan, shapes: Sequence[str], reporter: Reporter) -> list[dict[str, Any]]:
     """How fast each may be, untrained, in the fastest precision: whether its weights allow that is known afterwards."""
     reporter.message(f"timing {len(shapes)} shapes")
     settings, head = planned.settings, planned.teacher.config.head
@@ -234,8 +236,8 @@ def _timed(planned: Planned, shapes: Sequence[str], reporter: Reporter) -> list[
     with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
         places, counts = {}, {}
         for number, name in enumerate(shapes):
-            student = student_of(name)
-            refuse_classic(planned.task, student, settings.verdict.precision)
+            student = parse_student(name)
+            check_classic_student(planned.task, student, settings.verdict.precision)
             made = make_student(
                 student, planned.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
             )
@@ -247,7 +249,7 @@ def _timed(planned: Planned, shapes: Sequence[str], reporter: Reporter) -> list[
         split = next(name for name in planned.survey.splits if name != "train")
         task, _ = evaluating(planned.teacher, planned.source, split)
         inputs = [task.ask(each) for each in islice(planned.source.examples(split), settings.verdict.texts)]
-        speeds = side_by_side(places, settings.verdict, inputs=inputs, choose=quickest)
+        speeds = compare_speeds(places, settings.verdict, inputs=inputs, choose=fastest_precision)
     return [
         {"name": name, "folder": f"shape-{number}", "parameters": counts[name]} | asdict(speeds[name])
         for number, name in enumerate(shapes)

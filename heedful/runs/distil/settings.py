@@ -11,8 +11,8 @@ from typing import Any, Literal
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
-from heedful.runs.finetune.init_settings import WordSettings, one_name
-from heedful.runs.finetune.settings import defaults, flat, whole_groups
+from heedful.runs.finetune.init_settings import WordSettings, name_with_revision
+from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults, flatten_settings
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings, Size
 from heedful.settings import to_mapping
@@ -64,7 +64,7 @@ class FolderStudent:
     revision: str = ""  # of the name, in place of one that stands there
 
     def __post_init__(self) -> None:
-        for name, value in zip(("model", "revision"), one_name(self.model, self.revision), strict=True):
+        for name, value in zip(("model", "revision"), name_with_revision(self.model, self.revision), strict=True):
             object.__setattr__(self, name, value)
 
 
@@ -87,7 +87,7 @@ CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
     "hierarchical": Hierarchical(),
 }
 
-SAID = {  # settings that a student says when it is named
+NAMED_BY_STUDENT = {  # settings that a student says when it is named
     "layers": ("student.kind", "student.layers"),
     "size": ("student.kind", "student.size"),
     "folder": ("student.kind", "student.model", "student.revision"),
@@ -95,7 +95,7 @@ SAID = {  # settings that a student says when it is named
 }
 
 
-def student_of(given: str) -> StudentSettings:
+def parse_student(given: str) -> StudentSettings:
     """A student as it is named on the command line.
 
     >>> student_of("layers=3").layers, student_of("mini").size, student_of("bilstm").kind
@@ -174,7 +174,7 @@ class LossSettings:
             )
 
 
-RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they give
+LOSS_PRESETS: dict[str, LossSettings] = {  # of papers, with the weights that they give
     "logits": LossSettings(),
     "distilbert": LossSettings(kd_weight=5.0, label_weight=2.0, states=StatesSettings(weight=1.0, how="cosine")),
     "minilm": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings(of=("qk", "vv"))),
@@ -189,7 +189,7 @@ RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they gi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputSettings:
+class TeacherCacheSettings:
     """Where what the teacher says is kept."""
 
     enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
@@ -205,7 +205,7 @@ class OutputSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoreSettings:
+class AugmentSettings:
     """More texts without labels: words of those that there are, replaced by what a masked language model finds."""
 
     copies: int = 1  # new texts made of each text
@@ -250,9 +250,9 @@ class DistilSettings:
     teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     unlabelled: tuple[str, ...] = ()  # files and folders
-    augment: MoreSettings | None = None  # make more texts by replacing words; None: no more texts
+    augment: AugmentSettings | None = None  # make more texts by replacing words; None: no more texts
     loss: LossSettings = LossSettings()
-    teacher_cache: OutputSettings = OutputSettings()
+    teacher_cache: TeacherCacheSettings = TeacherCacheSettings()
     verdict: VerdictSettings = VerdictSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
@@ -276,7 +276,9 @@ class MaskedDistilSettings:
     teacher: str  # a masked language model: a folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
-    teacher_cache: OutputSettings = OutputSettings(enabled=False)  # true needs pretrain.objective.num_static_masks
+    teacher_cache: TeacherCacheSettings = TeacherCacheSettings(
+        enabled=False
+    )  # true needs pretrain.objective.num_static_masks
     verdict: VerdictSettings = VerdictSettings()
     pretrain: PretrainSettings = PRETRAIN
 
@@ -292,7 +294,7 @@ class MaskedDistilSettings:
             )
 
 
-def overrides_of(
+def distil_overrides(
     teacher: str,
     *,
     student: str = "",
@@ -308,9 +310,13 @@ def overrides_of(
     presets: dict[str, dict[str, Any]] = {}
     flags: dict[str, dict[str, Any]] = {f"TEACHER {teacher}": {"teacher": teacher}}
     if student:
-        name, table = f"--student {student}", to_mapping(student_of(student))
+        name, table = f"--student {student}", to_mapping(parse_student(student))
         presets[name] = {"student": table}
-        given = {path: value for path, value in flat({"student": table}) if path in SAID[table["kind"]]}
+        given = {
+            path: value
+            for path, value in flatten_settings({"student": table})
+            if path in NAMED_BY_STUDENT[table["kind"]]
+        }
         flags[name] = given
     if loss:
         presets[f"--loss {loss}"] = {"loss": to_mapping(_recipe(loss))}
@@ -320,12 +326,12 @@ def overrides_of(
     return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
 
 
-def foresee_any(overrides: Overrides) -> None:
+def check_overrides(overrides: Overrides) -> None:
     """Refuse what is wrong with a teacher of any task, before one is read."""
     first: HeedfulError | None = None
     for kind in SPECS:
         try:
-            foresee(overrides, kind)
+            preview_distil_settings(overrides, kind)
         except HeedfulError as error:
             first = first or error
         else:
@@ -337,12 +343,12 @@ def foresee_any(overrides: Overrides) -> None:
         raise first from None
 
 
-def foresee(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
+def preview_distil_settings(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
     """Return the settings as far as they are known before anything is read, and refuse what is wrong already."""
-    return resolve(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
+    return resolve_distil(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
 
 
-def resolve(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
+def resolve_distil(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
     """Lay overrides over defaults, whose task they may not change."""
     settings, kind = overrides.resolve(usual).settings, usual.task.kind
     if settings.task.kind != kind:
@@ -354,13 +360,13 @@ def resolve(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
 
 
 def _recipe(given: str) -> LossSettings:
-    if given not in RECIPES:
-        close = did_you_mean(given, list(RECIPES))
-        raise HeedfulError(f'"{given}" is no recipe of losses{close}: use one of {", ".join(RECIPES)}')
-    return RECIPES[given]
+    if given not in LOSS_PRESETS:
+        close = did_you_mean(given, list(LOSS_PRESETS))
+        raise HeedfulError(f'"{given}" is no recipe of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
+    return LOSS_PRESETS[given]
 
 
-def settled(
+def distil_settings(
     overrides: Overrides,
     task: str,
     examples: int,
@@ -378,7 +384,9 @@ def settled(
     Of the task they are what is `given`, or those of fine-tuning, as all other numbers are; a longer training suits a
     student, which sees each text with its whole distribution, so that it has twice the epochs.
     """
-    usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic, together=together)
+    usual, _ = finetune_defaults(
+        task, max(examples, texts), random_init=fresh, width=width, classic=classic, group_size=together
+    )
     assert usual.train.epochs is not None
     settings = DistilSettings(
         task=given or usual.task,
@@ -387,12 +395,12 @@ def settled(
         train=usual.train.lasting(epochs=2 * usual.train.epochs),
         fit=replace(usual.fit, eval_every_epochs=1.0),
     )
-    settings = resolve(overrides, settings)
-    whole_groups(settings.train, together)
+    settings = resolve_distil(overrides, settings)
+    check_batch_groups(settings.train, together)
     return settings
 
 
-def share(given: str) -> float:
+def parse_share(given: str) -> float:
     """97% as 0.97.
 
     >>> share("97%"), share("0.9")
@@ -405,7 +413,7 @@ def share(given: str) -> float:
     return value
 
 
-def milliseconds(given: str) -> float:
+def parse_milliseconds(given: str) -> float:
     """5ms as 5.0.
 
     >>> milliseconds("5ms"), milliseconds("0.5"), milliseconds("1s")

@@ -35,17 +35,17 @@ from heedful.runs.distil.settings import (
     StatesSettings,
     StudentSettings,
 )
-from heedful.runs.finetune.build import some
-from heedful.runs.finetune.classic import classic_start
+from heedful.runs.finetune.build import evenly_spaced
+from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import Classic
-from heedful.runs.pretrain.build import rated, shaped
+from heedful.runs.pretrain.build import config_of_size, with_dropout
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.tasks.answering import require_tokenizer
 
 LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
 
 
-def student_of(
+def build_student(
     asked: StudentSettings,
     teacher: Loaded,
     texts: Sequence[str],
@@ -57,30 +57,30 @@ def student_of(
     """The student before it learns; one that is made of the teacher's layers has the teacher's head, too."""
     match asked:
         case LayersStudent():
-            return cut(teacher, asked)
+            return student_from_layers(teacher, asked)
         case SizeStudent():
-            return sized(teacher, asked, longest, seed)
+            return student_of_size(teacher, asked, longest, seed)
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
         case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
             settings = Classic(reader=reader, words=words, skipgram_steps=steps)
             try:
-                return classic_start(settings, list(some(texts, len(texts))), seed, log, every=texts)
+                return classic_model(settings, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
             except HeedfulError as error:  # which names settings as fine-tuning has them
                 told = str(error).replace("init.", "student.")
                 raise HeedfulError(told) from None
 
 
-def one_stack(config: ModelConfig) -> StackConfig | None:
+def single_stack(config: ModelConfig) -> StackConfig | None:
     """The stack of a model that has just one."""
     if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
         return None
     return config.encoder or config.decoder
 
 
-def stack_of(config: ModelConfig, who: str) -> StackConfig:
+def require_single_stack(config: ModelConfig, who: str) -> StackConfig:
     """The same, where there has to be one."""
-    stack = one_stack(config)
+    stack = single_stack(config)
     if stack is None:
         raise HeedfulError(f"{who} has not one stack of layers: layers, states and relations are of a Transformer")
     return stack
@@ -89,7 +89,7 @@ def stack_of(config: ModelConfig, who: str) -> StackConfig:
 # -- some of the teacher's layers ---------------------------------------------------------------------------------
 
 
-def spread(layers: int, count: int) -> tuple[int, ...]:
+def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
     """So many of the layers, the first and the last among them.
 
     >>> spread(12, 6), spread(6, 3), spread(4, 1)
@@ -115,14 +115,14 @@ def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
+def student_from_layers(teacher: Loaded, asked: LayersStudent) -> Loaded:
     """The teacher with those of its layers, in another family if one is named."""
-    model, stack = teacher.config.model, stack_of(teacher.config.model, teacher.source)
+    model, stack = teacher.config.model, require_single_stack(teacher.config.model, teacher.source)
     if asked.layers > stack.layers:
         raise HeedfulError(
             f"layers is {asked.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to {stack.layers}"
         )
-    take = asked.teacher_layers or _fitting(stack, spread(stack.layers, asked.layers))
+    take = asked.teacher_layers or _fitting(stack, evenly_spread(stack.layers, asked.layers))
     if wrong := [number for number in take if not 0 <= number < stack.layers]:
         raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
     if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
@@ -189,7 +189,7 @@ def _in_family(family: str, config: Config) -> Config:
         found = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
         if found.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
             wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
-        if rated(found, wanted) == wanted:
+        if with_dropout(found, wanted) == wanted:
             return Config(family=family, model=found)
     raise HeedfulError(
         f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
@@ -209,7 +209,7 @@ def _parts(family: str) -> tuple[bool, bool] | None:
 # -- a size -------------------------------------------------------------------------------------------------------
 
 
-def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
+def student_of_size(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
     """A fresh model over the teacher's vocabulary."""
     tokenizer = require_tokenizer(teacher)
     longest = longest or min(teacher.limit or LONGEST, LONGEST)
@@ -221,7 +221,7 @@ def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -
     if family not in FAMILIES or not FAMILIES[family].sizes:
         known = [name for name, each in FAMILIES.items() if each.sizes]
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
-    made = create(shaped(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
+    made = create(config_of_size(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
     made.source = f"a fresh model of size {asked.size}"
     return made.eval()
 
@@ -236,12 +236,15 @@ def _like(config: Config) -> str:
 # -- what it learns of the teacher --------------------------------------------------------------------------------
 
 
-def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
+def resolve_losses(asked: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
     """The losses with the layers and heads of these two."""
     states: list[HiddenStateLoss] = []
     relations: tuple[RelationLoss, ...] = ()
     if asked.states is not None or asked.relations is not None:
-        stacks = stack_of(student.config.model, student.source), stack_of(teacher.config.model, teacher.source)
+        stacks = (
+            require_single_stack(student.config.model, student.source),
+            require_single_stack(teacher.config.model, teacher.source),
+        )
         if asked.states is not None:
             states.append(_states(asked.states, *stacks))
         if asked.relations is not None:
@@ -255,7 +258,7 @@ def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Distilla
     )
 
 
-def untaught(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
+def head_untrained(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
     """Whether the student's head is not the teacher's, and no loss reaches it."""
     learns = (
         asked.kd_weight
@@ -317,13 +320,13 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
     )
 
 
-def vector(loaded: Loaded) -> int:
+def sentence_vector_width(loaded: Loaded) -> int:
     """How wide a text's vector is: poolings of an embedding head stand side by side."""
     head = loaded.config.head
     return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
 
 
-def width_of(asked: StudentSettings, teacher: Loaded) -> int:
+def width_for_lr(asked: StudentSettings, teacher: Loaded) -> int:
     """Of the model by whose width the usual rate is chosen: the teacher, or the folder that goes on."""
     if isinstance(asked, FolderStudent):
         return config_of(asked.model, revision=asked.revision or None).model.width

@@ -32,7 +32,7 @@ EVERY = 30.0  # seconds between two words on how far the teacher is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class CacheFormat:
     """How it is kept."""
 
     half: bool = True  # in float16
@@ -40,12 +40,14 @@ class Form:
     temperature: float = 1.0  # of the shares of these
 
 
-def online(teacher: Teacher, samples: Sequence[Sample]) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
+def online_teacher(
+    teacher: Teacher, samples: Sequence[Sample]
+) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
     """A teacher that reads along."""
     return lambda numbers, keys: teacher.says([samples[number] for number in numbers], keys)
 
 
-class Outputs:
+class CachedOutputs:
     """What it said of each sample; numbers of samples in, what was said out."""
 
     def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
@@ -64,7 +66,7 @@ class Outputs:
         return found
 
     def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
-        path = self.folder / name_of(part)
+        path = self.folder / part_name(part)
         try:
             file = safe_open(path, framework="pt")
             names = [name for name in file.keys() if name.startswith("sizes.")]  # type: ignore[no-untyped-call]  # noqa: SIM118
@@ -76,36 +78,41 @@ class Outputs:
         return file, {name.removeprefix("sizes."): [0, *accumulate(each.tolist())] for name, each in sizes.items()}
 
 
-def name_of(part: int) -> str:
+def part_name(part: int) -> str:
     """Of its file."""
     return f"part-{part:06d}.safetensors"
 
 
-def made(
+def cache_teacher_outputs(
     folder: Path,
     teacher: Teacher,
     samples: Sequence[Sample],
-    form: Form,
+    cache_format: CacheFormat,
     facts: dict[str, Any],
     *,
-    versions: Sequence[Sequence[int]] = (),
+    mask_keys: Sequence[Sequence[int]] = (),
     ranks: Ranks = SINGLE_PROCESS,
     log: Callable[[str], None] = lambda text: None,
-) -> Outputs:
+) -> CachedOutputs:
     """All that the teacher says of the samples: what is there stays, what is missing is made by the first rank.
 
     `facts` say what it was made of; where others are written down, it is refused. `versions` are the keys of all
     samples, once for each version of a sample whose targets are drawn.
     """
-    times = max(1, len(versions))
+    times = max(1, len(mask_keys))
     count = times * len(samples)
-    about = facts | {"samples": count, "half": form.half, "top": form.top, "wanted": teacher.wanted.names}
-    if form.top is not None:
-        about["temperature"] = form.temperature
+    about = facts | {
+        "samples": count,
+        "half": cache_format.half,
+        "top": cache_format.top,
+        "wanted": teacher.wanted.names,
+    }
+    if cache_format.top is not None:
+        about["temperature"] = cache_format.temperature
     if ranks.first:
         put_folder(folder)
         _begin(folder / ABOUT, json.loads(json.dumps(about)))
-        missing = [part for part in range(-(-count // PART)) if not (folder / name_of(part)).exists()]
+        missing = [part for part in range(-(-count // PART)) if not (folder / part_name(part)).exists()]
         size = len(missing) * PART if missing[1:] else count
         if missing:
             log(f"the teacher reads {size:,} samples, once; what it says is kept")
@@ -116,14 +123,14 @@ def made(
                 log(f"the teacher has read {number * PART:,} of {size:,}")
             numbers = range(part * PART, min((part + 1) * PART, count))
             mine = [samples[each % len(samples)] for each in numbers]
-            keys = [versions[each // len(samples)][each % len(samples)] if versions else 0 for each in numbers]
-            data = as_bytes(_tensors(teacher, mine, keys, form))
+            keys = [mask_keys[each // len(samples)][each % len(samples)] if mask_keys else 0 for each in numbers]
+            data = as_bytes(_tensors(teacher, mine, keys, cache_format))
             if not number:
                 _need(folder, len(data) * len(missing))
-            with whole(folder / name_of(part)) as temporary:
+            with whole(folder / part_name(part)) as temporary:
                 put(temporary, [data])
     ranks.wait()
-    return Outputs(folder, count)
+    return CachedOutputs(folder, count)
 
 
 def _begin(path: Path, about: dict[str, Any]) -> None:
@@ -148,7 +155,7 @@ def _need(folder: Path, size: int) -> None:
         )
 
 
-def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: Form) -> dict[str, Tensor]:
+def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> dict[str, Tensor]:
     """Of a part: all values of each name end to end, and how many each sample has."""
     found: dict[str, list[Tensor]] = {}
     for group in cut([len(sample) for sample in samples], TOKENS):

@@ -27,7 +27,7 @@ from heedful.tasks.task import EncodedSplit, Task
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
 
 
-def task_of(teacher: Loaded) -> str:
+def teacher_task(teacher: Loaded) -> str:
     """The task that a teacher's head answers; "masked": hidden tokens."""
     spec = spec_of_head(teacher.config.head)
     if spec is not None and spec.distillation is not None:
@@ -128,7 +128,7 @@ def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     return suffix in LABELLED or (kind is Question and suffix == ".json")
 
 
-def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
+def without_evaluated(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
     """Those that are not measured on: no text of dev or test, but for case and signs and spaces, is learned from."""
     seen = {_letters(each) for each in measured}
     kept = tuple(each for each in found.examples if _letters(each) not in seen)
@@ -140,6 +140,6 @@ def _letters(example: Example) -> int:
     return hashed(normalised(example.group).replace(" ", ""))
 
 
-def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
+def read_both(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
     """Return the samples of both."""
     return task.read(labelled), task.for_unlabelled().read(unlabelled)

@@ -17,16 +17,16 @@ from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import Trial, fastest, ready, sample, tried
 from heedful.runs import timing
-from heedful.runs.card.finetuned import number as shown
-from heedful.runs.card.finetuned import plain, table
+from heedful.runs.card.finetuned import escape_markdown, markdown_table
+from heedful.runs.card.finetuned import format_number as shown
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
-from heedful.runs.evaluate import task_of
+from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
-from heedful.runs.plots.style import BLUE, GREY, ORANGE, blank, prepare, title
-from heedful.runs.plots.style import write as write_figure
+from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, set_title, style_axes
+from heedful.runs.plots.style import save_png as write_figure
 from heedful.runs.results import read_results
-from heedful.runs.run_folder import environment, read_json, write
-from heedful.runs.statistics import ENOUGH, paired
+from heedful.runs.run_folder import environment, read_json, write_file
+from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
 
@@ -40,7 +40,7 @@ NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same stude
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
+class ServingSpeed:
     """Of an engine, from text to answer, tokenizing included."""
 
     precision: Precision
@@ -50,7 +50,7 @@ class Speed:
     tokens_per_second: float  # in the model's own tokens
 
 
-def verdict(
+def judge_student(
     folder: Path,
     teacher: Loaded,
     source: Source[Any],
@@ -63,7 +63,7 @@ def verdict(
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     reporter.message("measuring speed, side by side")
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-    speeds = side_by_side(places, settings.verdict)
+    speeds = compare_speeds(places, settings.verdict)
     seeds = [each["seed"] for each in results["seeds"]]
     served = {
         "teacher": ([settings.teacher], speeds["teacher"].precision),
@@ -75,11 +75,11 @@ def verdict(
     for name, (models, precision) in served.items():
         reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
         ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
-        quality[name] = spread([ask(each, precision) for each in models], precision)
+        quality[name] = across_numbers([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     shares = results["metric"] == "accuracy" and source.kind is not Tagged  # of the examples
     grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
-    return written(folder, (results["metric"], split), quality, counts, speeds, grain)
+    return write_verdict(folder, (results["metric"], split), quality, counts, speeds, grain)
 
 
 def _models(run: Path, seeds: Sequence[int]) -> list[str]:
@@ -92,12 +92,12 @@ def _asked(
 ) -> float:
     """The metric of a model in the precision in which it is served."""
     engine = ready(place, precision)
-    task, engine.loaded = task_of(engine.loaded, source, split, long_inputs)
+    task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
     return float(task.result(evaluate_task(task, engine, source.examples(split)))[metric])
 
 
-def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
+def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     """The metric with each seed, their mean and their standard deviation.
 
     >>> spread([0.75], "int8")
@@ -108,31 +108,31 @@ def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     return found | {"numbers": list(numbers), "precision": precision}
 
 
-def written(
+def write_verdict(
     folder: Path,
     measured: tuple[str, str],
     quality: dict[str, Any],
     counts: dict[str, int],
-    speeds: dict[str, Speed],
-    grain: float = 0.0,
+    speeds: dict[str, ServingSpeed],
+    resolution: float = 0.0,
 ) -> dict[str, Any]:
     """Compare, and write everything down, beside what was measured: a number of a split."""
-    made = compared(*measured, quality, speeds, counts, grain) | {"machine": environment()["machine"]}
+    made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
     put_folder(folder / "plots")
-    write_figure(folder / "plots" / PLOT, plot(made))
-    write(folder / VERDICT, made)  # last: a verdict has all of it
+    write_figure(folder / "plots" / PLOT, plot_verdict(made))
+    write_file(folder / VERDICT, made)  # last: a verdict has all of it
     return made
 
 
 # -- speed ----------------------------------------------------------------------------------------------------
 
 
-def side_by_side(
+def compare_speeds(
     places: dict[str, str],
     settings: VerdictSettings,
     inputs: Sequence[Any] | None = None,
     choose: Callable[[Sequence[Trial]], Precision] = fastest,
-) -> dict[str, Speed]:
+) -> dict[str, ServingSpeed]:
     """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
@@ -142,16 +142,19 @@ def side_by_side(
         engines[name] = ready(place, precisions[name])
     given = list(inputs if inputs is not None else sample(engines["student"], settings.texts))[: settings.texts]
     return {
-        name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()
+        name: ServingSpeed(precision=precisions[name], **each)
+        for name, each in time_engines(engines, given, settings.rounds).items()
     }
 
 
-def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None) -> dict[str, dict[str, float]]:
+def time_engines(
+    engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None
+) -> dict[str, dict[str, float]]:
     """p50 and p99 of one input, and inputs and tokens a second of all at once; engines take turns."""
     one: dict[str, list[float]] = {name: [] for name in engines}
     many: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
-    with timing.uncollected():
+    with timing.gc_disabled():
         for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
             for name in names if turn % 2 else names[::-1]:
                 one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
@@ -182,13 +185,13 @@ def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
 # -- what follows ---------------------------------------------------------------------------------------------
 
 
-def compared(
+def compare_models(
     metric: str,
     split: str,
     quality: dict[str, Any],
-    speeds: dict[str, Speed],
+    speeds: dict[str, ServingSpeed],
     counts: dict[str, int],
-    grain: float = 0.0,
+    resolution: float = 0.0,
 ) -> dict[str, Any]:
     """All figures side by side, and the sentence; `grain` is the least that the number can change by."""
     models = {
@@ -207,13 +210,13 @@ def compared(
         "parameter_ratio": student["parameters"] / teacher["parameters"],
     }
     if "baseline" in models:
-        found["delta_vs_baseline"] = gain(student["quality"], models["baseline"]["quality"], grain)
-    return found | {"sentence": sentence(found)}
+        found["delta_vs_baseline"] = delta_vs_baseline(student["quality"], models["baseline"]["quality"], resolution)
+    return found | {"sentence": verdict_sentence(found)}
 
 
-def gain(student: dict[str, Any], baseline: dict[str, Any], grain: float) -> dict[str, Any]:
+def delta_vs_baseline(student: dict[str, Any], baseline: dict[str, Any], resolution: float) -> dict[str, Any]:
     """Difference of student and baseline, paired by seed; with a 95 % interval from ENOUGH seeds on."""
-    found = paired(student["numbers"], baseline["numbers"], grain=grain)
+    found = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
     sure = len(student["numbers"]) >= ENOUGH
     return {
         "difference": found.mean,
@@ -223,7 +226,7 @@ def gain(student: dict[str, Any], baseline: dict[str, Any], grain: float) -> dic
     }
 
 
-def sentence(found: dict[str, Any]) -> str:
+def verdict_sentence(found: dict[str, Any]) -> str:
     """What it comes to."""
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['metric']} on {found['split']}"
@@ -256,7 +259,7 @@ def _with_precision(quality: dict[str, Any]) -> str:
     return f"{shown(quality['mean'])} in {quality['precision']}"
 
 
-def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def verdict_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table: its head, and a row for each model."""
     head = ["", f"{found['metric']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
     lines = []
@@ -281,24 +284,24 @@ def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return [*head, "ms, p50 / p99"], lines
 
 
-def card_part(folder: Path) -> list[list[str]]:
+def verdict_section(folder: Path) -> list[list[str]]:
     """What the model card says of it; nothing where there is no verdict."""
     if not (folder / VERDICT).is_file():
         return []
     found = read_json(folder / VERDICT)
-    head, lines = rows(found)
+    head, lines = verdict_table(found)
     return [
         ["## Beside its teacher"],
-        table(list(map(plain, head)), [list(map(plain, line)) for line in lines]),
-        [plain(found["sentence"], 1000)],
+        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, line)) for line in lines]),
+        [escape_markdown(found["sentence"], 1000)],
     ]
 
 
-def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
+def plot_verdict(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
     """Quality over the time of one text; bars are one standard deviation over seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = blank(6.4, 4.2)
+    figure = new_figure(6.4, 4.2)
     axes = figure.subplots()
     models = found["models"]
     for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
@@ -320,7 +323,7 @@ def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figu
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
     axes.set_ylabel(f"{found['metric']} on {found['split']}")
-    prepare(axes, grid="both")
+    style_axes(axes, grid="both")
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
-    title(figure, "Student and teacher")
+    set_title(figure, "Student and teacher")
     return figure

@@ -17,9 +17,9 @@ from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import MaskedLM
-from heedful.runs.finetune.classic import classic_start
-from heedful.runs.finetune.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, named_model
-from heedful.runs.finetune.seq2seq import writer_start
+from heedful.runs.finetune.classic import classic_model
+from heedful.runs.finetune.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, model_name
+from heedful.runs.finetune.seq2seq import seq2seq_model
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
 )
@@ -35,12 +35,12 @@ LONGEST = 256  # tokens that an encoder reads that is trained on the spot
 MOST = 50_000  # examples whose texts it is trained on, and vocabularies are made of
 
 
-def start(
+def initial_model(
     init: Init,
     source: Source[Any],
     counts: Mapping[str, int],
     seed: int,
-    longest: int | None,
+    max_length: int | None,
     log: Callable[[str], None],
 ) -> Loaded:
     """Load or make the model that training starts from.
@@ -48,20 +48,20 @@ def start(
     `counts` says how many examples each split has, of which those of train are read, or MOST of them.
     """
     if isinstance(init, Seq2Seq):
-        return writer_start(init, list(_texts(source, counts)), seed, longest, log)
-    if source.kind is Rewritten and (isinstance(init, Scratch) or named_model(init) == ENCODER):
+        return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
+    if source.kind is Rewritten and (isinstance(init, Scratch) or model_name(init) == ENCODER):
         raise HeedfulError(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "let one learn from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, Classic):
-        return classic_start(init, list(_texts(source, counts)), seed, log, every=_texts(source, counts, None))
+        return classic_model(init, list(_texts(source, counts)), seed, log, all_texts=_texts(source, counts, None))
     if isinstance(init, Pretrained):
         return load(init.model, revision=init.revision or None)
-    longest = longest or LONGEST
+    max_length = max_length or LONGEST
     texts = list(_texts(source, counts))
-    tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=longest))
-    bare = create(Config(family="heedful", model=_model(init, tokenizer, longest)), tokenizer, seed=seed)
+    tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
+    bare = create(Config(family="heedful", model=_model(init, tokenizer, max_length)), tokenizer, seed=seed)
     log(
         f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "
         "give --model to start from one that has read more"
@@ -72,7 +72,7 @@ def start(
     objective = MaskedLM(tokenizer=tokenizer)
     how = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
-    steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
+    steps = list(Trainer(loaded, objective, objective.samples(texts, max_length), how))
     log(
         f"it read {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
         f"the loss of hidden tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
@@ -104,35 +104,35 @@ def _model(settings: Scratch, tokenizer: Tokenizer, longest: int) -> ModelConfig
 
 def _texts(source: Source[Any], counts: Mapping[str, int], most: int | None = MOST) -> Iterator[str]:
     """Those of train, or of so many of its examples, as far apart as they can be: files may be sorted."""
-    for example in some(source.examples("train"), counts["train"], most):
+    for example in evenly_spaced(source.examples("train"), counts["train"], most):
         yield from example.texts
 
 
-def some(items: Iterable[Item], count: int, most: int | None = MOST) -> Iterator[Item]:
+def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MOST) -> Iterator[Item]:
     """All of so many, or as many as there may be.
 
     >>> list(some("abcdefgh", 8, 3))
     ['c', 'f', 'h']
     """
     for number, item in enumerate(items):
-        if most is None or count <= most or (number + 1) * most // count > number * most // count:
+        if max_items is None or count <= max_items or (number + 1) * max_items // count > number * max_items // count:
             yield item
 
 
-def make_task(
+def build_task(
     settings: FinetuneSettings,
     source: Source[Any],
-    found: Survey,
-    loaded: Loaded,
+    stats: Survey,
+    model: Loaded,
     labels: tuple[str, ...] | None = None,
 ) -> tuple[Task, Loaded]:
     """The task, and the model with its head; it answers the labels of the data, or those."""
     init = settings.init
     setup = TaskSetup(
         settings=settings.task,
-        loaded=loaded,
+        loaded=model,
         labels=source.labels if labels is None else labels,
-        survey=found,
+        survey=stats,
         seed=settings.train.seed,
         reinit_layers=init.reinit_layers if isinstance(init, Pretrained) else 0,
         max_length=settings.max_length,
@@ -145,7 +145,7 @@ def make_task(
     return task, made
 
 
-def notes(learned: EncodedSplit) -> list[str]:
+def encoding_notes(learned: EncodedSplit) -> list[str]:
     """What reading the training examples cost, in sentences."""
     found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
     if learned.windowed:

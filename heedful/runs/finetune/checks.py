@@ -8,7 +8,7 @@ from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 
 
-def need_dev(settings: Any, found: Survey, lacking: str) -> None:
+def check_dev_split(settings: Any, found: Survey, lacking: str) -> None:
     """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
     if "dev" not in found.splits and settings.task.tunes_thresholds(found):
         raise HeedfulError(
@@ -18,7 +18,7 @@ def need_dev(settings: Any, found: Survey, lacking: str) -> None:
         )
 
 
-def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
+def check_unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
     """Refuse what was asked for and would change nothing."""
     task, train = settings.task, settings.train
     dev = "dev" in found.splits

@@ -34,8 +34,8 @@ LONGEST = 2048  # tokens of a text that skip-gram learns from at once: all pairs
 Said = Callable[[str], None]
 
 
-def classic_start(
-    settings: Classic, texts: Sequence[str], seed: int, log: Said, *, every: Iterable[str] | None = None
+def classic_model(
+    settings: Classic, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
 ) -> Loaded:
     """The classic model that training starts from, without a head.
 
@@ -48,24 +48,24 @@ def classic_start(
         names = TokenizerSettings(vocab_size=words.vocab_size, lower_case=words.lower_case)
         tokenizer = train(texts, names)
     else:
-        tokenizer, known, mine = _words(words, texts if every is None else every)
+        tokenizer, known, mine = _words(words, texts if all_texts is None else all_texts)
     config = ClassicConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
             width=words.width if known is None else known.rows.shape[1],
             dropout=words.dropout,
         ),
-        reader=ended(settings.reader, tokenizer),
+        reader=with_sentence_ends(settings.reader, tokenizer),
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
         made.model.embedding.tokens.weight.data[unknown] = 0.0  # where no text has one, it would stay as it was drawn
     log(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
-        log(put_vectors(made, known, mine))
+        log(assign_vectors(made, known, mine))
     if settings.skipgram_steps:
         log(_learn(made, texts, settings.skipgram_steps, seed))
-    return frozen(made) if words.frozen else made
+    return freeze_embeddings(made) if words.frozen else made
 
 
 def _in_context(settings: Classic, seed: int) -> Loaded:
@@ -79,7 +79,7 @@ def _in_context(settings: Classic, seed: int) -> Loaded:
     config = ClassicConfig(
         embedding=model.embedding,
         encoder=model.encoder,
-        reader=ended(settings.reader, inner.tokenizer),
+        reader=with_sentence_ends(settings.reader, inner.tokenizer),
         frozen=True,
     )
     made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
@@ -110,7 +110,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
 
 
 @torch.no_grad()
-def put_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> str:
+def assign_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> str:
     """Give the tokens that are words of the file their vectors, and say how many words of the texts are among them."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
@@ -129,7 +129,7 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     """Train the vectors by skip-gram first."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    samples = parts(tokenizer, texts)
+    samples = skipgram_samples(tokenizer, texts)
     if not samples:
         raise HeedfulError("no text has two words, which skip-gram learns from: leave init.skipgram_steps out")
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
@@ -144,13 +144,13 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     )
 
 
-def parts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
+def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
     """What skip-gram learns from: each text, a long one in parts; two words are the least."""
     cut = [ids[start : start + LONGEST] for ids in tokenizer.ids(texts) for start in range(0, len(ids), LONGEST)]
     return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
 
 
-def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
+def with_sentence_ends(reader: Readers, tokenizer: Tokenizer) -> Readers:
     """A reader that reads sentences knows which tokens end one."""
     if not isinstance(reader, Hierarchical):
         return reader
@@ -173,7 +173,7 @@ def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
     return replace(reader, ends=ends if after is None else (*ends, after))
 
 
-def frozen(loaded: Loaded) -> Loaded:
+def freeze_embeddings(loaded: Loaded) -> Loaded:
     """The same classic model, whose words learn no more."""
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from heedful.data.bad_rows import OnBadRow
-from heedful.runs.finetune.build import make_task, start
+from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
-from heedful.runs.finetune.init_settings import Classic, Scratch, named_model
-from heedful.runs.finetune.run import prepare
-from heedful.runs.finetune.settings import overrides_of
-from heedful.runs.finetune.training_time import timed
+from heedful.runs.finetune.init_settings import Classic, Scratch, model_name
+from heedful.runs.finetune.run import plan_finetune
+from heedful.runs.finetune.settings import finetune_overrides
+from heedful.runs.finetune.training_time import estimate_seconds
 from heedful.runs.overrides import Overrides
-from heedful.runs.run_folder import refuse_other
-from heedful.runs.timing import memory
+from heedful.runs.run_folder import check_run_folder
+from heedful.runs.timing import peak_memory
 from heedful.train.trainer import Trainer
 
 STATE = 4  # of each parameter in a checkpoint: its value, two moments, and the best value so far
@@ -77,9 +77,9 @@ def dry_run(
 ) -> Estimate:
     """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
     folder = Path(output_dir)
-    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
-    refuse_other(folder)
+    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = plan_finetune(task, data, overrides=given, on_bad_row=on_bad_row)
+    check_run_folder(folder)
     # one process estimates: sharded training is as fast, and takes less memory on each rank
     train = replace(plan.settings.train, data_parallel_shard_degree=1)
     init = plan.settings.init
@@ -89,16 +89,16 @@ def dry_run(
         init = replace(init, skipgram_steps=0)
     settings = replace(plan.settings, init=init, train=train)
     counts, seed, longest = plan.survey.counts, settings.train.seed, settings.max_length
-    base = start(settings.init, plan.source, counts, seed, longest, lambda text: None)
-    made, loaded = make_task(settings, plan.source, plan.survey, base)
+    base = initial_model(settings.init, plan.source, counts, seed, longest, lambda text: None)
+    made, loaded = build_task(settings, plan.source, plan.survey, base)
     learned = made.read(plan.source.examples("train"))
     said = reading_notes(settings, plan.source, plan.survey, made, learned)
     trainer = Trainer(loaded, made, learned.samples, settings.train)
-    seconds, speed = timed(trainer, learned.tokens)
+    seconds, speed = estimate_seconds(trainer, learned.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.async_checkpoint)  # weights of the best step; the copy being written
-    models = settings.seeds * (1 + best) + several + (0 if named_model(init) else settings.seeds)
+    models = settings.seeds * (1 + best) + several + (0 if model_name(init) else settings.seeds)
     states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds whose training state is there at once
     return Estimate(
         examples=learned.examples,
@@ -109,7 +109,7 @@ def dry_run(
         steps=trainer.total,
         seconds=seconds,
         tokens_per_second=speed,
-        memory=memory() + more,
+        memory=peak_memory() + more,
         disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *said, *_on_gpu(trainer.device)),

@@ -10,8 +10,8 @@ from typing import Any
 from heedful.bundled import ENCODER
 from heedful.data import Source
 from heedful.data.labelled.statistics import Survey
-from heedful.runs.finetune.build import notes, some
-from heedful.runs.finetune.init_settings import named_model
+from heedful.runs.finetune.build import encoding_notes, evenly_spaced
+from heedful.runs.finetune.init_settings import model_name
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.tokenizer import Tokenizer
@@ -27,10 +27,10 @@ def reading_notes(
     settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: EncodedSplit
 ) -> list[str]:
     """Say what reading the training examples cost, and where another encoder than the one that ships may do better."""
-    said = notes(learned)
-    if named_model(settings.init) != ENCODER:
+    said = encoding_notes(learned)
+    if model_name(settings.init) != ENCODER:
         return said
-    examples = some(source.examples("train"), found.counts["train"], TEXTS)
+    examples = evenly_spaced(source.examples("train"), found.counts["train"], TEXTS)
     texts = [text for example in examples for text in example.texts]
     limit = task.limit if settings.max_length is None else None
     return [*said, *encoder_advice(texts, task.tokenizer, learned, limit)]

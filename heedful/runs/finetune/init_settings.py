@@ -60,7 +60,7 @@ class ScratchTokenizer:
     vocab_size: int = 4000  # tokens of the vocabulary that is trained on the training texts
 
 
-def one_name(model: str, revision: str) -> tuple[str, str]:
+def name_with_revision(model: str, revision: str) -> tuple[str, str]:
     """Both as NAME@REVISION and no revision, however they are given; a folder, and what ships, stay as they are.
 
     >>> one_name("someone/model", "v1"), one_name("someone/model@v1", "")
@@ -192,13 +192,13 @@ Init = Pretrained | Scratch | Classic | Recurrent | Transformer
 Seq2Seq = Recurrent | Transformer  # with random weights
 
 
-def named_model(init: Init) -> str:
+def model_name(init: Init) -> str:
     """The pretrained model that an initialisation reads; "" if there is none."""
     return init.model if isinstance(init, Pretrained | Classic) else ""
 
 
 def _one_name(init: Pretrained | Classic) -> None:
-    for name, value in zip(("model", "revision"), one_name(init.model, init.revision), strict=True):
+    for name, value in zip(("model", "revision"), name_with_revision(init.model, init.revision), strict=True):
         object.__setattr__(init, name, value)
 
 

@@ -27,7 +27,7 @@ SHOWN = 3  # mistakes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quickstart:
+class QuickstartResult:
     """What was made and found."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Quickstart:
     answers: tuple[dict[str, Any], ...]  # to texts that nobody labelled
 
 
-def quickstart(folder: Path, reporter: Reporter | None = None) -> Quickstart | None:
+def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResult | None:
     """Fine-tune on the shipped messages, measure, and answer a few more; None: stopped by a signal.
 
     The same run each time, in a folder that is replaced if an earlier quickstart made it.
@@ -48,7 +48,7 @@ def quickstart(folder: Path, reporter: Reporter | None = None) -> Quickstart | N
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
         worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), SHOWN))
-    return Quickstart(
+    return QuickstartResult(
         folder=folder,
         results=done.results,
         mistakes=tuple(worst),

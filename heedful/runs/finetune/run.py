@@ -21,45 +21,53 @@ from heedful.data.bad_rows import OnBadRow
 from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.device import idle, precision
 from heedful.objectives import Objective, Sample
-from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
-from heedful.runs.card.finetuned import write_card
-from heedful.runs.checkpoints import CHECKPOINTS, LAST, STATE, checkpoints, drop_state, extended, undecided
-from heedful.runs.finetune.build import make_task, start
-from heedful.runs.finetune.checks import need_dev, unused_settings
+from heedful.runs.card.baseline import BEFORE, baseline_before_training, baseline_csv_rows
+from heedful.runs.card.finetuned import write_finetuned_card
+from heedful.runs.checkpoints import (
+    CHECKPOINTS,
+    LAST,
+    STATE,
+    checkpoint_entry,
+    continued_run_note,
+    remove_training_state,
+    small_dev_note,
+)
+from heedful.runs.finetune.build import build_task, initial_model
+from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.encoder_advice import reading_notes
-from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, named_model
-from heedful.runs.finetune.seq2seq import bleu_words, need_words, targets
+from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, model_name
+from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
-    defaults,
-    foresee,
-    known_task,
-    overrides_of,
-    resolve,
-    summary,
-    whole_groups,
+    check_batch_groups,
+    check_task,
+    finetune_defaults,
+    finetune_overrides,
+    preview_settings,
+    resolve_finetune,
+    training_summary,
 )
-from heedful.runs.finetune.training_time import expected
+from heedful.runs.finetune.training_time import training_time_note
 from heedful.runs.finetune.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin
-from heedful.runs.plots.figures import draw
+from heedful.runs.pin_models import pin_models
+from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.results import JOURNAL, RESULTS, across_seeds, folder_bytes, read_results, seed_entry
 from heedful.runs.run_folder import (
     BAD_ROWS,
     DATA,
-    START,
-    as_table,
-    begin,
-    decided,
+    START_MODEL,
+    check_run_folder,
     environment,
-    explained,
+    init_labelled_run,
+    journal_csv,
     read_json,
-    refuse_other,
-    write,
+    resolve_precision,
+    translate_io_errors,
+    write_file,
 )
-from heedful.runs.scoring import calibrate, measure, scored
-from heedful.runs.timing import latency, memory
+from heedful.runs.scoring import eval_result, measure_split, tune_thresholds
+from heedful.runs.timing import measure_latency, peak_memory
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS, specs_named
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
@@ -69,7 +77,7 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED, CARD = "seed.json", "README.md"
-MADE = {  # what a model that is made for a run is called in results
+INIT_NAMES = {  # what a model that is made for a run is called in results
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
     "recurrent": "a classic model",
@@ -104,23 +112,23 @@ def finetune(
     `model` is a folder, or NAME[@REVISION] on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
     What is not set follows from the size of the data, and is said.
     """
-    task = known_task(task)
+    task = check_task(task)
     folder, reporter = Path(output_dir), reporter if reporter and ranks.first else Reporter()
-    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
-    refuse_other(folder)
-    train = decided(plan.settings.train, folder, ranks, reporter.message)
-    plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
-    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
+    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = plan_finetune(task, data, overrides=given, on_bad_row=on_bad_row)
+    check_run_folder(folder)
+    train = resolve_precision(plan.settings.train, folder, ranks, reporter.message)
+    plan = replace(plan, settings=replace(pin_models(plan.settings, folder), train=train))
+    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
         if ranks.first:
             again = partial(source_of, plan.source.kind, data, plan.settings.data)
-            begin(folder, plan.settings, plan.source, plan.survey.counts, again)
+            init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, again)
         ranks.wait()
         return Run(plan, folder, reporter, ranks).run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class FinetunePlan:
     """What is going to be done."""
 
     settings: FinetuneSettings
@@ -131,7 +139,7 @@ class Plan:
     labels: tuple[str, ...] | None = None  # that the model answers; None: those of the data
 
 
-def prepare(
+def plan_finetune(
     task: str,
     data: Any,
     *,
@@ -140,11 +148,11 @@ def prepare(
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
-) -> Plan:
+) -> FinetunePlan:
     """Look at the data, lay overrides over the defaults that follow from it, and refuse what could not be learned."""
-    task = known_task(task)
-    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
-    told = foresee(task, given)
+    task = check_task(task)
+    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    told = preview_settings(task, given)
     reading = told.data
     source, found = _looked_at(task, data, reading, on_bad_row)
     if lacking := undivided(source, found):
@@ -153,32 +161,32 @@ def prepare(
     refuse_dull(source, found)
     kind = next(spec.name for spec in specs_named(task) if spec.example is source.kind)
     init = told.init
-    named, width = named_model(init), 0
+    named, width = model_name(init), 0
     if isinstance(init, Pretrained | Classic) and named:
         if Path(named).is_dir():
             init = replace(init, model=os.path.normpath(named))  # one folder, however it is written
         width = config_of(init.model, revision=init.revision or None).model.width
     classic, writer = isinstance(init, Classic | Recurrent), init if isinstance(init, Seq2Seq) else None
     fresh, count, together = not named, found.counts["train"], told.task.group(scored=found.low is not None)
-    golds = targets(source, found.splits)
-    words = bleu_words(golds)
+    golds = sample_targets(source, found.splits)
+    words = default_bleu_units(golds)
     cut = classic or told.long_inputs == "truncate" or SPECS[kind].truncates  # one sample for each example
-    settings, why = defaults(
-        kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words,
-        characters=0 if cut else found.characters["train"],
+    settings, why = finetune_defaults(
+        kind, count, random_init=fresh, width=width, classic=classic, seq2seq=writer, group_size=together,
+        bleu_units=words, characters=0 if cut else found.characters["train"],
     )  # fmt: skip
-    resolved = resolve(given, settings)
+    resolved = resolve_finetune(given, settings)
     settings = replace(resolved.settings, init=init, data=reading)
     if isinstance(init, Classic):
         SPECS[kind].check_reader(init.reader, "init.reader", len(source.labels))
-    whole_groups(settings.train, together)
-    need_words(settings.task, golds)
-    need_dev(settings, found, lacking)
-    unused_settings(settings, found, classic=classic and not named)
+    check_batch_groups(settings.train, together)
+    check_bleu(settings.task, golds)
+    check_dev_split(settings, found, lacking)
+    check_unused_settings(settings, found, classic=classic and not named)
     empty = [*([f"{lacking}, so all are train"] if lacking else []), *of_splits(found)]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
-    why = summary(settings, why, tuple(resolved.given))
-    return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
+    why = training_summary(settings, why, tuple(resolved.given))
+    return FinetunePlan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
 
 
 def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
@@ -189,7 +197,7 @@ def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRo
 class Run:
     """A plan carried out in a folder: each seed trained and measured, then all of them together."""
 
-    def __init__(self, plan: Plan, folder: Path, reporter: Reporter, ranks: Ranks) -> None:
+    def __init__(self, plan: FinetunePlan, folder: Path, reporter: Reporter, ranks: Ranks) -> None:
         self.plan, self.folder, self.reporter, self.ranks = plan, folder, reporter, ranks
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
         self.measured = tuple(split for split in plan.survey.splits if split != "train")
@@ -201,7 +209,7 @@ class Run:
         if finished:
             self.reporter.message(f"{self.folder} is finished already")
         else:
-            further = extended(named_model(self.settings.init), self.settings.task.kind)
+            further = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
             said = (*self.stated, *self.plan.notes, self.plan.why, further, unused(), idle(self.settings.train.device))
             for sentence in filter(None, said):
                 self.reporter.message(sentence)
@@ -226,8 +234,8 @@ class Run:
 
     def _show(self) -> None:
         """Plots and the model card."""
-        draw(self.folder)
-        write_card(self.folder)
+        draw_run_plots(self.folder)
+        write_finetuned_card(self.folder)
 
     @property
     def fresh(self) -> bool:
@@ -241,17 +249,17 @@ class Run:
 
     def kept(self, seed: int) -> Path:
         """Where what is made for the training with a seed is kept, before it learns."""
-        return self.folder / (START if seed == self.settings.train.seed else f"{START}-{seed}")
+        return self.folder / (START_MODEL if seed == self.settings.train.seed else f"{START_MODEL}-{seed}")
 
     def _start(self, seed: int) -> Loaded:
         """The model to start from; one that was made for this run is kept in it."""
         init, counts, longest = self.settings.init, self.survey.counts, self.settings.max_length
-        make = partial(start, init, self.source, counts, seed, longest, self.reporter.message)
-        if named_model(init):
+        make = partial(initial_model, init, self.source, counts, seed, longest, self.reporter.message)
+        if model_name(init):
             return make()
         self._keep(self.kept(seed), make)
         base = load(self.kept(seed))
-        base.source = MADE[init.kind]
+        base.source = INIT_NAMES[init.kind]
         return base
 
     def _keep(self, folder: Path, make: Callable[[], Loaded]) -> None:
@@ -269,7 +277,7 @@ class Run:
             return read_json(folder / SEED)
         base = base or self._start(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
-        task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
+        task, loaded = build_task(settings, self.source, self.survey, base, self.plan.labels)
         for split in self.measured:
             task.check(self.source.examples(split))
         objective, samples, learned = self._learning(task, loaded, seed)
@@ -279,7 +287,7 @@ class Run:
         folder.mkdir(exist_ok=True)
         self._before(task, loaded, folder)
         begins = self.ranks.size == 1 and not (folder / STATE).exists()
-        if begins and (told := expected(loaded, objective, samples, learned.tokens, settings.train)):
+        if begins and (told := training_time_note(loaded, objective, samples, learned.tokens, settings.train)):
             self.reporter.message(told)
         trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
@@ -287,7 +295,7 @@ class Run:
             folder,
             settings.fit,
             evaluate=partial(self._share, task, loaded, trainer.precision) if "dev" in self.measured else None,
-            score=partial(scored, task),
+            score=partial(eval_result, task),
             save_last=partial(self._save_last, settings, task, loaded, folder),
             reporter=self.reporter,
         )
@@ -307,11 +315,13 @@ class Run:
         seed, loaded = settings.train.seed, task.answering(loaded)
         self._save(loaded, folder)
         if settings.task.tunes_thresholds(self.survey):
-            loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
+            loaded.thresholds |= tune_thresholds(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
         splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
-        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
-        unclear = undecided(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
+        entry = checkpoint_entry(
+            fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end
+        )
+        unclear = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
         if unclear:
             self.reporter.message(unclear)
         found = {
@@ -327,7 +337,7 @@ class Run:
         }
         if self.ranks.first:
             found |= self._baseline(task, loaded, trainer, learned, folder)
-            write(folder / SEED, found)
+            write_file(folder / SEED, found)
         return found
 
     def _before(self, task: Task, loaded: Loaded, folder: Path) -> None:
@@ -336,9 +346,9 @@ class Run:
         if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
         self.reporter.message("the score before training")
-        found = scores_before({split: self._measured(task, loaded, split) for split in self.measured})
+        found = baseline_before_training({split: self._measured(task, loaded, split) for split in self.measured})
         if self.ranks.first:
-            write(folder / BEFORE, found)
+            write_file(folder / BEFORE, found)
 
     def _baseline(
         self, task: Task, loaded: Loaded, trainer: Trainer, learned: EncodedSplit, folder: Path
@@ -371,13 +381,13 @@ class Run:
         """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
         loaded = copy(task.answering(loaded))
         if settings.task.tunes_thresholds(self.survey):
-            loaded.thresholds = loaded.thresholds | calibrate(task, loaded, self.source.examples("dev"))
+            loaded.thresholds = loaded.thresholds | tune_thresholds(task, loaded, self.source.examples("dev"))
         self._save(loaded, folder, f"{CHECKPOINTS}/{LAST}")
 
     def _keep_weights(self, folder: Path) -> None:
         """Remove the training state of a seed that is measured, unless it is to stay."""
         if self.ranks.first and not self.settings.fit.keep_checkpoints:
-            drop_state(folder)
+            remove_training_state(folder)
 
     def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
         """What is learned, from which samples, and what reading them cost."""
@@ -386,7 +396,7 @@ class Run:
 
     def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> EvalMetrics:
         """What this rank finds on its share of dev."""
-        return measure(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
+        return measure_split(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
 
     def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
         """An evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
@@ -394,7 +404,7 @@ class Run:
         path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
         how = precision(self.settings.eval_precision, next(loaded.parameters()).device)
         task, loaded = task.on_split(loaded, lambda: self.survey, split)
-        measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
+        measured = measure_split(task, loaded, self.source.examples(split), precision=how, predictions=path)
         return {"numbers": task.told(measured), "intervals": measured.intervals()}
 
     def _together(self, base: str, done: list[tuple[Path, dict[str, Any]]]) -> None:
@@ -421,8 +431,8 @@ class Run:
             "checkpoints": best["checkpoints"],
             "data": read_json(self.folder / DATA),
             "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
-            **latency(loaded),
-            "memory": memory(),
+            **measure_latency(loaded),
+            "memory": peak_memory(),
             "machine": about["machine"],
             "versions": about["versions"],
             "settings": self.decisive,
@@ -432,5 +442,5 @@ class Run:
             results["label_scaling"] = best["label_scaling"]
         if "baseline" in best:
             results["baseline"] = best["baseline"]
-        write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
-        write(self.folder / RESULTS, results)
+        write_file(self.folder / "results.csv", journal_csv(self.folder / JOURNAL, baseline_csv_rows(results)))
+        write_file(self.folder / RESULTS, results)

@@ -37,7 +37,7 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 }
 
 
-def writer_start(
+def seq2seq_model(
     init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
 ) -> Loaded:
     """The model that training starts from, without a head."""
@@ -53,23 +53,23 @@ def writer_start(
     )
     tokenizer = train(texts, names)
     if isinstance(init, Recurrent):
-        family, model = "heedful-classic", two_nets(init.rnn, tokenizer.size, init.embedding_width)
+        family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
-        family, model = "heedful", transformer(init, tokenizer.size)
+        family, model = "heedful", transformer_config(init, tokenizer.size)
     made = create(Config(family=family, model=model), tokenizer, seed=seed)
     what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
     log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
     return made
 
 
-def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
+def recurrent_config(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
     """One embedding of source, target and output, with vectors of unit variance per number."""
     width = width or writer.width // 2
     words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
     return ClassicConfig(embedding=words, reader=writer)
 
 
-def transformer(settings: Transformer, vocabulary: int) -> ModelConfig:
+def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
     """The original Transformer, or one with other norms or positions."""
     made = original(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
@@ -84,7 +84,7 @@ def transformer(settings: Transformer, vocabulary: int) -> ModelConfig:
     )
 
 
-def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
+def sample_targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
     """Those that BLEU would be measured on, or the first of them: of dev, or else of train; none where it cannot be."""
     if source.kind is not Rewritten or not has_bleu():
         return []
@@ -92,13 +92,13 @@ def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
     return [example.rewritten for example in islice(examples, LOOKED_AT)]
 
 
-def bleu_words(golds: Sequence[str]) -> BleuTokenizer | None:
+def default_bleu_units(golds: Sequence[str]) -> BleuTokenizer | None:
     """What BLEU counts unless it is said: words, or characters where most targets have too few; None: of both."""
     ways: tuple[BleuTokenizer, ...] = ("13a", "char")
     return next((words for words in ways if bleu_is_informative(golds, words)), None)
 
 
-def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
+def check_bleu(task: TaskSettings, golds: Sequence[str]) -> None:
     """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
     if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not bleu_is_informative(golds, task.bleu):
         raise HeedfulError(

@@ -53,16 +53,16 @@ class FinetuneSettings:
             SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
 
 
-def defaults(
+def finetune_defaults(
     kind: str,
     examples: int,
     *,
-    fresh: bool,
+    random_init: bool,
     width: int = 768,
     classic: bool = False,
-    writer: Seq2Seq | None = None,
-    together: int = 1,
-    words: BleuTokenizer | None = "13a",
+    seq2seq: Seq2Seq | None = None,
+    group_size: int = 1,
+    bleu_units: BleuTokenizer | None = "13a",
     characters: int = 0,
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
@@ -75,18 +75,18 @@ def defaults(
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
     and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
     """
-    if writer is not None:
-        return _to_write(writer, examples, words)
+    if seq2seq is not None:
+        return _to_write(seq2seq, examples, bleu_units)
     epochs = min(_epochs(kind, examples), _epochs(kind, characters // LONG_TEXT))
     batch = 32 if examples >= 10_000 else 16
-    batch = max(batch, together) // together * together
-    rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
+    batch = max(batch, group_size) // group_size * group_size
+    rate = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=SPECS[kind].settings(),
         train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=AdamW(lr=rate)),
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
     )
-    start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
+    start = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
     long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
     return settings, f"defaults for {examples:,} examples{long} and {start}"
 
@@ -96,7 +96,7 @@ def _epochs(kind: str, examples: int) -> float:
     return next(count for least, count in SPECS[kind].epochs if examples >= least)
 
 
-def whole_groups(train: TrainSettings, together: int) -> None:
+def check_batch_groups(train: TrainSettings, together: int) -> None:
     """Refuse a batch that would part samples that are learned together."""
     if train.batch_size % together:
         raise HeedfulError(
@@ -133,7 +133,7 @@ def _to_write(writer: Seq2Seq, examples: int, words: BleuTokenizer | None) -> tu
     return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
 
 
-def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
+def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
     """How a run trains: defaults for what `why` names, but for what was set by hand."""
     train = settings.train
     said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
@@ -141,7 +141,7 @@ def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by their whole names.
 
     >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
@@ -149,22 +149,22 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     """
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten_settings(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def changed(settings: Any, usual: Any) -> list[str]:
+def changed_settings(settings: Any, usual: Any) -> list[str]:
     """What is not as usual, as arguments of a command.
 
     >>> changed(DataSettings(dev_fraction=0.2, columns={"text": "review"}), DataSettings())
     ['columns.text=review', 'dev_fraction=0.2']
     """
-    now, before = (dict(flat(to_mapping(each))) for each in (settings, usual))
+    now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
     return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
 
 
-def as_trained(run: str | Path) -> tuple[DataSettings, LongInputs]:
+def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
     """How a run read its data and long texts, without a dev split that is made; what is no run has the usual."""
     path = Path(run) / "settings.toml"
     table = load_mapping(path) if path.is_file() else {}
@@ -174,7 +174,7 @@ def as_trained(run: str | Path) -> tuple[DataSettings, LongInputs]:
     return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
 
 
-def known_task(task: str) -> str:
+def check_task(task: str) -> str:
     """Return the task that a name means: its own, or that of a pipeline, as "ner".
 
     Raises:
@@ -186,7 +186,7 @@ def known_task(task: str) -> str:
     return canonical_task(task)
 
 
-def overrides_of(
+def finetune_overrides(
     overrides: Mapping[str, Any] | Overrides | None = None,
     *,
     model: str | Path = "",
@@ -199,20 +199,20 @@ def overrides_of(
     return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
 
 
-def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
+def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
     """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
-    task = known_task(task)
+    task = check_task(task)
     last: HeedfulError | None = None
     for spec in specs_named(task):
         try:
-            return resolve(overrides, defaults(spec.name, 1, fresh=False)[0]).settings
+            return resolve_finetune(overrides, finetune_defaults(spec.name, 1, random_init=False)[0]).settings
         except HeedfulError as error:
             last = error
     assert last is not None
     raise last
 
 
-def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
+def resolve_finetune(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
     """Lay overrides over the defaults of a task, which they may not change."""
     resolved, kind = overrides.resolve(usual), usual.task.kind
     task = resolved.settings.task

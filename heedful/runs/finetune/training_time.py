@@ -15,7 +15,7 @@ PROBE = 4  # steps that are timed, after one that warms up
 LEAST = 20 * PROBE  # steps of a run from which these are worth their time
 
 
-def timed(trainer: Trainer, tokens: int) -> tuple[float, float]:
+def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
     """Seconds of training on samples of so many tokens, and tokens a second, from some steps of this trainer."""
     steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
@@ -25,7 +25,7 @@ def timed(trainer: Trainer, tokens: int) -> tuple[float, float]:
     return tokens * trainer.total / trainer.order.steps / speed, speed
 
 
-def expected(
+def training_time_note(
     loaded: Loaded, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
 ) -> str:
     """A sentence with the time that training is going to take; "" where it is short, or nobody can tell.
@@ -39,7 +39,7 @@ def expected(
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)
         if trainer.total is None or trainer.total < LEAST:
             return ""
-        seconds, speed = timed(trainer, tokens)
+        seconds, speed = estimate_seconds(trainer, tokens)
     except HeedfulError:  # training says it itself, where it comes to that
         return ""
     shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

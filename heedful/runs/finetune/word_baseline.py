@@ -24,7 +24,7 @@ from heedful.checkpoint import Loaded
 from heedful.data import Source
 from heedful.data.labelled.statistics import Survey
 from heedful.data.sampler import mixed, order
-from heedful.runs.results import predictions
+from heedful.runs.results import read_predictions
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMultiLabel, best_threshold
 from heedful.tasks.metrics import paired_difference
@@ -96,7 +96,7 @@ def rows_of_splits(
     return {split: max(1, int(share * count)) for split, count in rows.items()}
 
 
-def drawn(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
+def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
     """Tell of each of `count` rows whether it is among the `rows` that the seed draws."""
     chosen = np.zeros(count, dtype=bool)
     chosen[order(count, mixed(seed, WORDS), 0)[:rows]] = True
@@ -108,7 +108,7 @@ def _sampled(source: Source[Any], split: str, count: int, rows: int, seed: int) 
     if rows >= count:
         yield from enumerate(source.examples(split))
         return
-    chosen = drawn(count, rows, seed)
+    chosen = sample_mask(count, rows, seed)
     yield from ((number, example) for number, example in enumerate(source.examples(split)) if chosen[number])
 
 
@@ -250,7 +250,9 @@ def score_words(
             words.thresholds = _thresholds(words, [example for _, example in given])
         theirs = measure_words(words, given)
         spent += time.perf_counter() - began
-        result["splits"][split] = _compared(task, theirs, _as_answered(task, given, predictions(folder, split)), given)
+        result["splits"][split] = _compared(
+            task, theirs, _as_answered(task, given, read_predictions(folder, split)), given
+        )
     return result | {"seconds": round(spent, 2)}
 
 

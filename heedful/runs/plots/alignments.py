@@ -14,9 +14,9 @@ from jaxtyping import Float
 from heedful.checkpoint import RUN_MODEL, Loaded, load
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from heedful.runs.plots.labels import drawable
-from heedful.runs.plots.style import blank, prepare, title
-from heedful.runs.results import predictions
+from heedful.runs.plots.labels import drawable_labels
+from heedful.runs.plots.style import new_figure, set_title, style_axes
+from heedful.runs.results import read_predictions
 from heedful.tasks.seq2seq import sequence_ends
 from heedful.tokenizer import Encoded
 
@@ -70,11 +70,11 @@ def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[s
     )
 
 
-def alignments(folder: Path, split: str) -> Figure | None:
+def plot_alignments(folder: Path, split: str) -> Figure | None:
     """A picture of the first few short texts of a split's predictions; None: there is nothing to show."""
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
-    lines = islice(predictions(folder, split), LOOKED)
+    lines = islice(read_predictions(folder, split), LOOKED)
     told = sorted(
         (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
     )
@@ -100,19 +100,19 @@ def draw_alignments(found: Sequence[Alignment], *lines: str) -> Figure:
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     size = 0.22 * max(max(len(each.read), len(each.written)) for each in found)
-    figure = blank(columns * (size + 1.5), rows * (size + 1.3) + 0.6)
+    figure = new_figure(columns * (size + 1.5), rows * (size + 1.3) + 0.6)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, each in zip(grid, found, strict=False):
         axes.imshow(each.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
-        prepare(axes)
+        style_axes(axes)
         for names, put in ((each.read, axes.set_xticks), (each.written, axes.set_yticks)):
             different = list(dict.fromkeys(names))
-            shown = drawable(different)
+            shown = drawable_labels(different)
             as_shown = dict(zip(different, shown.names, strict=True))
             text: dict[str, Any] = {"parse_math": False, "fontfamily": list(shown.fonts), "fontsize": 7}
             turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if names is each.read else {}
             put(range(len(names)), [as_shown[name] for name in names], **text, **turned)
     for axes in grid[len(found) :]:
         axes.set_axis_off()
-    title(figure, *lines)
+    set_title(figure, *lines)
     return figure

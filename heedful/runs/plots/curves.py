@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from heedful.runs.plots.style import BLUE, GREY, ORANGE, SKY, blank, prepare
+from heedful.runs.plots.style import BLUE, GREY, ORANGE, SKY, new_figure, style_axes
 from heedful.runs.results import as_float
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ STEEP = 50  # times the median: a loss that is as high somewhere is drawn on a l
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
+class TrainingCurves:
     """The journal in columns; NaN where a record has no such number."""
 
     step: Updates
@@ -40,7 +40,7 @@ class Course:
     best: float  # the step of the best score; NaN: none
 
     @classmethod
-    def of(cls, lines: Iterable[dict[str, Any]]) -> Course:
+    def of(cls, lines: Iterable[dict[str, Any]]) -> TrainingCurves:
         """From the records of a journal, read once."""
         updates, looks, best = [], [], float("nan")
         for line in lines:
@@ -58,25 +58,25 @@ class Course:
         )
 
 
-def curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
+def plot_curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
     """Two or three panels over one axis of steps; None: the journal has no update.
 
     `metric` names the score on dev.
     """
     from matplotlib.ticker import MaxNLocator
 
-    course = Course.of(lines)
+    course = TrainingCurves.of(lines)
     if not len(course.step):
         return None
     heights = [3.0, 2.2, 1.3] if len(course.looked) else [3.0, 1.3]
-    figure = blank(8.0, sum(heights) + 1.0)
+    figure = new_figure(8.0, sum(heights) + 1.0)
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _loss(panels[0], course)
     if len(course.looked):
         _score(panels[1], course, metric)
     _rate(panels[-1], course)
     for axes in panels:
-        prepare(axes, grid="both")
+        style_axes(axes, grid="both")
     _epochs(panels[0], course)
     named = panels[0].get_legend_handles_labels()
     figure.legend(*named, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
@@ -88,7 +88,7 @@ def curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
     return figure
 
 
-def _loss(axes: Axes, course: Course) -> None:
+def _loss(axes: Axes, course: TrainingCurves) -> None:
     step, loss = course.step, course.loss
     finite = np.isfinite(loss)
     width = max(1, len(step) // SMOOTHED)
@@ -114,7 +114,7 @@ def _loss(axes: Axes, course: Course) -> None:
     axes.set_ylabel("loss (log)" if steep else "loss")
 
 
-def _score(axes: Axes, course: Course, metric: str) -> None:
+def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
     axes.plot(course.looked, course.score, color=ORANGE, lw=1.4, **_dots(course.looked, "o"))
     axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
@@ -134,7 +134,7 @@ def _score(axes: Axes, course: Course, metric: str) -> None:
         )
 
 
-def _rate(axes: Axes, course: Course) -> None:
+def _rate(axes: Axes, course: TrainingCurves) -> None:
     axes.plot(course.step, course.rate, color=GREY, lw=1.4, **_dots(course.step))
     axes.set_ylabel("learning rate")
     axes.margins(y=0.15)
@@ -142,13 +142,13 @@ def _rate(axes: Axes, course: Course) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
-def _epochs(axes: Axes, course: Course) -> None:
+def _epochs(axes: Axes, course: TrainingCurves) -> None:
     """A second axis on top: a step is the same share of every epoch."""
     share = course.epoch[-1] / course.step[-1]
     if np.isfinite(share) and share > 0:
         top = axes.secondary_xaxis("top", functions=(lambda step: step * share, lambda epoch: epoch / share))
         top.set_xlabel("epoch", fontsize=9)
-        prepare(top)
+        style_axes(top)
 
 
 def _dots(points: Values, marker: str = ".") -> dict[str, Any]:

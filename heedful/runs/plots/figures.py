@@ -11,10 +11,10 @@ from jaxtyping import Float64
 
 from heedful.atomic_io import put_folder
 from heedful.errors import HeedfulError
-from heedful.runs.plots.curves import curves
-from heedful.runs.plots.labels import drawable
-from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, blank, prepare, title, write
-from heedful.runs.results import JOURNAL, RESULTS, as_float, measured, predictions, read_results
+from heedful.runs.plots.curves import plot_curves
+from heedful.runs.plots.labels import drawable_labels
+from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, new_figure, save_png, set_title, style_axes
+from heedful.runs.results import JOURNAL, RESULTS, as_float, headline_split, read_predictions, read_results
 from heedful.tasks.metrics import Result
 from heedful.train.journal import read_journal
 
@@ -28,7 +28,7 @@ MOST_CONFUSED = 30  # labels of a confusion matrix
 MOST_SCORED = 50  # rows of scores
 
 
-def draw(folder: Path) -> list[Path]:
+def draw_run_plots(folder: Path) -> list[Path]:
     """Write what applies to the run into its folder plots/ as .png.
 
     Curves, confusion, calibration, scores, numbers, alignments. A run that has not come to its end has curves alone.
@@ -36,42 +36,42 @@ def draw(folder: Path) -> list[Path]:
     if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
         raise HeedfulError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is no run folder")
     put_folder(folder / "plots")
-    return [write(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
+    return [save_png(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     results: dict[str, Any] = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
-    if (folder / JOURNAL).is_file() and (figure := curves(read_journal(folder / JOURNAL), results["metric"])):
+    if (folder / JOURNAL).is_file() and (figure := plot_curves(read_journal(folder / JOURNAL), results["metric"])):
         yield "curves", figure
-    found = measured(results)
+    found = headline_split(results)
     if found is None:
         return
     split, numbers = found
     if results["task"] == "seq2seq":
-        from heedful.runs.plots.alignments import alignments  # it loads the model
+        from heedful.runs.plots.alignments import plot_alignments  # it loads the model
 
-        if figure := alignments(folder, split):
+        if figure := plot_alignments(folder, split):
             yield "alignments", figure
     if "confusion" in numbers:
-        yield "confusion", confusion(numbers, split)
+        yield "confusion", plot_confusion(numbers, split)
     if numbers.get("calibration"):
-        yield "calibration", calibration(numbers, split)
+        yield "calibration", plot_calibration(numbers, split)
     for kind, what in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
         if numbers.get(kind):
-            yield "scores", scores(numbers[kind], split, what)
+            yield "scores", plot_scores(numbers[kind], split, what)
     if "pearson" in numbers:
-        pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in predictions(folder, split)]
+        pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in read_predictions(folder, split)]
         if pairs:
-            yield "numbers", scatter(np.array(pairs), numbers, split, _ideal(results, pairs))
+            yield "numbers", plot_scatter(np.array(pairs), numbers, split, _ideal(results, pairs))
 
 
-def confusion(numbers: Result, split: str) -> Figure:
+def plot_confusion(numbers: Result, split: str) -> Figure:
     """How often each label was given for each right one, coloured by the share of the right label's examples."""
     from matplotlib import colormaps
 
-    labels, counts = drawable(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
+    labels, counts = drawable_labels(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
     chosen, about = most_confused(counts), ""
     if len(chosen) < len(counts):
         about = f"the {len(chosen)} most confused of {len(counts)} labels; shares and sums are of all examples"
@@ -81,10 +81,10 @@ def confusion(numbers: Result, split: str) -> Figure:
     cell = min(1.1, max(0.38, 4 / size))
     names = [labels.names[number] for number in chosen]
     longest = max(map(len, names))
-    figure = blank(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
+    figure = new_figure(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap=colormaps["Blues"].with_extremes(bad="#F4F4F4"), vmin=0, vmax=1)
-    prepare(axes)
+    style_axes(axes)
     text: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
     turned: dict[str, Any] = (
         {"rotation": 55, "ha": "right", "rotation_mode": "anchor"} if size > 4 or longest > 10 else {}
@@ -99,8 +99,8 @@ def confusion(numbers: Result, split: str) -> Figure:
     _cells(axes, shown, shares, cell)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)
     bar.set_label("share of the right label's examples", fontsize=9)
-    prepare(bar.ax)
-    title(figure, f"Confusion on {split}, {numbers['count']:,} examples", about, labels.note)
+    style_axes(bar.ax)
+    set_title(figure, f"Confusion on {split}, {numbers['count']:,} examples", about, labels.note)
     return figure
 
 
@@ -133,13 +133,13 @@ def _cells(axes: Axes, counts: Any, shares: Any, cell: float) -> None:
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=size, color=colour)
 
 
-def calibration(numbers: Result, split: str) -> Figure:
+def plot_calibration(numbers: Result, split: str) -> Figure:
     """How often the answer is right for each confidence, and how many answers have it."""
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
     said, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
     low, high = wilson(right, count)
-    figure = blank(5.6, 6.8)
+    figure = new_figure(5.6, 6.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
     above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="as often right as it says")
     above.vlines(said, low, high, color=SKY, lw=2.5, label="95 % interval")
@@ -156,8 +156,8 @@ def calibration(numbers: Result, split: str) -> Figure:
     below.set_ylabel("answers")
     below.set_xlabel("confidence: the probability of the answer")
     for axes in (above, below):
-        prepare(axes, grid="both" if axes is above else "y")
-    title(figure, f"Calibration on {split}: ECE {numbers['ece']:.3f}, {int(count.sum()):,} examples")
+        style_axes(axes, grid="both" if axes is above else "y")
+    set_title(figure, f"Calibration on {split}: ECE {numbers['ece']:.3f}, {int(count.sum()):,} examples")
     return figure
 
 
@@ -174,14 +174,14 @@ def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
     return (middle - half) / whole, (middle + half) / whole
 
 
-def scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
+def plot_scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
     """Precision, recall and F1 of each label, the best on top."""
-    labels = drawable(found)
+    labels = drawable_labels(found)
     rows = list(zip(labels.names, found.values(), strict=True))
     rows.sort(key=lambda row: as_float(row[1]["f1"]))
     shown = rows[:MOST_SCORED]
     longest = max(len(name) for name, _ in shown)
-    figure = blank(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(shown)))
+    figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(shown)))
     axes = figure.subplots()
     places = np.arange(len(shown))
     precision, recall, f1 = (
@@ -194,17 +194,17 @@ def scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
     axes.set_yticks(places, [name for name, _ in shown], parse_math=False, fontfamily=list(labels.fonts))
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlim(0, 1.02)
-    prepare(axes, grid="x")
+    style_axes(axes, grid="x")
     sides = [f"{each:.3f}{_of(row)}" for each, (_, row) in zip(f1, shown, strict=True)]
     beside = axes.twinx()
-    prepare(beside)
+    style_axes(beside)
     beside.set_ylim(axes.get_ylim())
     beside.set_yticks(places, sides)
     beside.tick_params(length=0)
     beside.set_ylabel("F1 (how many there are)" if _of(shown[0][1]) else "F1", fontsize=9)
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     about = f"the {len(shown)} lowest of {len(rows)}" if len(shown) < len(rows) else ""
-    title(figure, f"Precision, recall and F1 of each {what} on {split}", about, labels.note)
+    set_title(figure, f"Precision, recall and F1 of each {what} on {split}", about, labels.note)
     return figure
 
 
@@ -223,22 +223,22 @@ def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal |
     return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
 
 
-def scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
+def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
     """What was said against what is right, and a line where the points should lie."""
     finite = np.isfinite(pairs).all(1)
     gold, said = pairs[finite].T
-    figure = blank(6.0, 6.4)
+    figure = new_figure(6.0, 6.4)
     axes = figure.subplots()
     alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
     axes.plot(gold, said, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
     if ideal is not None:
         axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="said = right")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)
-    prepare(axes, grid="both")
+    style_axes(axes, grid="both")
     axes.set_xlabel("what is right")
     axes.set_ylabel("what the model said")
     rank = f", Spearman's ρ {numbers['spearman']:.3f}" if "spearman" in numbers else ""
     count, kept = numbers["count"], int(finite.sum())
     shown = f"{kept:,} examples" if kept == count else f"{kept:,} of {count:,} examples are shown"
-    title(figure, f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}{rank}", shown)
+    set_title(figure, f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}{rank}", shown)
     return figure

@@ -14,7 +14,7 @@ LONGEST = 28  # columns; a Chinese character takes two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Labels:
+class DrawableLabels:
     """What is drawn for each label, and in which fonts: the first that has a character draws it."""
 
     names: tuple[str, ...]
@@ -22,7 +22,7 @@ class Labels:
     note: str  # about the names; "": they say all
 
 
-def drawable(labels: Iterable[str]) -> Labels:
+def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
     """Long labels lose their middle; a character that no font has becomes a box.
 
     A label that has a box in it, or looks like another one, begins with its number, from 0.
@@ -35,7 +35,7 @@ def drawable(labels: Iterable[str]) -> Labels:
         f"{number}: {name}" if BOX in name or alike[name] > 1 or not name else name for number, name in enumerate(boxed)
     ]
     note = f"{BOX}: no font here has this character; labels are told by their numbers, from 0" if missing else ""
-    return Labels(names=tuple(names), fonts=fonts, note=note)
+    return DrawableLabels(names=tuple(names), fonts=fonts, note=note)
 
 
 def shortened(text: str, most: int = LONGEST) -> str:

@@ -16,14 +16,14 @@ GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
 DOTS = 110  # an inch
 
 
-def blank(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure in inches; it lays itself out so that nothing is cut off."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=DOTS, layout="constrained", facecolor="white")
 
 
-def prepare(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
+def style_axes(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
     """Thin axes, a pale grid behind the data."""
     axes.tick_params(labelsize=8, color=GREY, labelcolor=INK, which="both")
     axes.set_axisbelow(True)
@@ -33,13 +33,13 @@ def prepare(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
         axes.grid(axis=grid, color=PALE, lw=0.7)
 
 
-def title(figure: Figure, *lines: str) -> None:
+def set_title(figure: Figure, *lines: str) -> None:
     """Above everything, from the left edge; empty lines are left out."""
     text = "\n".join(line for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=INK, parse_math=False)
 
 
-def write(path: Path, figure: Figure) -> Path:
+def save_png(path: Path, figure: Figure) -> Path:
     """The figure as a PNG that is there whole or not at all, the same bytes every time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -37,7 +37,7 @@ from heedful.runs.pretrain.settings import (
     PretrainSettings,
     RtdSettings,
     SpanCorruptionSettings,
-    defaults,
+    pretrain_defaults,
 )
 from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
 from heedful.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_drop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pieces:
+class Components:
     """Settings, tokenizer, corpus and models of a run."""
 
     settings: PretrainSettings
@@ -61,17 +61,17 @@ class Pieces:
 # -- what can be told before a text is read -----------------------------------------------------------------------
 
 
-def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
+def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> None:
     """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
-    start, usual = settings.model.init_from, defaults(settings.objective.kind, 1, going_on=False)
+    start, usual = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
     own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
     of_new_one = [each.name for each in fields(PretrainTokenizer) if each.name != "path"]
-    trained = not (made or start or settings.tokenizer.path)
+    trained = not (from_corpus or start or settings.tokenizer.path)
     for table, names, used, why in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
         ("tokenizer", of_new_one, trained, f"no tokenizer is trained, {own}"),
-        ("corpus", [each.name for each in fields(CorpusSettings)], not made, "the corpus was made before"),
+        ("corpus", [each.name for each in fields(CorpusSettings)], not from_corpus, "the corpus was made before"),
         ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
     ):
         given, known = (getattr(each, table) for each in (settings, usual))
@@ -80,7 +80,7 @@ def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
                 raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
 
 
-def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
+def check_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
     """Refuse a model that cannot learn this, or a teacher that cannot teach it, before a text is read."""
     if started is None:
         config, who = Config(family=_family(settings), model=_usual(_family(settings))), _family(settings)
@@ -101,7 +101,7 @@ def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: L
         raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head-kind encoder")
 
 
-def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
+def check_tokenizer(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer or lengths that the objective cannot use."""
     for length in settings.lengths:
         _frame(settings, tokenizer).room(length)
@@ -127,16 +127,16 @@ def _family(settings: PretrainSettings) -> str:
 # -- the model ----------------------------------------------------------------------------------------------------
 
 
-def fresh_or_started(pieces: Pieces) -> Loaded:
+def build_model(pieces: Components) -> Loaded:
     """The model with the head of the objective."""
     settings, seed = pieces.settings, pieces.settings.train.seed
     head = _head(settings)
     if pieces.started is not None:
         usual = pieces.started.config.model
-        started = _remade(pieces.started, rated(usual, usual, settings.model.dropout))
+        started = _remade(pieces.started, with_dropout(usual, usual, settings.model.dropout))
         return attach(started, head, seed=seed)
-    config = shaped(_family(settings), settings, pieces.tokenizer)
-    config = replace(config, model=rated(config.model, config.model, settings.model.dropout))
+    config = config_of_size(_family(settings), settings, pieces.tokenizer)
+    config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
     bare = create(config, pieces.tokenizer.limited(max(settings.lengths)), seed=seed)
     return attach(bare, head, seed=seed)
 
@@ -160,7 +160,7 @@ def _usual(family: str) -> ModelConfig:
     return read_config(dict(values) | {"model_type": family}, family).model
 
 
-def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
+def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
     """The first published size of a family, of other layers, width, heads, vocabulary, types and positions."""
     model = _usual(family)
     layers, width, heads = settings.model.shape
@@ -202,7 +202,7 @@ def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Con
     return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
 
 
-def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
+def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
     """The same with the dropout of another one, or with that rate wherever the other one has some."""
 
     def of(given: Any, usual: Any) -> Any:
@@ -224,16 +224,16 @@ def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
     return made.eval()
 
 
-def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
+def model_to_save(loaded: Loaded, pieces: Components) -> Loaded:
     """The model as it is kept: with the dropout that fine-tuning wants, its family's own or the started model's."""
     usual = pieces.started.config.model if pieces.started is not None else _usual(loaded.config.family)
-    return _remade(loaded, rated(loaded.config.model, usual))
+    return _remade(loaded, with_dropout(loaded.config.model, usual))
 
 
 # -- the objective ------------------------------------------------------------------------------------------------
 
 
-def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[SelfSupervised]:
+def build_objectives(pieces: Components, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[SelfSupervised]:
     """The objective of each phase."""
     settings = pieces.settings.objectives()
     if pieces.teacher is not None:
@@ -248,7 +248,7 @@ def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sam
     return [first, *others]
 
 
-def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
+def _objective_of(pieces: Components, loaded: Loaded) -> Any:
     """The objective of the first phase."""
     tokenizer, asked = pieces.tokenizer, pieces.settings.objective
     match asked:
@@ -281,17 +281,17 @@ def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
     raise AssertionError(asked)
 
 
-def generator_of(settings: PretrainSettings) -> Path | None:
+def generator_folder(settings: PretrainSettings) -> Path | None:
     """The folder of the generator that learned beside the model that goes on; None: there is none."""
     start = Path(settings.model.init_from)
     place = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
     return place if settings.model.init_from and place.is_dir() else None
 
 
-def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
+def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
     """A generator that shares the model's embeddings; the rest of it is what it learned beside it, where it did."""
     made = tied_generator(loaded, generator_size=part, seed=pieces.settings.train.seed)
-    if (place := generator_of(pieces.settings)) is None:
+    if (place := generator_folder(pieces.settings)) is None:
         return made
     shared = {id(each) for each in loaded.parameters()}
     own = {name: each for name, each in made.named().items() if id(each) not in shared}
@@ -307,7 +307,7 @@ def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
     return made
 
 
-def _masks(pieces: Pieces) -> dict[str, Any]:
+def _masks(pieces: Components) -> dict[str, Any]:
     """How tokens are chosen; rows of one shape have places for as many as the rate gives of the most text."""
     settings, count = pieces.settings, None
     asked: Any = settings.objective
@@ -322,7 +322,7 @@ def _masks(pieces: Pieces) -> dict[str, Any]:
 # -- the samples --------------------------------------------------------------------------------------------------
 
 
-def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
+def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
     """Rows to learn from, for each phase, and those that are held out, in the shape of the first phase."""
     settings, corpus = pieces.settings, pieces.corpus
     held = held_out(corpus, settings.eval_fraction)
@@ -351,7 +351,7 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
     return found, rows
 
 
-def _steady(pieces: Pieces) -> FixedShape | None:
+def _steady(pieces: Components) -> FixedShape | None:
     sequences, pad = pieces.settings.sequences_per_pack, pieces.tokenizer.special.pad
     if sequences is None:
         return None
@@ -366,7 +366,7 @@ def _steady(pieces: Pieces) -> FixedShape | None:
 
 
 def _rows(
-    pieces: Pieces, documents: Any, length: int, seed: int, steady: FixedShape | None = None, *, held: bool = False
+    pieces: Components, documents: Any, length: int, seed: int, steady: FixedShape | None = None, *, held: bool = False
 ) -> Sequence[Sample]:
     settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
     size = max(settings.pack_length, length)

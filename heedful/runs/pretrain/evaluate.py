@@ -17,7 +17,7 @@ from heedful.train.fit import EvalResult
 from heedful.train.trainer import Trainer
 
 
-def measured_share(
+def measure_share(
     trainer: Trainer, objective: SelfSupervised, held: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
     """Sums and counts of this rank's share of the validation rows, with the same masks every time; scores of probes."""
@@ -34,7 +34,7 @@ def measured_share(
     return found
 
 
-def scored(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
+def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
     """Means over all ranks, and the perplexity, exp of the first term's loss, where that is over a vocabulary.
 
     Evaluations are compared by the first term's accuracy; by the loss, negated, where it has none.

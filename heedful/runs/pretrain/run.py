@@ -23,29 +23,29 @@ from heedful.device import idle
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample, SelfSupervised
 from heedful.objectives.distillation.encoder import EncoderDistillation
-from heedful.runs.card.baseline import BEFORE, scores_before, table_rows
-from heedful.runs.card.pretrained import ABOUT, text_notes, write_card
-from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoints, drop_state, extended
+from heedful.runs.card.baseline import BEFORE, baseline_before_training, baseline_csv_rows
+from heedful.runs.card.pretrained import CORPUS_KEYS, corpus_notes, write_pretrained_card
+from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoint_entry, continued_run_note, remove_training_state
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin
-from heedful.runs.plots.figures import draw
+from heedful.runs.pin_models import pin_models
+from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.pretrain.build import (
     GENERATOR,
-    Pieces,
-    foresee_model,
-    foresee_tokens,
-    fresh_or_started,
-    generator_of,
-    objectives_of,
-    samples_of,
-    saved,
-    unused_settings,
+    Components,
+    build_model,
+    build_objectives,
+    build_samples,
+    check_ignored_settings,
+    check_model,
+    check_tokenizer,
+    generator_folder,
+    model_to_save,
 )
 from heedful.runs.pretrain.checks import warn_of_stalling
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
-from heedful.runs.pretrain.evaluate import measured_share, scored
+from heedful.runs.pretrain.evaluate import combine_shares, measure_share
 from heedful.runs.pretrain.probes import ProbeSet
-from heedful.runs.pretrain.settings import PretrainSettings, RtdSettings, SpanCorruptionSettings, settled
+from heedful.runs.pretrain.settings import PretrainSettings, RtdSettings, SpanCorruptionSettings, resolve_pretrain
 from heedful.runs.pretrain.teacher import TeacherRun
 from heedful.runs.results import JOURNAL, RESULTS, folder_bytes, read_results
 from heedful.runs.run_folder import (
@@ -53,16 +53,16 @@ from heedful.runs.run_folder import (
     CORPUS,
     DATA,
     TOKENIZER,
-    as_table,
-    begin_on,
-    decided,
+    check_run_folder,
     environment,
-    explained,
+    init_run_folder,
+    journal_csv,
     read_json,
-    refuse_other,
-    write,
+    resolve_precision,
+    translate_io_errors,
+    write_file,
 )
-from heedful.runs.timing import latency, memory
+from heedful.runs.timing import measure_latency, peak_memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
 from heedful.train.checkpoint import lock_run
@@ -107,7 +107,7 @@ def pretrain(
     the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
     objective of terms such as "mlm+hidden_states+sentence_embedding". `overrides` are settings by path or short name.
     """
-    settings = settled(
+    settings = resolve_pretrain(
         data,
         objective=objective,
         size=size,
@@ -133,11 +133,13 @@ def run(
     folder = Path(output_dir)
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
-    unused_settings(settings, made=len(settings.data) == 1 and holds(Path(settings.data[0])))
-    refuse_other(folder)
+    check_ignored_settings(settings, from_corpus=len(settings.data) == 1 and holds(Path(settings.data[0])))
+    check_run_folder(folder)
     reporter = reporter if reporter and ranks.first else Reporter()
-    settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, reporter.message))
-    with lock_run(folder) if ranks.first else nullcontext(), explained(folder):
+    settings = replace(
+        pin_models(settings, folder), train=resolve_precision(settings.train, folder, ranks, reporter.message)
+    )
+    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
         return Run(settings, folder, reporter, ranks, on_bad_row).run()
 
 
@@ -153,41 +155,41 @@ class Run:
     def run(self) -> Pretrained:
         """To the end, or until a stop is asked for."""
         if self.ranks.first:
-            begin_on(self.folder, self.settings)
+            init_run_folder(self.folder, self.settings)
         self.ranks.wait()
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
-            further = extended(self.settings.model.init_from, "pretrain")
+            further = continued_run_note(self.settings.model.init_from, "pretrain")
             for line in filter(None, (further, unused(), idle(self.settings.train.device))):
                 self.reporter.message(line)
             pieces = self._pieces()
             if not self._train(pieces):
                 return Pretrained(folder=self.folder, stop_reason="interrupted", results={})
         if self.ranks.first and not self.settings.fit.keep_checkpoints:
-            drop_state(self.folder)
+            remove_training_state(self.folder)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
-            draw(self.folder)
-            write_card(self.folder)
+            draw_run_plots(self.folder)
+            write_pretrained_card(self.folder)
         self.ranks.wait()
         results = read_results(self.folder) if self.ranks.first else {}
         return Pretrained(folder=self.folder, stop_reason="completed", results=results)
 
     # -- text ---------------------------------------------------------------------------------------------------
 
-    def _pieces(self) -> Pieces:
+    def _pieces(self) -> Components:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
         started = load(settings.model.init_from) if settings.model.init_from else None
         teacher = load(settings.objective.teacher) if isinstance(settings.objective, DistillationSettings) else None
-        foresee_model(settings, started, teacher)
+        check_model(settings, started, teacher)
         tokenizer = self._tokenizer(started)
         if started is not None and started.tokenizer is None:
             if tokenizer.size > (known := started.config.model.embedding.vocabulary):
                 told = f"the tokenizer has {tokenizer.size} tokens, but {started.source} knows {known}"
                 raise HeedfulError(f"{told}: it is another model's")
             started.tokenizer = tokenizer.limited(max(settings.lengths))
-        foresee_tokens(settings, tokenizer)
+        check_tokenizer(settings, tokenizer)
         self.probes = [ProbeSet(probe, tokenizer) for probe in settings.probes]
         corpus = self._corpus(tokenizer)
         run = None
@@ -198,7 +200,7 @@ class Run:
                 folder=self.folder, ranks=self.ranks, on_message=self.reporter.message, shortest=min(settings.lengths),
                 init_from=settings.model.init_from,
             )  # fmt: skip
-        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=run)
+        return Components(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=run)
 
     def _given(self) -> Corpus | None:
         """A corpus that was made before."""
@@ -264,7 +266,7 @@ class Run:
         """Whether it is the corpus with which the run began."""
         about = {"stated": list(given.about.get("stated", ())), "files": {given.folder.name: given.digest}}
         if not (self.folder / DATA).exists():
-            write(self.folder / DATA, about)
+            write_file(self.folder / DATA, about)
         elif read_json(self.folder / DATA) != about:
             raise HeedfulError(
                 f"{given.folder} holds another corpus than the one with which {self.folder} began: put that one back, "
@@ -288,15 +290,15 @@ class Run:
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def _train(self, pieces: Pieces) -> bool:
+    def _train(self, pieces: Components) -> bool:
         """Whether it came to its end."""
         settings, counts = self.settings, pieces.corpus.about["counts"]
-        for sentence in text_notes(pieces.corpus.about):
+        for sentence in corpus_notes(pieces.corpus.about):
             self.reporter.message(sentence)
         if (self.folder / BAD_ROWS).exists():
             self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
-        samples, held = samples_of(pieces)
-        loaded = fresh_or_started(pieces)
+        samples, held = build_samples(pieces)
+        loaded = build_model(pieces)
         objectives, samples, measured = self._learning(pieces, loaded, samples)
         self.reporter.message(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
@@ -311,24 +313,26 @@ class Run:
         ]
         trainer = Trainer(loaded, objectives[0], samples[0], settings.train, self.ranks, later=stages)
         every = replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps)
-        measure = partial(measured_share, trainer, measured, held, self.probes)
+        measure = partial(measure_share, trainer, measured, held, self.probes)
         self._before(trainer, measure, measured)
         fitted = fit(
             trainer,
             self.folder,
             every,
             evaluate=measure,
-            score=partial(scored, measured),
+            score=partial(combine_shares, measured),
             save_last=partial(self._save_last, pieces, loaded),
             reporter=self.reporter,
         )
         if fitted.stop_reason == "interrupted":
             return False
-        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
+        entry = checkpoint_entry(
+            fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end
+        )
         with trainer.whole():
             shares = self.ranks.gather(measure())
             if self.ranks.first:
-                self._write(pieces, saved(loaded, pieces), trainer, scored(measured, shares), entry)
+                self._write(pieces, model_to_save(loaded, pieces), trainer, combine_shares(measured, shares), entry)
         self.ranks.wait()
         return True
 
@@ -344,26 +348,26 @@ class Run:
         self.reporter.message("the score before training")
         with trainer.whole():
             shares = self.ranks.gather(measure())
-        numbers = scored(objective, shares).numbers
+        numbers = combine_shares(objective, shares).numbers
         if not all(map(math.isfinite, numbers.values())):
             raise HeedfulError(
                 f"{given} gives a validation loss of {numbers['loss']}: its weights are no start for training"
             )
         if self.ranks.first:
-            write(path, scores_before({"validation": {"numbers": numbers}}))
+            write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
 
-    def _save_last(self, pieces: Pieces, loaded: Loaded) -> None:
+    def _save_last(self, pieces: Components, loaded: Loaded) -> None:
         """Save the last weights beside the best ones, which become the model."""
         if self.ranks.first:
-            save(saved(loaded, pieces), self.folder / CHECKPOINTS / LAST, overwrite=True)
+            save(model_to_save(loaded, pieces), self.folder / CHECKPOINTS / LAST, overwrite=True)
 
     def _learning(
-        self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
+        self, pieces: Components, loaded: Loaded, samples: list[Sequence[Sample]]
     ) -> tuple[Sequence[Objective], list[Sequence[Sample]], SelfSupervised]:
         """The objective and the samples of each phase, and the objective that held-out samples are measured by."""
-        objectives = objectives_of(pieces, loaded, samples)
+        objectives = build_objectives(pieces, loaded, samples)
         if isinstance(self.settings.objective, RtdSettings) and pieces.started is not None:
-            place = generator_of(self.settings)
+            place = generator_folder(self.settings)
             self.reporter.message(
                 f"the generator in {place} is trained further, too"
                 if place
@@ -385,7 +389,7 @@ class Run:
         return to_mapping(self.settings)
 
     def _write(
-        self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: EvalResult, entry: dict[str, Any]
+        self, pieces: Components, loaded: Loaded, trainer: Trainer, found: EvalResult, entry: dict[str, Any]
     ) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
         if isinstance(beside := trainer.objective.beside, Loaded):
@@ -402,18 +406,18 @@ class Run:
             "tokens": trainer.read,
             "seconds": round(trainer.seconds, 1),
             "splits": {"validation": {"numbers": found.numbers}},
-            "corpus": {key: pieces.corpus.about[key] for key in ABOUT if key in pieces.corpus.about},
+            "corpus": {key: pieces.corpus.about[key] for key in CORPUS_KEYS if key in pieces.corpus.about},
             "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
-            **latency(load(self.folder / RUN_MODEL)),
-            "memory": memory(),
+            **measure_latency(load(self.folder / RUN_MODEL)),
+            "memory": peak_memory(),
             "machine": about["machine"],
             "versions": about["versions"],
             "settings": self.decisive,
         }
         if (self.folder / BEFORE).exists():
             results["baseline"] = read_json(self.folder / BEFORE)
-        write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
-        write(self.folder / RESULTS, results)
+        write_file(self.folder / "results.csv", journal_csv(self.folder / JOURNAL, baseline_csv_rows(results)))
+        write_file(self.folder / RESULTS, results)
 
 
 def _sample(documents: Iterable[tuple[str, bool]], most: int) -> list[str]:

@@ -257,12 +257,12 @@ class PretrainSettings:
         return self.data, self.corpus, self.tokenizer, self.model.init_from, spans
 
 
-def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
+def pretrain_defaults(objective: str, width: int, *, continued: bool) -> PretrainSettings:
     """Settings for an objective and a width.
 
     The rate falls with the width, 0.25 / width, as the published ones do; a trained model goes on at a tenth of that.
     """
-    rate = min(2e-3, 0.25 / width) * (0.1 if going_on else 1.0)
+    rate = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
     kind = OBJECTIVES[objective]
     return PretrainSettings(
         objective=kind(teacher="?") if kind is DistillationSettings else kind(),
@@ -276,7 +276,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     )
 
 
-def overrides_of(
+def pretrain_overrides(
     data: str | Path | Sequence[str | Path] = (),
     *,
     objective: str = "",
@@ -312,10 +312,10 @@ def overrides_of(
     return Overrides.of(overrides, recipe=recipe, flags=flags, assignments=assignments)
 
 
-def settled(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
+def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
     """Return the defaults with overrides laid over them; the arguments are those of `overrides_of`."""
-    overrides = overrides_of(data, **given)
-    first = overrides.resolve(defaults("mlm", 256, going_on=False))
+    overrides = pretrain_overrides(data, **given)
+    first = overrides.resolve(pretrain_defaults("mlm", 256, continued=False))
     model, kind = first.settings.model, first.settings.objective.kind
     if first.has("model.size") and model.init_from:
         raise SettingError(
@@ -325,7 +325,7 @@ def settled(data: str | Path | Sequence[str | Path] = (), **given: Any) -> Pretr
     width = model.shape[1]
     if model.init_from and not first.has("train.optimizer.lr"):
         width = _width(model.init_from)
-    usual = replace(defaults(kind, width, going_on=bool(model.init_from)), objective=first.settings.objective)
+    usual = replace(pretrain_defaults(kind, width, continued=bool(model.init_from)), objective=first.settings.objective)
     return overrides.resolve(usual).settings
 
 
@@ -345,6 +345,3 @@ def _width(start: str) -> int:
     from heedful.checkpoint import config_of  # which imports torch
 
     return config_of(start).model.width
-
-
-__all__ = ["PretrainSettings", "defaults", "settled"]

@@ -39,8 +39,8 @@ from heedful.objectives.masked_lm import MaskedLM
 from heedful.packed import Packed
 from heedful.runs.distil import teacher_cache as outputs
 from heedful.runs.distil.settings import LayersStudent
-from heedful.runs.distil.students import _fitting, cut, spread
-from heedful.runs.distil.teacher_cache import Form, made, online
+from heedful.runs.distil.students import _fitting, evenly_spread, student_from_layers
+from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.embed import Embed
 from heedful.tasks.multiple_choice import MultipleChoiceTask
@@ -194,7 +194,7 @@ def objective(
     assert student.tokenizer is not None
     learner = task(tokenizer=student.tokenizer, limit=48)
     samples = samples_of(name, target)
-    ask = online(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
+    ask = online_teacher(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
     pairing = SampleAlignment(same=True, theirs=[(number,) for number in range(3)], words=None)
     widths = student.config.model.width, teacher.config.model.width
     given: Any = {"ask": ask, "project": state_projections(losses, widths, 1)} | more
@@ -213,7 +213,7 @@ def test_equal_models_lose_nothing(name: str, folders: Callable[[str], Path]) ->
     assert layers is not None and layers.layers >= 2
     pairs = ((layers.layers, layers.layers),)
     losses = replace(EVERYTHING, states=(EVERYTHING.states[0], replace(EVERYTHING.states[1], pairs=pairs)))
-    student = cut(teacher, LayersStudent(layers=layers.layers))
+    student = student_from_layers(teacher, LayersStudent(layers=layers.layers))
     same, samples = objective(name, student, teacher, losses)
     batch = same.batch(samples, [1, 2, 3])
     loss = same.loss(student, batch)
@@ -228,7 +228,7 @@ def test_equal_models_lose_nothing(name: str, folders: Callable[[str], Path]) ->
 def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], Path]) -> None:
     """Each term is divided by its own count: of words, of rows, of samples that have a label."""
     teacher = load(folders("tag"))
-    student = cut(teacher, LayersStudent(layers=1))
+    student = student_from_layers(teacher, LayersStudent(layers=1))
     losses = replace(
         EVERYTHING, label=0.5, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=()
     )
@@ -254,7 +254,7 @@ def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], P
 def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable[[str], Path]) -> None:
     """A student without token types beside it changes nothing for the teacher."""
     teacher = load(folders("single"))
-    student = cut(teacher, LayersStudent(layers=1, family="distilbert"))
+    student = student_from_layers(teacher, LayersStudent(layers=1, family="distilbert"))
     assert student.config.model.embedding.types == 0 < teacher.config.model.embedding.types
     before = {name: each.clone() for name, each in teacher.named().items()}
     teacher.train()
@@ -269,14 +269,14 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
         right, wrong = (load(folders("single"))(each) for each in (packed, plain))
     assert torch.allclose(torch.cat(said), right, atol=1e-6) and not torch.allclose(torch.cat(said), wrong, atol=1e-3)
     assert all(torch.equal(each, before[name]) for name, each in teacher.named().items())
-    segment = student.model(plain), cut(teacher, LayersStudent(layers=1)).model(plain)
+    segment = student.model(plain), student_from_layers(teacher, LayersStudent(layers=1)).model(plain)
     assert torch.allclose(*segment, atol=1e-5), "the first segment's type is in its positions"
 
 
 def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
-    assert spread(12, 6) == (0, 2, 4, 7, 9, 11)
+    assert evenly_spread(12, 6) == (0, 2, 4, 7, 9, 11)
     teacher = load(folders("single"))
-    student = cut(teacher, LayersStudent(layers=1, teacher_layers=(1,)))
+    student = student_from_layers(teacher, LayersStudent(layers=1, teacher_layers=(1,)))
     known, mine = teacher.named(), student.named()
     for name, each in mine.items():
         assert torch.equal(each, known[name.replace("blocks.0.", "blocks.1.")]), name
@@ -287,7 +287,7 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     """In float32 to rounding; in float16 within 2^-11 of each number. A part that is missing is made anew."""
     teacher = load(folders("single"))
     losses = replace(EVERYTHING, states=(EVERYTHING.states[0],), label=1.0)
-    student = cut(teacher, LayersStudent(layers=2))
+    student = student_from_layers(teacher, LayersStudent(layers=2))
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.mul_(1.1)
@@ -298,7 +298,7 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     asked = Teacher(teacher, live.learner, "classes", losses.wanted(1))
     for half, near in ((False, 1e-6), (True, 2e-3)):
         folder = tmp_path / str(half)
-        kept = made(folder, asked, plain, Form(half=half), {"weights": "x"})
+        kept = cache_teacher_outputs(folder, asked, plain, CacheFormat(half=half), {"weights": "x"})
         found = replace(live, ask=kept).loss(student, batch)
         assert math.isclose(float(found.sum.detach()), float(want.sum.detach()), rel_tol=near), half
         said, now = kept([2, 0], [0, 0]), live.ask([2, 0], [0, 0])
@@ -308,10 +308,10 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     (part,) = folder.glob("part-*")
     first = part.read_bytes()
     part.unlink()
-    made(folder, asked, plain, Form(half=True), {"weights": "x"})
+    cache_teacher_outputs(folder, asked, plain, CacheFormat(half=True), {"weights": "x"})
     assert part.read_bytes() == first
     with pytest.raises(Exception, match="what a teacher said of something else: weights changed"):
-        made(folder, asked, plain, Form(half=True), {"weights": "y"})
+        cache_teacher_outputs(folder, asked, plain, CacheFormat(half=True), {"weights": "y"})
 
 
 def test_how_far_the_teacher_is_is_told_now_and_then(
@@ -321,10 +321,12 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     monkeypatch.setattr(outputs, "PART", 2)
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
-    student = cut(teacher, LayersStudent(layers=1))
+    student = student_from_layers(teacher, LayersStudent(layers=1))
     live, _ = objective("classify", student, teacher, DistillationLosses(kd=1.0))
     asked = Teacher(teacher, live.learner, "classes", DistillationLosses(kd=1.0).wanted(1))
-    made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, log=told.append)
+    cache_teacher_outputs(
+        tmp_path / "outputs", asked, samples_of("classify", 1) * 3, CacheFormat(), {"weights": "x"}, log=told.append
+    )
     assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
     assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
 
@@ -363,7 +365,7 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
     """Trap 46: a mean over tokens has no padding in it."""
     teacher = load(folders("tag"))
     losses = replace(EVERYTHING, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
-    found, samples = objective("tag", cut(teacher, LayersStudent(layers=1)), teacher, losses)
+    found, samples = objective("tag", student_from_layers(teacher, LayersStudent(layers=1)), teacher, losses)
     last = samples[-1]
     filled = replace(
         last,
@@ -380,20 +382,20 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
 def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:
     stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
     for count in range(1, 23):
-        taken = _fitting(stack, spread(22, count))
+        taken = _fitting(stack, evenly_spread(22, count))
         assert [each % 3 == 0 for each in taken] == [n % 3 == 0 for n in range(count)] and len({*taken}) == count
-    assert _fitting(stack, spread(22, 6)) == (0, 4, 8, 12, 17, 20)
-    assert _fitting(replace(stack, window=None), spread(22, 6)) == spread(22, 6)
+    assert _fitting(stack, evenly_spread(22, 6)) == (0, 4, 8, 12, 17, 20)
+    assert _fitting(replace(stack, window=None), evenly_spread(22, 6)) == evenly_spread(22, 6)
 
 
 def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "modernbert", "ModernBertModel")
     teacher = load(tmp_path)
-    assert cut(teacher, LayersStudent(layers=2)).config.model.encoder is not None
+    assert student_from_layers(teacher, LayersStudent(layers=2)).config.model.encoder is not None
     with pytest.raises(HeedfulError, match="take puts layer 3 in the place of layer 1"):
-        cut(teacher, LayersStudent(layers=2, teacher_layers=(0, 3)))
+        student_from_layers(teacher, LayersStudent(layers=2, teacher_layers=(0, 3)))
     with pytest.raises(HeedfulError, match="has to come first and nowhere else"):
-        cut(teacher, LayersStudent(layers=2, teacher_layers=(3, 1)))
+        student_from_layers(teacher, LayersStudent(layers=2, teacher_layers=(3, 1)))
 
 
 def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], Path]) -> None:
@@ -416,7 +418,7 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
 def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders: Callable[[str], Path]) -> None:
     """The count is that of the first term that has targets."""
     teacher = load(folders("tag"))
-    student = cut(teacher, LayersStudent(layers=1))
+    student = student_from_layers(teacher, LayersStudent(layers=1))
     found, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
     found = replace(found, pairing=SampleAlignment(same=False, theirs=[()] * 3, words=[None] * 3))
     batch = found.batch(samples, [1, 2, 3])
