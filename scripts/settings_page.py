@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from heedful.cli.commands import DistilCommand, FinetuneCommand, PretrainCommand, SettingsCommand
+from heedful.cli.settings_command import DistilCommand, FinetuneCommand, PretrainCommand, SettingsCommand
 from heedful.runs.aliases import ALIASES
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings

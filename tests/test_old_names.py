@@ -58,8 +58,8 @@ LEFT_OUT = {  # files that may have them, by the beginning of their path
 }
 ALLOWED = {  # what looks like an old name in one file, and what it is there
     ("benchmarks/", "--out"): "flag of the benchmarks' own scripts",
-    ("heedful/cli/commands.py", "--set"): "its error says how a setting is written",
-    ("tests/test_cli_settings.py", "--set"): "the test of that error",
+    ("heedful/cli/settings_command.py", "--set"): "its error says how a setting is written",
+    ("tests/cli/test_cli_settings.py", "--set"): "the test of that error",
     ("tests/runs/test_settings_of_runs.py", "train.optimiser"): "a misspelt path that is answered",
     ("tests/runs/test_finetune.py", "task.weights"): "an attribute of a Task",
     ("", "corpus.documents"): "an attribute of a Corpus",

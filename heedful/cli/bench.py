@@ -1,4 +1,4 @@
-"""The verb that measures speed."""
+"""The verb bench: measure speed, memory and quality of the precisions."""
 
 from __future__ import annotations
 
@@ -7,51 +7,49 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.options import AsJson, Device, HeadKind
 from heedful.cli.output import note, print_table, write_json
-from heedful.cli.train import AsJson, Device
 from heedful.errors import HeedfulError
 
 
 def bench(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
-    data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
-    split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
-    head_kind: Annotated[
-        str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Labelled data of the task, to measure quality too.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the data; by default test, dev, or all of it.")] = None,
+    head_kind: HeadKind = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory and quality of precisions.
 
-    float32, bfloat16 and int8 on this machine: tokens a second, milliseconds of one text, memory, and what each
-    changes. One that is no faster, or changes too much, is refused, with its figures.
+    Compares float32, bfloat16 and int8 on this machine: tokens per second, latency of one text, memory, and how much
+    scores change. A precision that is no faster or changes too much is refused, with the figures.
     """
     if split is not None and data is None:
-        raise HeedfulError("--split is of --data, and none was given: give both, or leave it out")
+        raise HeedfulError("--split needs --data: give both, or leave it out")
     from dataclasses import asdict
 
     from heedful.runs.bench import bench as measure
 
-    found = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
+    report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
-        return write_json(asdict(found))
-    lengths = list(found.sheets[0].latency)
+        return write_json(asdict(report))
+    lengths = list(report.sheets[0].latency)
     rows = []
-    for sheet in found.sheets:
+    for sheet in report.sheets:
         trial = sheet.trial
-        timed = [sheet.latency.get(each) for each in lengths]
-        times = ["–" if each is None else f"{each['p50']:.1f} / {each['p99']:.1f}" for each in timed]
-        quality = [] if found.metric is None else ["–" if trial.metric_value is None else f"{trial.metric_value:.4f}"]
+        latencies = [sheet.latency.get(length) for length in lengths]
+        times = ["–" if times is None else f"{times['p50']:.1f} / {times['p99']:.1f}" for times in latencies]
+        quality = [] if report.metric is None else ["–" if trial.metric_value is None else f"{trial.metric_value:.4f}"]
         memory = f"{sheet.resident / 1e6:,.0f}"
-        verdict = "taken by auto" if trial.precision == found.taken else trial.refused or "slower"
+        verdict = "taken by auto" if trial.precision == report.taken else trial.refused or "slower"
         speed, change = f"{sheet.throughput:,}", f"{trial.scores:.4f}"
         rows.append([trial.precision, speed, *times, memory, change, *quality, verdict])
-    quality = [] if found.metric is None else [f"{found.metric} ({found.split})"]
-    names = ["", "tokens/s", *(f"ms at {each}" for each in lengths), "MB", "change", *quality, ""]
-    print_table(rows, head=names, right=set(range(1, len(names) - 1)))
+    quality = [] if report.metric is None else [f"{report.metric} ({report.split})"]
+    head = ["", "tokens/s", *(f"ms at {length}" for length in lengths), "MB", "change", *quality, ""]
+    print_table(rows, head=head, right=set(range(1, len(head) - 1)))
     note(
-        "Tokens a second of texts of 64 tokens; milliseconds of one text, p50 / p99; neither with tokenizing. MB: all "
-        "that a process that answers holds. Change: of the scores, as a share of their spread. –: so slow that only a "
-        "few texts were tried."
+        "tokens/s: throughput for texts of 64 tokens. ms: latency of one text, p50 / p99. Both exclude tokenization. "
+        "MB: resident memory of a process that predicts. change: of scores, as a share of their standard deviation. –: "
+        "too slow to be measured on more than a few texts."
     )

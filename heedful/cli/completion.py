@@ -1,31 +1,32 @@
-"""The verb that prints completion scripts for shells: completion.
+"""The verb completion: print a completion script for a shell.
 
-A script holds tables made from the commands, so that a shell completes without starting Python.
+A script holds tables of candidates, generated from the commands, so that a shell completes without starting Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from inspect import unwrap
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Literal, NamedTuple, get_args, get_type_hints
 
 import typer
 
+from heedful.cli.settings_command import ClickCommand, SettingsCommand
+
 SHELLS = ("bash", "zsh", "fish")
-ANY = "*"  # files and folders
-SWITCH = "-"  # no value, or one after "=" only
-HOLDER = "@TABLES@\n"  # what tables replace in a template
+ANY_FILE = "*"  # files and folders
+NO_VALUE = "-"  # no value, or one after "=" only
+PLACEHOLDER = "@TABLES@\n"  # replaced by the tables in a template
 
 
 class Candidate(NamedTuple):
-    """Candidates for completion.
+    """One candidate for completion, and the values that may follow it.
 
     Args:
-        word: A verb, an option, or the number of an argument from 1. "?" in front of an option: only offered when
-            some of it has been typed. "=" in front of a setting: only offered as NAME=VALUE. Of a command with such
-            rows, settings with a dot and those with "?" are offered as PATH=VALUE too.
-        values: Its values, separated by spaces; ANY, or SWITCH in front.
+        word: A verb, an option, or the position of an argument, from 1. "?" before an option: only offered once part
+            of it has been typed. "=" before a setting: only offered as NAME=VALUE. If a command has such candidates,
+            settings with a dot and those with "?" are offered as PATH=VALUE too.
+        values: Its values, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
         help: One line.
     """
 
@@ -34,17 +35,18 @@ class Candidate(NamedTuple):
     help: str
 
     def __str__(self) -> str:
-        """The columns, separated by "|"."""
+        """Return the columns, separated by "|"."""
         return "|".join(column.replace("|", "/").replace("\n", " ") for column in self)
 
 
 def completion(
+    context: typer.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
     """Print a completion script for bash, zsh or fish.
 
-    It completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Write it to the file that the
-    shell reads, as in heedful completion bash > FILE, or write in ~/.bashrc: source <(heedful completion bash)
+    The script completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Save it where the
+    shell looks for it, with heedful completion bash > FILE, or add to ~/.bashrc: source <(heedful completion bash)
 
     bash-completion: ~/.local/share/bash-completion/completions/heedful
 
@@ -52,21 +54,20 @@ def completion(
 
     fish: ~/.config/fish/completions/heedful.fish
     """
-    print(script(shell), end="")
+    print(completion_script(shell, context.find_root().command), end="")
 
 
-def script(shell: str) -> str:
-    """Return the completion script of a shell."""
+def completion_script(shell: str, group: ClickCommand) -> str:
+    """Return the completion script of a shell for a group of commands."""
     from importlib.resources import files
 
     from heedful import __version__
-    from heedful.cli.commands import VERB_ALIASES
+    from heedful.cli.verb_group import VERB_ALIASES
 
-    found = tables()
     branches = []
-    for verb, rows in found.items():
-        names = [verb, *(other for other, meant in VERB_ALIASES.items() if meant == verb)]
-        text = "\n".join(map(str, rows))
+    for verb, candidates in candidate_tables(group).items():
+        names = [verb, *(alias for alias, name in VERB_ALIASES.items() if name == verb)]
+        text = "\n".join(map(str, candidates))
         if shell == "fish":
             quoted = text.replace("\\", "\\\\").replace("'", "\\'")
             pattern = " ".join(names) if verb else "''"
@@ -76,29 +77,28 @@ def script(shell: str) -> str:
             pattern = "|".join(names) if verb else "''"
             branches.append(f"        {pattern}) table='\n{quoted}\n' ;;\n")
     template = (files("heedful") / "assets" / "completion" / f"heedful.{shell}").read_text(encoding="utf-8")
-    return template.replace("@VERSION@", __version__).replace(HOLDER, "".join(branches))
+    return template.replace("@VERSION@", __version__).replace(PLACEHOLDER, "".join(branches))
 
 
-@cache
-def tables() -> dict[str, list[Candidate]]:
-    """Return the candidates that follow each verb; the key "" holds the verbs."""
-    from heedful.cli import app
-    from heedful.cli.commands import SECTIONS, SettingsCommand
+def candidate_tables(group: ClickCommand) -> dict[str, list[Candidate]]:
+    """Return the candidates after each verb of a group; the key "" holds those after `heedful`."""
+    from heedful.cli.verb_group import SECTIONS
 
-    group: Any = typer.main.get_command(app)
     verbs = [verb for names in SECTIONS.values() for verb in names]
-    commands = {verb: group.commands[verb] for verb in verbs}
-    found = {"": [Candidate(verb, SWITCH, commands[verb].get_short_help_str(70)) for verb in verbs]}
-    found[""] += [Candidate("--help", SWITCH, "Show the verbs."), Candidate("--version", SWITCH, "Print the version.")]
+    commands: dict[str, ClickCommand] = {verb: group.commands[verb] for verb in verbs}
+    first = [Candidate(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
+    first += [Candidate("--help", NO_VALUE, "Show the verbs."), Candidate("--version", NO_VALUE, "Print the version.")]
+    tables = {"": first}
     for verb, command in commands.items():
-        rows = list(_options(command))
-        rows += _settings(command, {row.word for row in rows}) if isinstance(command, SettingsCommand) else ()
-        found[verb] = [*_arguments(command), *rows]
-    return found
+        options = list(_options(command))
+        if isinstance(command, SettingsCommand):
+            options += _settings(command, {option.word for option in options})
+        tables[verb] = [*_arguments(command), *options]
+    return tables
 
 
-def _options(command: Any) -> Iterator[Candidate]:
-    """Options of a command, and its flags of settings."""
+def _options(command: ClickCommand) -> Iterator[Candidate]:
+    """Yield the options of a command, and its flags of settings."""
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
 
@@ -106,22 +106,26 @@ def _options(command: Any) -> Iterator[Candidate]:
     for param in command.params:
         if not hasattr(param, "is_flag"):
             continue
-        values = SWITCH if param.is_flag else " ".join(known.get(param.opts[0], ()))
+        values = NO_VALUE if param.is_flag else " ".join(known.get(param.opts[0], ()))
         if not values and not {int, float} & {hints[param.name], *get_args(hints[param.name])}:
-            values = ANY
+            values = ANY_FILE
         yield from (Candidate(option, values, param.help or "") for option in param.opts)
-    flags = getattr(command, "short", ())
-    cls: Any = command.classes()[0] if flags else None
-    settings = {setting.path: setting for setting in describe_settings(cls)} if flags else {}
-    for flag in flags:
-        path = find_setting(cls, flag.assignment.partition("=")[0])
-        choices = settings[path].choices if path in settings else ()
-        yield Candidate(flag.name, " ".join(map(str, choices)), flag.help)
-    yield Candidate("--help", SWITCH, "Show the options.")
+    if isinstance(command, SettingsCommand) and command.flags:
+        cls = command.settings_classes()[0]
+        settings = {setting.path: setting for setting in describe_settings(cls)}
+        for flag in command.flags:
+            path = find_setting(cls, flag.assignment.partition("=")[0])
+            choices = settings[path].choices if path in settings else ()
+            yield Candidate(flag.name, " ".join(map(str, choices)), flag.help)
+    yield Candidate("--help", NO_VALUE, "Show the options.")
 
 
-def _settings(command: Any, taken: set[str]) -> Iterator[Candidate]:
-    """Yield settings of a command by path, by the end of the path where it is unique, and as NAME=VALUE."""
+def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate]:
+    """Yield settings of a command by path, by the last component of the path if it is unique, and as NAME=VALUE.
+
+    Args:
+        options: Options that the command already has.
+    """
     from heedful.data.labelled.columns import NAMES
     from heedful.errors import SettingError
     from heedful.runs.overrides import find_setting
@@ -129,8 +133,8 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Candidate]:
 
     rows: dict[str, Candidate] = {}
     ends: dict[str, Candidate] = {}
-    words: dict[str, Candidate] = {}
-    for cls in command.classes():
+    assignments: dict[str, Candidate] = {}
+    for cls in command.settings_classes():
         for setting in describe_settings(cls):
             path, members = setting.path, get_args(setting.type)
             if path == "data.columns":
@@ -139,29 +143,29 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Candidate]:
                 continue
             values = " ".join(map(str, setting.choices))
             if setting.type is bool:
-                values = f"{SWITCH} true false"
+                values = f"{NO_VALUE} true false"
             elif bool in members:
                 values = "true false"
             elif not values and str in (setting.type, *members):
-                values = ANY
+                values = ANY_FILE
             before = rows.setdefault(path, Candidate(f"--{path}", values, setting.doc))
-            if before.values != values:  # settings of this path in other kinds
-                both = dict.fromkeys([*before.values.split(), *values.split()])
-                rows[path] = before._replace(values=" ".join(both))
+            if before.values != values:  # another kind has a setting with this path
+                merged = dict.fromkeys([*before.values.split(), *values.split()])
+                rows[path] = before._replace(values=" ".join(merged))
             try:
                 unique = find_setting(cls, setting.name) == path
             except SettingError:
                 continue
-            name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in taken
+            name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in options
             if unique and "." in path and not is_flag:
                 ends.setdefault(name, Candidate(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
-            if unique and command.words and ("." not in path or is_flag):
-                words.setdefault(name, Candidate(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
-    yield from (*rows.values(), *ends.values(), *words.values())
+            if unique and command.accepts_assignments and ("." not in path or is_flag):
+                assignments.setdefault(name, Candidate(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
+    yield from (*rows.values(), *ends.values(), *assignments.values())
 
 
-def _arguments(command: Any) -> list[Candidate]:
-    """Arguments whose values are known."""
+def _arguments(command: ClickCommand) -> list[Candidate]:
+    """Return the arguments of a command whose values are known."""
     from heedful.runs import recipe_template as template
     from heedful.runs import recipes
     from heedful.study import STUDIES
@@ -175,14 +179,15 @@ def _arguments(command: Any) -> list[Candidate]:
         "completion": (SHELLS,),
         "kernels": (("show", "build"),),
     }
-    return [Candidate(str(at), " ".join(values), "") for at, values in enumerate(known.get(command.name, ()), start=1)]
+    arguments = enumerate(known.get(command.name, ()), start=1)
+    return [Candidate(str(position), " ".join(values), "") for position, values in arguments]
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:
-    """Values of options whose type is text."""
-    from heedful.cli import DTYPES
+    """Return the values of options whose type is text, by option."""
+    from heedful.cli.convert import DTYPES
+    from heedful.cli.options import PRECISIONS
     from heedful.cli.predict_files import FORMATS
-    from heedful.cli.train import PRECISIONS
     from heedful.runs.distil.settings import CLASSIC, LOSS_PRESETS
     from heedful.runs.pretrain.settings import OBJECTIVES, SIZES
     from heedful.runs.trackers import PACKAGES

@@ -1,28 +1,30 @@
-"""The verb that makes a small model of a large one: distil."""
+"""The verb distil: knowledge distillation of a large model (the teacher) into a small one (the student)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from heedful.cli.commands import context_assignments
 from heedful.cli.launch import Nproc, launch
-from heedful.cli.output import escape, note, print_table, write_json
-from heedful.cli.train import (
+from heedful.cli.options import (
     AsJson,
+    DataFiles,
     OnBadRow,
     OutputDir,
     OverwriteRun,
     Recipe,
     Track,
     check_on_bad_row,
-    note_renamed,
+    note_aliases,
     replacing_run,
     with_trackers,
 )
+from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
 
@@ -42,13 +44,13 @@ def distil(
     ] = "",
     loss: Annotated[str, typer.Option(help="Loss: logits, distilbert, minilm, minilmv2 or tinybert.")] = "",
     unlabelled: Annotated[
-        list[Path] | None, typer.Option(help="A file of texts without labels; repeat it for more files.")
+        list[Path] | None, typer.Option(help="A file of unlabelled texts; repeat it for several files.")
     ] = None,
     max_latency: Annotated[
-        str, typer.Option(help="Search for the fastest student that answers one text within this time, as 5ms.")
+        str, typer.Option(help="Search for the fastest student with at most this latency for one text, such as 5ms.")
     ] = "",
     min_quality: Annotated[
-        str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, as 97%.")
+        str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, such as 97%.")
     ] = "",
     out: OutputDir = None,
     recipe: Recipe = None,
@@ -60,19 +62,17 @@ def distil(
 ) -> None:
     """Distil a large model into a small one.
 
-    Trains the student with the teacher and without it, with three seeds each unless --seeds is given. Ends in a
-    verdict: quality kept, speed gained, size. Ctrl-C saves; the same command resumes.
+    Trains the student with the teacher and without it, with three seeds each unless --seeds is given, and compares
+    quality, throughput, latency and size. Ctrl-C saves a checkpoint; the same command resumes.
     """
     from heedful.data.labelled.split_files import as_said
     from heedful.runs.distil.settings import check_overrides, distil_overrides, parse_milliseconds, parse_share
 
-    least, most = (
-        parse_share(min_quality) if min_quality else None,
-        parse_milliseconds(max_latency) if max_latency else None,
-    )
+    quality = parse_share(min_quality) if min_quality else None
+    latency = parse_milliseconds(max_latency) if max_latency else None
     if (min_quality or max_latency) and student:
         raise HeedfulError(
-            "--student names one, and --min-quality and --max-latency search for one: leave one of them out"
+            "--student names a student, and --min-quality and --max-latency search for one: leave one of them out"
         )
     overrides = distil_overrides(
         teacher,
@@ -82,13 +82,13 @@ def distil(
         recipe=recipe,
         assignments=context_assignments(context),
     )
-    check_overrides(overrides)  # refuses what is wrong before torch is imported
+    check_overrides(overrides)  # check settings before torch is imported
     if nproc:
         return launch(nproc, context.obj)
-    note_renamed(overrides)
+    note_aliases(overrides)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
-    given: Any = as_said(data)
-    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": check_on_bad_row(on_bad_row)}
+    files: DataFiles = as_said(data)
+    bad_rows = check_on_bad_row(on_bad_row)
 
     from heedful.cli.progress import Progress
     from heedful.train.memory import disable_malloc_trim
@@ -104,42 +104,59 @@ def distil(
         if min_quality or max_latency:
             from heedful.runs.distil.search import search
 
-            done = search(
-                teacher, given, folder, max_latency=most, min_quality=least, reporter=reporter, ranks=group, **options
+            result = search(
+                teacher,
+                files,
+                folder,
+                max_latency=latency,
+                min_quality=quality,
+                overrides=overrides,
+                on_bad_row=bad_rows,
+                reporter=reporter,
+                ranks=group,
             )
         else:
             from heedful.runs.distil.run import distil as run
 
-            done = run(teacher, given, folder, reporter=reporter, ranks=group, **options)
-    if done.stop_reason == "interrupted":
+            result = run(
+                teacher, files, folder, overrides=overrides, on_bad_row=bad_rows, reporter=reporter, ranks=group
+            )
+    if result.stop_reason == "interrupted":
         if group.first:
-            note(f"stopped; everything is in {folder}. The same command resumes it.")
+            note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return
     if as_json:
-        return write_json({"folder": str(done.folder)} | done.results)
-    show(done.results)
-    place = quote(str(done.folder))
-    print(f"\nThe run is in {done.folder}: model, verdict, plots, model card.\nNext:")
-    print(f"  heedful bench {place}")
+        return write_json({"folder": str(result.folder)} | result.results)
+    show_verdict(result.results)
+    print(f"\nThe run is in {result.folder}: model, verdict, plots, model card.\nNext:")
+    print(f"  heedful bench {quote(str(result.folder))}")
 
 
-def show(results: dict[str, Any]) -> None:
-    """The frontier of a search, and the verdict."""
+def show_verdict(results: Mapping[str, Any]) -> None:
+    """Print the students that a search has tried, and the comparison of student, teacher and baseline."""
     from heedful.runs.distil.search import FLATTERED
     from heedful.runs.distil.verdict import verdict_table
 
-    if found := results.get("search"):
-        print(f"Students that were tried, the fastest first; kept of {escape(found['metric'])} on {found['split']}")
+    if search := results.get("search"):
+        print(f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}")
         lines = []
-        for each in sorted(found["tried"], key=lambda each: each["p50"]):
-            kept = f"{100 * each['quality_ratio']:.1f} %" if each.get("quality_ratio") is not None else ""
-            taken = "taken" if each["name"] == found["taken"] else "" if "quality" in each else "not trained"
-            lines.append([escape(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
-        print_table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)
-        if found["split"] != "dev":
-            print(f"\n{escape(found['taken'])} was {FLATTERED}.")
+        for student in sorted(search["tried"], key=lambda student: student["p50"]):
+            ratio = student.get("quality_ratio")
+            status = "taken" if student["name"] == search["taken"] else "" if "quality" in student else "not trained"
+            lines.append(
+                [
+                    escape(student["name"]),
+                    f"{student['parameters']:,}",
+                    f"{student['p50']:.2f}",
+                    "" if ratio is None else f"{100 * ratio:.1f} %",
+                    status,
+                ]
+            )
+        print_table(lines, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
+        if search["split"] != "dev":
+            print(f"\n{escape(search['taken'])} was {FLATTERED}.")
         print()
     head, lines = verdict_table(results["verdict"])
     print_table([list(map(escape, line)) for line in lines], head=head, right=set(range(2, len(head))))

@@ -1,4 +1,4 @@
-"""The verb that prints all settings as a recipe: init."""
+"""The verb init: print all settings of a verb or task as a recipe."""
 
 from __future__ import annotations
 

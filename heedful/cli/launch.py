@@ -1,4 +1,4 @@
-"""--nproc: the same command in several processes, which torchrun starts."""
+"""--nproc: run the same command in several processes for data parallel training, started by torchrun."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ import typer
 from heedful.errors import HeedfulError
 
 Nproc = Annotated[
-    int, typer.Option(min=0, help="Number of processes on this machine that train together; 0: only this one.")
+    int,
+    typer.Option(min=0, help="Number of processes on this machine for data parallel training; 0: only this process."),
 ]
 
 
-def launch(count: int, given: Sequence[str]) -> None:
-    """Run the command in several processes; if one fails, exit with its status."""
+def launch(count: int, arguments: Sequence[str]) -> None:
+    """Run the command in `count` processes; if one fails, exit with its exit code."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise HeedfulError("--nproc starts processes, but torchrun has started this one already: leave it out")
+        raise HeedfulError("--nproc was given in a process that torchrun has started: leave it out")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
-    flags = ["--standalone", f"--nproc-per-node={count}", "--module", "heedful"]
+    torchrun_flags = ["--standalone", f"--nproc-per-node={count}", "--module", "heedful"]
     try:
-        with _threads(count):
-            run(get_args_parser().parse_args([*flags, *without_nproc(given)]))
+        with _limited_threads(count):
+            run(get_args_parser().parse_args([*torchrun_flags, *without_nproc(arguments)]))
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
-        raise SystemExit(first.exitcode if first.exitcode > 0 else 1) from None
+        _, failure = error.get_first_failure()
+        raise SystemExit(failure.exitcode if failure.exitcode > 0 else 1) from None
     except SignalException:
         raise SystemExit(130) from None
 
 
-def without_nproc(given: Sequence[str]) -> list[str]:
-    """The words of a command but --nproc and its number.
+def without_nproc(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command without --nproc and its value.
 
-    >>> without(["pretrain", "a", "--nproc", "2", "--nproc=3", "--json"])
+    >>> without_nproc(["pretrain", "a", "--nproc", "2", "--nproc=3", "--json"])
     ['pretrain', 'a', '--json']
     """
-    left = list(given)
-    while "--nproc" in left:
-        at = left.index("--nproc")
-        del left[at : at + 2]
-    return [word for word in left if not word.startswith("--nproc=")]
+    others = list(arguments)
+    while "--nproc" in others:
+        position = others.index("--nproc")
+        del others[position : position + 2]
+    return [argument for argument in others if not argument.startswith("--nproc=")]
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Cores are shared by the processes, unless somebody has said otherwise."""
+def _limited_threads(count: int) -> Iterator[None]:
+    """Divide the cores among `count` processes by OMP_NUM_THREADS, unless it is set already."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

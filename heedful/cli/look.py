@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.options import Checkpoint, checkpoint_path
 from heedful.cli.output import escape, note, print_table, write_json
-from heedful.cli.train import Checkpoint, checkpoint_path
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:

@@ -1,14 +1,26 @@
-"""The verb that lists families and sizes: models."""
+"""The verb models: list model families, sizes and parameter counts."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 
+from heedful.cli.options import AsJson
 from heedful.cli.output import note, print_table, write_json
-from heedful.cli.train import AsJson
+
+
+class SizeFacts(TypedDict):
+    """One published size of a family."""
+
+    family: str
+    size: str
+    layers: list[int]  # of the encoder, the decoder, or both
+    width: int
+    heads: int
+    vocab_size: int
+    parameters: int
 
 
 def models(
@@ -17,20 +29,20 @@ def models(
 ) -> None:
     """List model families, sizes and parameter counts.
 
-    The published sizes of each family, and the exact number of parameters of the bare model; with --family also
-    objectives, sharing, positions, and published and recorded results.
+    Lists the published sizes of each family with the exact number of parameters of the bare model; with --family also
+    objectives, parameter sharing, positions, and published and recorded results.
     """
     if family:
-        from heedful.cli.family_table import print_family_table as compare
+        from heedful.cli.family_table import print_family_table
 
-        return compare(as_json)
+        return print_family_table(as_json)
     from heedful.checkpoint.published_sizes import published
 
-    found: list[dict[str, Any]] = []
+    sizes: list[SizeFacts] = []
     for size in published():
         model = size.config.model
         stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
-        found.append(
+        sizes.append(
             {
                 "family": size.family,
                 "size": size.name,
@@ -42,12 +54,13 @@ def models(
             }
         )
     if as_json:
-        return write_json(found)
+        return write_json(sizes)
     rows: list[list[str]] = []
-    for name, sizes in groupby(found, key=lambda each: each["family"]):
+    for name, group in groupby(sizes, key=lambda size: size["family"]):
         rows.append([name])
-        for each in sizes:
-            numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocab_size", "parameters"))
-            rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
+        for facts in group:
+            numbers = (facts["width"], facts["heads"], facts["vocab_size"], facts["parameters"])
+            layers = " + ".join(map(str, facts["layers"]))
+            rows.append([f"  {facts['size']}", layers, *(f"{number:,}" for number in numbers)])
     print_table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
-    note("Parameters of the bare model, counted on it; what is shared counts once.")
+    note("Parameters of the bare model; shared parameters count once.")

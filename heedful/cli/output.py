@@ -1,11 +1,11 @@
-"""What the command line shows: answers and tables on stdout, notes and warnings on stderr."""
+"""Terminal output of the command: predictions and tables on stdout, notes and warnings on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -15,66 +15,74 @@ if TYPE_CHECKING:
     from heedful.data import DataSettings
 
 
-MOST = 500  # characters of an input that are shown again
+MAX_INPUT_CHARS = 500  # characters of an input that are printed
 
 
-def show_answer(given: Any, answer: dict[str, Any], top_k: int) -> None:
-    """An answer for a person: the input, and below it what was found."""
-    match given:
+def show_answer(item: Any, answer: Mapping[str, Any], top_k: int) -> None:
+    """Print a prediction: the input, and below it a table of what was predicted.
+
+    Args:
+        item: The input of the engine: a text, a pair, or a dict with a question or choices.
+        answer: The engine's answer.
+        top_k: Maximum number of classes to list.
+    """
+    match item:
         case {"question": question, "context": _}:
-            print(_input(question))
+            print(_shorten(question))
         case {"prompt": prompt, "choices": _}:
-            print(_input(prompt))
+            print(_shorten(prompt))
         case _:
-            print(_input(given) if isinstance(given, str) else " | ".join(map(_input, given)))
-    if rows := list(_rows(given, answer, top_k)):
+            print(_shorten(item) if isinstance(item, str) else " | ".join(map(_shorten, item)))
+    if rows := list(_answer_rows(item, answer, top_k)):
         print_table(rows, indent=2)
     if remark := answer.get("note"):
         print(f"  ({remark})")
     if answer.get("windows", 1) > 1:
-        print(f"  (read in {answer['windows']} windows: it is longer than the model reads at once)")
+        print(f"  (split into {answer['windows']} windows: the text is longer than the model's maximum)")
     if answer.get("cut"):
-        print(f"  ({answer['cut']} tokens at its end were cut off: it is longer than the model reads)")
+        print(f"  (truncated by {answer['cut']} tokens: the text is longer than the model's maximum)")
     print("")
 
 
-def _input(text: str) -> str:
-    return escape(text) if len(text) <= MOST else f"{escape(text[:MOST])} ... ({len(text):,} characters)"
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_INPUT_CHARS:
+        return escape(text)
+    return f"{escape(text[:MAX_INPUT_CHARS])} ... ({len(text):,} characters)"
 
 
-def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
+def _answer_rows(item: Any, answer: Mapping[str, Any], top_k: int) -> Iterator[list[str]]:
+    """Yield the rows of the table for an answer of any kind of head."""
     match answer:
         case {"masks": masks}:
             for number, mask in enumerate(masks, start=1):
-                for each in mask["tokens"]:
-                    row = [_percent(each["probability"]), escape(each["text"] or each["token"])]
+                for token in mask["tokens"]:
+                    row = [_percent(token["probability"]), escape(token["text"] or token["token"])]
                     yield [str(number), *row] if len(masks) > 1 else row
         case {"follows": probability}:
             yield [_percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
-            for each in entities or words:
-                yield [_percent(each["probability"]), each["label"] or "", escape(each.get("text", each.get("word")))]
+            for entity in entities or words:
+                text = escape(entity.get("text", entity.get("word")))
+                yield [_percent(entity["probability"]), entity["label"] or "", text]
         case {"choice": _, "probabilities": list(probabilities)}:
-            for probability, choice in sorted(zip(probabilities, given["choices"], strict=True), key=lambda p: -p[0]):
-                yield [_percent(probability), escape(choice)]
+            ranked = sorted(zip(probabilities, item["choices"], strict=True), key=lambda pair: -pair[0])
+            yield from ([_percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:
-            chosen = answer.get("labels", [answer.get("label")])
-            for label, probability in sorted(probabilities.items(), key=lambda pair: -pair[1])[
-                : max(top_k, len(chosen))
-            ]:
-                yield [_percent(probability), escape(label), "*" if label in chosen else ""]
+            predicted = answer.get("labels", [answer.get("label")])
+            by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
+            for label, probability in by_probability[: max(top_k, len(predicted))]:
+                yield [_percent(probability), escape(label), "*" if label in predicted else ""]
         case {"numbers": numbers}:
-            for label, value in numbers.items():
-                yield [f"{value:.4f}", escape(label)]
-        case {"answer": text, "score": score, "no_answer_score": nothing}:
+            yield from ([f"{value:.4f}", escape(label)] for label, value in numbers.items())
+        case {"answer": text, "score": score, "no_answer_score": no_answer}:
             yield ["answer", escape(text) or "(none)"]
-            yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
+            yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {no_answer:.3f})"]
         case {"text": _, "complete": _}:
-            for each in (answer, *answer.get("others", [])):
-                end = "" if each["complete"] else "(not finished)"
-                yield [escape(each["text"]) or "(nothing)", f"{each['log_probability']:.2f}", end]
+            for generated in (answer, *answer.get("others", [])):
+                end = "" if generated["complete"] else "(not finished)"
+                yield [escape(generated["text"]) or "(nothing)", f"{generated['log_probability']:.2f}", end]
         case {"similarity": similarity}:
-            yield [f"{similarity:.4f}", "cosine of both vectors"]
+            yield [f"{similarity:.4f}", "cosine similarity"]
         case {"vector": vector, "tokens": tokens}:
             yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
         case _:
@@ -82,7 +90,8 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
                 yield [f"{value:.4f}" if isinstance(value, float) else escape(str(value)), name]
 
 
-def model_facts(loaded: Loaded) -> dict[str, Any]:
+def model_facts(loaded: Loaded) -> dict[str, object]:
+    """Return source, family, head and number of parameters of a model."""
     head = loaded.config.head
     return {
         "read": loaded.source,
@@ -93,8 +102,19 @@ def model_facts(loaded: Loaded) -> dict[str, Any]:
 
 
 def print_table(
-    rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0
+    rows: Sequence[Sequence[str]],
+    *,
+    head: Sequence[str] | None = None,
+    right: Collection[int] = (),
+    indent: int = 0,
 ) -> None:
+    """Print rows as a table.
+
+    Args:
+        head: Titles of the columns.
+        right: Numbers of right-aligned columns, from 0.
+        indent: Spaces before each line.
+    """
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -117,44 +137,53 @@ def _percent(share: float | None) -> str:
 
 
 def escape(text: str) -> str:
-    """Control characters written out, so that no text steers the terminal."""
+    r"""Escape control characters, so that untrusted text cannot control the terminal.
+
+    >>> print(escape("a\x1bb"))
+    a\x1bb
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_duration(seconds: float) -> str:
-    """In words.
+    """Return a duration in its two largest units.
 
-    >>> duration(42.0), duration(150.0), duration(9000.0)
+    >>> format_duration(42.0), format_duration(150.0), format_duration(9000.0)
     ('42 s', '2 min 30 s', '2 h 30 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
-def write_json(value: Any) -> None:
-    """Print a JSON document on one line, in ASCII whatever the encoding of stdout."""
+def write_json(value: object) -> None:
+    """Print a JSON document on one line, in ASCII whatever the encoding of stdout.
+
+    Raises:
+        HeedfulError: If a number is not finite.
+    """
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        raise HeedfulError("the result holds a number that is not finite, which JSON has no form for") from None
+        raise HeedfulError("the result has a number that is not finite, which JSON cannot represent") from None
     print(text)
 
 
 def note(text: str) -> None:
+    """Print a message on stderr."""
     print(text, file=sys.stderr)
 
 
-def note_data_settings(usual: DataSettings) -> None:
-    """How data are read since a run read its own so."""
+def note_data_settings(settings: DataSettings) -> None:
+    """Report the data settings that were taken from a run, if they are not the defaults."""
     from heedful.data import DataOptions, DataSettings
     from heedful.runs.finetune.settings import changed_settings
 
-    if kept := changed_settings(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
-        note(escape(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))
+    if names := changed_settings(DataOptions(data=settings), DataOptions(data=DataSettings(dev_fraction=0.0))):
+        note(escape(f"data settings of the run are used: {', '.join(names)}; change them with --data.NAME=VALUE"))
 
 
 def show_warning(
@@ -165,6 +194,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
+    """Print a warning on stderr; in place of `warnings.showwarning`."""
     if issubclass(category, HeedfulWarning):
         note(f"note: {message}")
     else:

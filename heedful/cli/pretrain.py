@@ -1,17 +1,15 @@
-"""The verb that trains from raw text: pretrain."""
+"""The verb pretrain: pre-train a model on raw text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from heedful.cli.commands import context_assignments
 from heedful.cli.launch import Nproc, launch
-from heedful.cli.output import escape, note, print_table, write_json
-from heedful.cli.train import (
+from heedful.cli.options import (
     AsJson,
     KeepCheckpoints,
     OnBadRow,
@@ -21,10 +19,12 @@ from heedful.cli.train import (
     Track,
     check_on_bad_row,
     checkpoint_flags,
-    note_renamed,
+    note_aliases,
     replacing_run,
     with_trackers,
 )
+from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
 
@@ -50,7 +50,7 @@ def pretrain(
     model: Annotated[
         str, typer.Option(help="Continue pre-training of this model: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
-    tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer; by default one is trained on the text.")] = "",
     out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
@@ -62,18 +62,19 @@ def pretrain(
 ) -> None:
     """Pre-train a model on raw text.
 
-    Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command resumes.
+    Writes a run folder with the model, its learning curves and a model card. Ctrl-C saves a checkpoint; the same
+    command resumes.
     """
     from heedful.runs.pretrain.settings import pretrain_overrides, resolve_pretrain
     from heedful.train.memory import disable_malloc_trim
 
-    given = list(data or [])
-    if len(given) == 1 and given[0].suffix == ".toml":
+    files = list(data or [])
+    if len(files) == 1 and files[0].suffix == ".toml":
         if recipe is not None:
-            raise HeedfulError(f"two recipes were given, {given[0]} and {recipe}: give one")
-        recipe, given = given[0], []
+            raise HeedfulError(f"two recipes were given, {files[0]} and {recipe}: give one")
+        recipe, files = files[0], []
     overrides = pretrain_overrides(
-        given,
+        files,
         objective=objective,
         size=size,
         model=model,
@@ -88,7 +89,7 @@ def pretrain(
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
     if nproc:
         return launch(nproc, context.obj)
-    note_renamed(overrides)
+    note_aliases(overrides)
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
     disable_malloc_trim()
 
@@ -103,22 +104,21 @@ def pretrain(
         replacing_run(folder, group, overwrite),
     ):
         policy, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
-        done = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
-    if done.stop_reason == "interrupted":
+        result = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
+    if result.stop_reason == "interrupted":
         if group.first:
-            note(f"stopped; everything is in {folder}. The same command resumes it.")
+            note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return
     if as_json:
-        return write_json({"folder": str(folder)} | done.results)
-    numbers: dict[str, Any] = done.results["splits"]["validation"]["numbers"]
+        return write_json({"folder": str(folder)} | result.results)
+    numbers: dict[str, float] = result.results["splits"]["validation"]["numbers"]
     print(f"validation, {numbers['count']:,.0f} targets")
     rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
     print_table(rows, right={1}, indent=2)
-    for line in baseline_lines(done.results):
+    for line in baseline_lines(result.results):
         print(escape(line))
-    place = quote(str(folder))
     print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
-    print(f"  heedful finetune classify YOUR-DATA.csv --model {place}")
-    print(f"  heedful pretrain MORE-TEXT --model {place}")
+    print(f"  heedful finetune classify YOUR-DATA.csv --model {quote(str(folder))}")
+    print(f"  heedful pretrain MORE-TEXT --model {quote(str(folder))}")

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a live line on a terminal, a plain line now and then elsewhere."""
+"""Progress of training on stderr: a live line on a terminal, otherwise a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from heedful.runs.timing import peak_memory
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-EVERY = 30.0  # seconds between plain lines
+EVERY = 30.0  # seconds between lines that are not live
 
 
 class Progress(Reporter):
-    """Shows steps, loss, tokens per second, time left and memory."""
+    """Reports steps, loss, tokens per second, time left and memory.
+
+    Args:
+        quiet: Print nothing.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
         self._tokens = 0
         self._seconds = 0.0
-        self._said = time.monotonic()
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -35,12 +39,12 @@ class Progress(Reporter):
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f} %"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[rest]}"),
+                TextColumn("{task.fields[numbers]}"),
                 console=Console(stderr=True),
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("reading", total=None, rest="")
+            self._task = self._bar.add_task("reading data", total=None, numbers="")
         return self
 
     def __exit__(
@@ -52,26 +56,28 @@ class Progress(Reporter):
             note("interrupted; finished work is kept, and the same command resumes.")
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        """Show progress after an update."""
+        """Report an optimizer step."""
         self._tokens += step.tokens
         self._seconds += step.seconds
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
-        rest = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
+        numbers = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
         if self._live:
-            shown = f"epoch {step.epoch:.1f}, step {step.number:,}"
-            self._bar.update(self._task, description=shown, total=1.0, completed=trainer.done, rest=rest)
-        elif not self._quiet and time.monotonic() - self._said >= EVERY:
-            self._said = time.monotonic()
-            left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
-            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {format_duration(left)} left")
+            description = f"epoch {step.epoch:.1f}, step {step.number:,}"
+            self._bar.update(self._task, description=description, total=1.0, completed=trainer.done, numbers=numbers)
+        elif not self._quiet and time.monotonic() - self._last_line >= EVERY:
+            self._last_line = time.monotonic()
+            seconds_left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
+            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {numbers}, about {format_duration(seconds_left)} left")
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
-        """Show the metrics of an evaluation."""
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in list(result.numbers.items())[:4] if name != "count")
-        self.message(f"step {step:,}, dev: {result.metric_value:.4f}{' (best so far)' if best else ''}; {shown}")
+        """Report the metrics of an evaluation."""
+        metrics = ", ".join(
+            f"{name} {value:.4f}" for name, value in list(result.numbers.items())[:4] if name != "count"
+        )
+        self.message(f"step {step:,}, dev: {result.metric_value:.4f}{' (best so far)' if best else ''}; {metrics}")
 
     def message(self, text: str) -> None:
-        """Show a message."""
+        """Report a message."""
         if self._quiet:
             return
         if self._live:

@@ -1,4 +1,4 @@
-"""The verb that serves."""
+"""The verb serve: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.commands import context_assignments
 from heedful.cli.output import note
+from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def serve(
         list[str],
         typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub; as NAME=RUN."),
     ],
-    port: Annotated[int, typer.Option(help="Where it listens; 0: any free port.", min=0, max=65535)] = 8080,
-    host: Annotated[str, typer.Option(help="127.0.0.1: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: this machine only.")] = "127.0.0.1",
     api_key_file: Annotated[
-        Path | None, typer.Option(help="Keys, one on each line, of which each request needs one.")
+        Path | None, typer.Option(help="File of API keys, one per line; each request must have one of them.")
     ] = None,
     behind_proxy: Annotated[
         bool,
@@ -38,33 +38,35 @@ def serve(
 ) -> None:
     """Serve models over HTTP.
 
-    Embeddings, classes, tags, answers, masks, texts and attention, in batches, with deadlines; a page to try it at /.
-    Ctrl-C or SIGTERM answers what is there and ends; SIGHUP reads the models anew.
+    Embeddings, classes, tags, answers, masked tokens, generated texts and attention, with dynamic batching and
+    deadlines; / is a page to try it. Ctrl-C or SIGTERM answers open requests and stops; SIGHUP reloads the models.
     """
     from heedful.runs.overrides import override
     from heedful.serve.settings import LOOPBACK, ServeSettings, named
     from heedful.settings import from_file
 
-    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), context_assignments(context))
-    chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
-    if host not in LOOPBACK and api_key_file is None and not chosen.allow_unauthenticated:
+    base = from_file(ServeSettings, settings) if settings else ServeSettings()
+    resolved = override(base, context_assignments(context))
+    if behind_proxy:
+        resolved = replace(resolved, behind_proxy=True)
+    if host not in LOOPBACK and api_key_file is None and not resolved.allow_unauthenticated:
         raise HeedfulError(
             f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
             "--allow_unauthenticated=true if a gateway authenticates requests"
         )
-    keys, hosts, named_runs = _keys(api_key_file), _hosts(host, chosen), named(runs)
+    keys, hosts, named_runs = _read_api_keys(api_key_file), _allowed_hosts(host, resolved), named(runs)
     from heedful.serve.memory import spare
     from heedful.serve.supervisor import keep, listen
 
     sockets = listen(host, port)
-    line = keep(sockets, note) if chosen.restart_on_crash else None  # from here on this is the server's process
+    line = keep(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
     spare()
     from heedful.serve.run import run
 
-    run(named_runs, chosen, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
+    run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
 
 
-def _keys(file: Path | None) -> tuple[bytes, ...]:
+def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
     try:
         from heedful.serve.middleware import read_keys
     except ModuleNotFoundError as error:
@@ -73,12 +75,18 @@ def _keys(file: Path | None) -> tuple[bytes, ...]:
         return ()
     keys = read_keys(file)
     if os.name == "posix" and (mode := S_IMODE(file.stat().st_mode)) & 0o077:
-        note(f"warning: {file} holds API keys, and its mode {mode:04o} lets others in: chmod 600 {quote(str(file))}")
+        note(
+            f"warning: {file} holds API keys, but its mode {mode:04o} lets other users read it: "
+            f"chmod 600 {quote(str(file))}"
+        )
     return keys
 
 
-def _hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
-    """By which names it may be called; None: any, since whoever asks needs a key or is checked before."""
+def _allowed_hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
+    """Return the allowed values of the Host header, or None for any.
+
+    Any value is allowed on public addresses without an allow list, since requests are authenticated there.
+    """
     from heedful.serve.settings import LOOPBACK
 
     if host in LOOPBACK or settings.allowed_hosts:

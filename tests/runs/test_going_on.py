@@ -390,7 +390,9 @@ def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> No
     process = start(INTERRUPTED, *command(given, tmp_path / "run"))
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and not out and "Traceback" not in err
-    assert err.splitlines()[-1] == (f"stopped; everything is in {tmp_path / 'run'}. The same command resumes it.")
+    assert err.splitlines()[-1] == (
+        f"stopped; all progress is saved in {tmp_path / 'run'}. The same command resumes it."
+    )
     tune("classify", given, tmp_path / "run", MANY)
     assert left(tmp_path / "run") == expected
 

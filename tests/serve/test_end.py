@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from heedful.cli import main
-from heedful.cli.serve import _keys
+from heedful.cli.serve import _read_api_keys
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
 from heedful.serve.supervisor import listen
@@ -159,9 +159,9 @@ def test_a_key_file_that_others_may_use_is_warned_of(
     file = tmp_path / "keys"
     file.write_text("0123456789abcdef\n")
     file.chmod(mode)
-    assert _keys(file) == (b"0123456789abcdef",)
+    assert _read_api_keys(file) == (b"0123456789abcdef",)
     err = capsys.readouterr().err
-    assert err.count("\n") == err.count(f"its mode {mode:04o} lets others in") == lines
+    assert err.count("\n") == err.count(f"its mode {mode:04o} lets other users read it") == lines
 
 
 def test_settings_and_help_import_neither_torch_nor_a_server() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.cli.family_table import newest_record, print_family_table
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
@@ -224,16 +223,16 @@ def test_what_turns_a_text_is_found_beside_punctuation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("limit", 'there is no study "limit" (did you mean "limits"?): use one of limits, scores'),
-        ("scores --full", f"scores is of made-up data alone: --full is for {', '.join(REAL)}"),
+        ("limit", '"limit" is not a study (did you mean "limits"?): use one of limits, scores'),
+        ("scores --full", f"scores has no real data: --full is for {', '.join(REAL)}"),
         ("limits --quick --full", "--quick and --full were given"),
-        ("limits --data x", "--data is for real data: give --full too"),
-        ("limits --full --data nowhere", "nowhere: there is no such file or folder"),
+        ("limits --data x", "--data would change nothing: it is for --full"),
+        ("limits --full --data nowhere", "nowhere: no such file or folder"),
         ("limits --seeds 0", "--seeds is 0; expected a whole number from 1"),
-        ("limits --toy here", "--toy writes files, and limits is a study"),
-        ("--toy here --seeds 9", "--seeds is of studies, and --toy writes files"),
-        ("--toy here --quick", "--quick is of studies"),
-        ("--train 90", "--train is of the toy world's files: give --toy FOLDER too"),
+        ("limits --toy here", "--toy only writes files, and limits is a study"),
+        ("--toy here --seeds 9", "--seeds would change nothing: --toy only writes files"),
+        ("--toy here --quick", "--quick would change nothing"),
+        ("--train 90", "--train would change nothing: it is for --toy"),
     ],
 )
 def test_what_is_refused(arguments: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,7 +304,7 @@ def test_files_that_cannot_be_written_lose_no_results(
             main([*command, *more])
         shown = capsys.readouterr()
         assert ended.value.code == 2 and found in shown.out
-        assert "did not take all files: Is a directory: what was found stands above alone" in shown.err
+        assert "Is a directory: results are printed above" in shown.err
 
     def full(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -314,35 +313,3 @@ def test_files_that_cannot_be_written_lose_no_results(
     with pytest.raises(SystemExit):
         main(command)
     assert len(begun) == 2 and "Read-only file system: give another folder with --output" in capsys.readouterr().err
-
-
-def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    print_family_table(as_json=True, records=tmp_path)
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert list(found) == ["BERT", "RoBERTa", "DistilBERT", "XLNet", "ALBERT", "T5", "GPT-2"]
-    assert found["BERT"]["parameters"]["bert-base-uncased"] == 109_482_240
-    assert (
-        found["ALBERT"]["shares"] == "1 block for all layers, vectors 128 wide, projected, input and output embeddings"
-    )
-    assert all("input and output embeddings" in each["shares"] for each in found.values())
-    assert found["XLNet"]["positions"] == "sines of distances, in attention"
-    assert all(each["published"] != "–" and each["measured"] == "–" for each in found.values())
-    record = {"machine": {"date": "2030-01-02"}, "tables": [{"rows": [
-        {"ours": False, "to_best_peer": {"median": 9.0}}, {"ours": True, "to_best_peer": {"median": 1.5}},
-    ]}]}  # fmt: skip
-    (tmp_path / "decoding-2030-01-02.json").write_text(json.dumps(record))
-    assert list(newest_record("decoding", tmp_path)) == [
-        "decoding: 1.50 to 1.50 times the fastest peer's speed (2030-01-02)"
-    ]
-    rows = [
-        ["SST-2", "accuracy", "89.83 ± 0.52 (3 seeds)", "", "", ""],
-        ["RTE", "accuracy", "58.48 (1 seed)", "", "", ""],
-    ]
-    record = {"machine": {"date": "2030-01-02"}, "tables": {"plan": rows, "defaults": []}}
-    for date, shown in (("2030-01-01", []), ("2030-01-02", rows)):
-        text = json.dumps(record | {"tables": {"plan": shown}})
-        (tmp_path / f"finetune-{date}.json").write_text(text)
-    assert list(newest_record("finetune", tmp_path)) == [
-        "finetune: all-MiniLM-L6-v2 with a fresh head, SST-2 accuracy 89.83 ± 0.52 (3 seeds), "
-        "RTE accuracy 58.48 (1 seed) (2030-01-02)"
-    ]

@@ -20,8 +20,8 @@ import pytest
 import typer
 
 from heedful.cli import app
-from heedful.cli.commands import SettingsCommand, context_assignments
-from heedful.cli.completion import SHELLS, _known_values, script, tables
+from heedful.cli.completion import SHELLS, _known_values, candidate_tables, completion_script
+from heedful.cli.settings_command import SettingsCommand, context_assignments
 from heedful.runs.settings_schema import describe_settings
 
 GROUP: Any = typer.main.get_command(app)
@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("completion")
     (place / "example.csv").touch()
     for shell in SHELLS:
-        (place / f"script.{shell}").write_text(script(shell))
+        (place / f"script.{shell}").write_text(completion_script(shell, GROUP))
     return place
 
 
@@ -142,18 +142,23 @@ def test_fish_offers_what_completes_a_word(folder: Path, typed: str, line: str) 
 @pytest.mark.parametrize("verb", GROUP.commands)
 def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
     command = GROUP.commands[verb]
-    words = {row.word for row in tables()[verb]}
+    words = {row.word for row in candidate_tables(GROUP)[verb]}
     options = {option for param in command.params if hasattr(param, "is_flag") for option in param.opts}
     assert options | {"--help"} <= words
     if isinstance(command, SettingsCommand):
-        known = {setting.path for cls in command.classes() for setting in describe_settings(cls) if not setting.table}
+        known = {
+            setting.path
+            for cls in command.settings_classes()
+            for setting in describe_settings(cls)
+            if not setting.table
+        }
         assert {f"--{path}" for path in known - {"data.columns"}} <= words
         for word in words:
             if word.startswith("?"):
                 context: Any = command.make_context(verb, [word[1:], "true"], resilient_parsing=True)
                 assert context_assignments(context)
             if word.startswith("="):
-                assert command.words and not word.startswith("=-")
+                assert command.accepts_assignments and not word.startswith("=-")
                 context = command.make_context(verb, [f"{word[1:]}=true"], resilient_parsing=True)
                 assert context_assignments(context)
 
@@ -167,4 +172,4 @@ def test_values_are_of_options_that_exist() -> None:
 def test_a_script_is_printed_without_torch() -> None:
     code = "import sys; from heedful.cli import main\nmain(['completion', 'zsh'])\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == script("zsh") and "@" not in done.stdout.partition("\n")[0]
+    assert done.stdout == completion_script("zsh", GROUP) and "@" not in done.stdout.partition("\n")[0]

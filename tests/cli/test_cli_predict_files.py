@@ -21,7 +21,7 @@ from heedful.data.inputs.input_files import as_asked
 from heedful.infer.batch import Progress
 from tests.support.model_folders import make
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -223,7 +223,7 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
         (("a text", "--rows", "3"), "--rows is for files"),
         (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
         (("--file", file, "--rows", "0"), "rows is 0"),
-        (("--file", file, "--pair", "x"), "--pair is for texts"),
+        (("--file", file, "--pair", "x"), "--pair cannot be used with --file"),
         (("--file", file, "--data.columns.texd=label"), 'did you mean "text"'),
         (("--file", tmp_path / "none.csv"), "there is no such file"),
         (("--file", file, "--output", file), "exists already: give another file"),
@@ -240,9 +240,9 @@ def test_progress_is_one_line_now_and_then(
     run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert progress_line(Progress(rows=1234, errors=2, share=0.25, speed=100.0, left=90.0)) == (
-        "1,234 rows, 2 without an answer, 100 rows/s, 25% of the input, about 1 min 30 s left"
+        "1,234 rows, 2 failed, 100 rows/s, 25% of the input, about 1 min 30 s left"
     )
-    assert progress_line(Progress(waiting=3)) == "waiting for 3 parts that other processes make"
+    assert progress_line(Progress(waiting=3)) == "waiting for 3 parts of other processes"
     file = write(tmp_path / "in.csv")
     assert "rows/s" not in run(folder, "--file", file, "--output", "a")[2]
     monkeypatch.setattr(predict_files, "EVERY", 0.0)

@@ -20,7 +20,7 @@ from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.settings import from_file
 from tests.support.corpora import documents, write
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "model.layers": 1,
     "model.width": 32,
@@ -220,7 +220,7 @@ def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, handler)
     assert stopped.returncode == 130 and not stopped.stdout and "Traceback" not in stopped.stderr
     place = tmp_path / "run"
-    assert stopped.stderr.splitlines()[-1] == f"stopped; everything is in {place}. The same command resumes it."
+    assert stopped.stderr.splitlines()[-1] == f"stopped; all progress is saved in {place}. The same command resumes it."
     assert run(*words, place).code == run(*words, tmp_path / "whole").code == 0
     for name in ("journal.jsonl", "model/model.safetensors"):
         assert (place / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

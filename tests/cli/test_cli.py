@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint.published_sizes import count_parameters
-from heedful.cli import CHUNK, main
-from heedful.cli.generation import writing_of
+from heedful.cli import main
 from heedful.cli.output import write_json
+from heedful.cli.predict import LINES_PER_CHUNK, generation_settings
 from heedful.data.examples import hashed
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
@@ -35,7 +35,7 @@ from tests.support import generated_data
 from tests.support.generated_data import as_csv, assignments, classified
 from tests.support.model_folders import HEADS, LIMIT, long_text, make
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 VERBS = (
     *("quickstart", "init", "recipe", "models", "check", "completion"),
     *("tokenizer", "pretrain", "finetune", "distil", "evaluate"),
@@ -233,11 +233,11 @@ def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    monkeypatch.setattr("heedful.cli.train.which", lambda name: None)
+    monkeypatch.setattr("heedful.cli.quickstart.which", lambda name: None)
     folder = tmp_path / "my first run"
     done = run("quickstart", "--output", folder)
     assert done.code == 0 and "a trained model 256 wide" in done.err
-    for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'"):
+    for words in ("test, 90 examples", "The worst mistakes on test", "new messages", "YOUR-DATA.csv", "'"):
         assert words in done.out
     assert f"Next:\n  . {tmp_path}/bin/activate\n" in done.out
     results = json.loads((folder / "results.json").read_text())
@@ -306,7 +306,7 @@ def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_p
     assert facts["left_out"] == [] and facts["dtype"] == "float32" and facts["family"] == "bert"
     typo = run("convert", out, tmp_path / "b", "--dtype", "bfloat")
     assert 'did you mean "bfloat16"' in typo.err and typo.code == 2
-    assert "no folder here" in run("convert", "nobody/nothing@main", tmp_path / "b", "--pickle").err
+    assert "only reads local folders" in run("convert", "nobody/nothing@main", tmp_path / "b", "--pickle").err
     assert "has safetensors already" in run("convert", out, tmp_path / "b", "--pickle").err
 
 
@@ -340,8 +340,8 @@ SHOWN: list[tuple[str, list[str], list[str]]] = [
     ("span", ["ada wrote it", "--question", "who ?"], ["who ?", "  answer  ", "(no answer: "]),
     ("choice", ["it is", "--choice", "a", "--choice", "the"], ["it is", "%  the"]),
     ("pretraining", ["a", "--pair", "b"], ["%  the second text follows"]),
-    ("single", [long_text()], ["windows: it is longer than the model reads at once)", " characters)"]),
-    ("tag", [long_text()], ["windows: it is longer than the model reads at once)"]),
+    ("single", [long_text()], [" windows: ", " characters)"]),
+    ("tag", [long_text()], [" windows: "]),
 ]
 
 
@@ -366,7 +366,7 @@ def test_predict_says_that_a_text_is_also_the_name_of_a_file(
 
 
 def test_predict_reads_lines_and_answers_each(run: Any, folders: dict[str, Path]) -> None:
-    lines = ["\ufeffthe cat", "", "emoji 🦊", "a\0b", "\x1b[31mred", *["a"] * CHUNK, long_text()]
+    lines = ["\ufeffthe cat", "", "emoji 🦊", "a\0b", "\x1b[31mred", *["a"] * LINES_PER_CHUNK, long_text()]
     done = run("predict", folders["single"], "--json", stdin="\n".join(lines).encode() + b"\r\n")
     assert done.code == 0 and [answer["input"] for answer in done.json] == ["the cat", *lines[1:]]
     assert run("predict", folders["single"], stdin=b"") == (0, "", run("predict", folders["single"], stdin=b"").err)
@@ -383,7 +383,7 @@ def test_predict_embeds_and_counts_what_it_cuts(run: Any) -> None:
     assert len(short["vector"]) == 384 and (short["tokens"], short["cut"]) == (4, 0)
     assert (long["tokens"], long["cut"]) == (256, 46)
     shown = run("predict", folder, "word " * 300).out
-    assert "384 numbers" in shown and "(46 tokens at its end were cut off" in shown
+    assert "384 numbers" in shown and "(truncated by 46 tokens" in shown
 
 
 def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -392,16 +392,16 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
         (
             "masked",
             ["a", "--pair", "b"],
-            "--pair is not for this model: its masked_lm head expects texts with the mask",
+            "--pair cannot be used with this model: its masked_lm head expects texts with the mask",
         ),
         (
             "single",
             ["a", "--question", "b"],
-            "--question is not for this model: its sequence_classification head expects",
+            "--question cannot be used with this model: its sequence_classification head",
         ),
-        ("next", ["a"], "this model's next_sentence head needs --pair beside the texts"),
-        ("span", ["a"], "this model's question_answering head needs --question beside the texts"),
-        ("choice", ["a"], "this model's multiple_choice head needs --choice beside the texts"),
+        ("next", ["a"], "next_sentence head of this model needs --pair"),
+        ("span", ["a"], "question_answering head of this model needs --question"),
+        ("choice", ["a"], "multiple_choice head of this model needs --choice"),
         ("next", [long_text(60), "--pair", "b"], f"input 0: it has 69 tokens, but this model reads {LIMIT}"),
         ("bare", ["a"], "load it with head= (--head-kind on the command line), one of pretraining, masked_lm"),
         ("single", ["a", "--head-kind", "masked_ml"], 'did you mean "masked_lm"'),
@@ -551,7 +551,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", given, "--output", given], "data is no run: it holds "),
         (["classify", given, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
         (["tag", given], "train.csv: which column is the words?"),
-        (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: a dry run looks in one"),
+        (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),
         (
             ["classify", given, "--data.dev_fraction=0.2"],
             "--data.dev_fraction=0.2 would change nothing: a dev split is given",
@@ -576,7 +576,7 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
     for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
         done = run("finetune", "tag", *given)
         assert done.code == 130 and done.out == ""
-        assert done.err == f"stopped; everything is in {name}. The same command resumes it.\n"
+        assert done.err == f"stopped; all progress is saved in {name}. The same command resumes it.\n"
     assert seen[0] == (Path("a.csv"), "tag-a") and seen[1][0] == [Path("b/c.d.csv"), Path("x.csv")]
 
 
@@ -627,7 +627,7 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
     done = run("evaluate", tuned / "run", "--data", "a.csv", "--on-bad-row", "skip")
     assert done.out.startswith("a.csv, "), "a file alone is not called train"
-    assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
+    assert done.code == 0 and "that were skipped: 1; they are in a-bad-rows.jsonl" in done.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
     assert run("evaluate", tuned / "run", "--data", "test=a.csv", "--on-bad-row", "skip").code == 0
     assert not list(tmp_path.glob("test=*")), "it is called after the file"
@@ -642,7 +642,7 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
         done = run("finetune", "classify", "a.csv", "--output", share, *given)
         said = f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
         assert done.code == 0 and f"{said}, so all are train" in done.err, done.err
-        assert done.out.startswith("nothing was measured: there is neither dev nor test\n")
+        assert done.out.startswith("nothing was evaluated: ")
         assert f"The run is in {share}: model, plots, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
         assert run("finetune", "classify", "a.csv", "--output", share, *given).code == 0
@@ -693,11 +693,11 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     assert heedful.load("run").pairs is False
     done = run("evaluate", "run", "--data", "a.csv")
     assert done.code == 0 and "a.csv, 30 examples" in done.out
-    assert "as the run read its own: data.columns.text=my review; change that by --data.NAME=VALUE" in done.err
+    assert "settings of the run are used: data.columns.text=my review;" in done.err
     given.write_text(given.read_text() + "the cat,\n")
     for _ in range(2):
         done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
-        assert done.code == 0 and "left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
+        assert done.code == 0 and "were skipped: 1; they are in a-bad-rows.jsonl" in done.err
         assert len(Path("a-bad-rows.jsonl").read_text().splitlines()) == 1
     Path("a-bad-rows.jsonl").write_text("mine")
     done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
@@ -723,9 +723,9 @@ def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) ->
 def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
     given = ["--data", tuned / "data"]
     for arguments, message in (
-        ([*given, "--suite", "gleu"], '--suite is "gleu": there is glue'),
-        ([*given, "--suite", "glue", "--split", "dev"], "--split is not for a suite, which says itself"),
-        ([*given, *given, "--suite", "glue"], "--data is given several times"),
+        ([*given, "--suite", "gleu"], '--suite is "gleu": use glue'),
+        ([*given, "--suite", "glue", "--split", "dev"], "--split cannot be used with --suite"),
+        ([*given, *given, "--suite", "glue"], "--data is given 2 times"),
         ([*given, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
         ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
         (
@@ -733,7 +733,7 @@ def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
             "--fromat is neither a flag nor a setting of heedful evaluate (did you mean --data.format?)",
         ),
         ([*given, "--suite", "glue"], "nothing to evaluate"),
-        ([*given, "--overwrite"], "--overwrite would change nothing: it is for a file of --predictions"),
+        ([*given, "--overwrite"], "--overwrite would change nothing: "),
     ):
         done = run("evaluate", tuned / "run", *arguments)
         assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
@@ -746,14 +746,14 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
     assert done.code == 0 and done.out == run("recipe", "ls").out and "paper  " in done.out and "intents  " in done.out
     assert {each["name"] for each in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
     done = run("recipe", "cp", "paper")
-    assert done.out == "paper.toml is yours now: heedful finetune TASK DATA --recipe paper.toml\n"
+    assert done.out == "copied to paper.toml: heedful finetune TASK DATA --recipe paper.toml\n"
     done = run("recipe", "cp", "intents", "--output", "my data")
-    assert done.out == "my data is yours now: heedful finetune classify 'my data'\n"
+    assert done.out == "copied to my data: heedful finetune classify 'my data'\n"
     assert run("recipe", "cp", "stable", "--json").json == [{"name": "stable", "written": "stable.toml"}]
     for arguments, message in (
         (["cp", "paper"], "paper.toml exists: give another place with --output"),
-        (["cp"], "say which recipe: heedful recipe ls lists them"),
-        (["copy", "paper"], '"copy" is not known (did you mean "cp"?): use ls or cp'),
+        (["cp"], "recipe cp needs a name: heedful recipe ls lists them"),
+        (["copy", "paper"], '"copy" is not an action (did you mean "cp"?): use ls or cp'),
     ):
         done = run("recipe", *arguments)
         assert done.code == 2 and done.err == f"heedful: {message}\n"
@@ -761,10 +761,10 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
 
 def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
     with pytest.raises(HeedfulError, match="--seed is for sampling, which needs --temperature"):
-        writing_of(5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
-    assert writing_of(5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed == 3
+        generation_settings(5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
+    assert generation_settings(5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed == 3
     with pytest.raises(HeedfulError, match="temperature is 1e-07; give a number from 1e-06"):
-        writing_of(5, num_beams=None, temperature=1e-7, max_new_tokens=None, seed=None)
+        generation_settings(5, num_beams=None, temperature=1e-7, max_new_tokens=None, seed=None)
 
 
 # -- standard streams -----------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from heedful.cli import app, main
-from heedful.cli.commands import SECTIONS, VERB_ADVICE, VERB_ALIASES, SettingsCommand, context_assignments
+from heedful.cli.settings_command import SettingsCommand, context_assignments
+from heedful.cli.verb_group import SECTIONS, VERB_ADVICE, VERB_ALIASES
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.finetune.settings import finetune_defaults
 from heedful.runs.overrides import Overrides, find_setting
@@ -58,7 +59,7 @@ def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
     assert len(command.flags) >= 8
     for flag in command.flags:
         name = flag.assignment.partition("=")[0]
-        found = [find_setting(cls, name) for cls in command.classes()[:1]]
+        found = [find_setting(cls, name) for cls in command.settings_classes()[:1]]
         assert f"({found[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
         assert "  " not in flag.help and flag.help.endswith((".", ")."))
 

@@ -1,0 +1,52 @@
+"""The verb check: report what labelled data contains, and its problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heedful.cli.options import AsJson
+from heedful.cli.output import escape, write_json
+from heedful.cli.settings_command import context_assignments
+from heedful.errors import HeedfulError, did_you_mean
+
+
+def check(
+    context: typer.Context,
+    data: Annotated[
+        list[Path],
+        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
+    ],
+    task: Annotated[str | None, typer.Option(help="Task of the data; by default inferred from its columns.")] = None,
+    limit: Annotated[int, typer.Option(help="Number of words from which a text counts as too long.")] = 384,
+    as_json: AsJson = False,
+) -> None:
+    """Report what is in labelled data, and its problems.
+
+    Label counts, duplicates, leaks between splits, contradictory labels, empty and long texts, unusual characters, bad
+    rows.
+    """
+    from dataclasses import asdict
+
+    from heedful.data import DataOptions, DataSettings, LeaveOut, Plain, read, source_of
+    from heedful.data import check as check_data
+    from heedful.data.labelled.split_files import as_said
+    from heedful.runs.overrides import override
+    from heedful.tasks.specs import SPECS
+
+    example_types = {name: spec.example for name, spec in SPECS.items()} | {"plain": Plain}
+    if task is not None and task not in example_types:
+        known = list(example_types)
+        raise HeedfulError(f"--task is {task!r}{did_you_mean(task, known)}: use one of {', '.join(known)}")
+    settings = override(DataOptions(data=DataSettings(dev_fraction=0.0)), context_assignments(context)).data
+    files, policy = as_said(data), LeaveOut()
+    if task:
+        dataset = source_of(example_types[task], files, settings, policy)
+    else:
+        dataset = read(files, None, settings, on_bad_row=policy)
+    report = check_data(dataset, limit=limit)
+    if as_json:
+        return write_json(asdict(report))
+    print("\n".join(map(escape, report.lines())))

@@ -1,0 +1,144 @@
+"""The verb evaluate: evaluate a model on labelled data, or on a suite of public tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from heedful.cli.options import (
+    AsJson,
+    Checkpoint,
+    DataFiles,
+    Device,
+    OnBadRow,
+    Overwrite,
+    check_on_bad_row,
+    check_precision,
+    first_file,
+)
+from heedful.cli.output import escape, note, note_data_settings, print_table, write_json
+from heedful.cli.results import show_split
+from heedful.cli.settings_command import context_assignments
+from heedful.errors import HeedfulError
+from heedful.infer.precision import PrecisionOrAuto
+
+
+def evaluate(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
+    data: Annotated[list[Path], typer.Option(help="A file or a folder; with --suite the folder that holds its tasks.")],
+    suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
+    checkpoint: Checkpoint = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split to evaluate on; by default test, or dev if there is no test split.")
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write all predictions to this file, the worst mistakes first.")
+    ] = None,
+    overwrite: Overwrite = False,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, int8, or auto, as predict and serve use it.")
+    ] = "float32",
+    device: Device = "cpu",
+    on_bad_row: OnBadRow = "raise",
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on labelled data.
+
+    Metrics follow their official definitions and do not depend on the batch size; memory does not grow with the data.
+    --json also has the metrics of each class.
+    """
+    from heedful.data import DataOptions, SetAside, Stop
+    from heedful.data.bad_rows import forget
+    from heedful.data.labelled.split_files import as_said
+    from heedful.runs.data_settings import data_settings_for
+    from heedful.runs.overrides import override
+
+    checked_precision = check_precision(precision)
+    if overwrite and predictions is None:
+        raise HeedfulError("--overwrite would change nothing: it is for the file of --predictions; leave it out")
+    files: DataFiles = as_said(data)
+    assignments = context_assignments(context)
+    run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
+    settings = override(DataOptions(data=run_settings), assignments).data
+    bad_rows_file = None
+    if check_on_bad_row(on_bad_row) == "skip":
+        bad_rows_file = Path(f"{first_file(files).absolute().stem}-bad-rows.jsonl")
+    if suite is not None:
+        others = {"split": split, "predictions": predictions, "data": assignments, "on-bad-row": bad_rows_file}
+        for name, value in (others | {"checkpoint": checkpoint}).items():
+            if value:
+                raise HeedfulError(
+                    f"--{name} cannot be used with --suite, which decides what is evaluated: leave it out"
+                )
+        return _evaluate_suite(run, data, suite, checked_precision, device, as_json)
+
+    from heedful.runs.evaluate import evaluate as run_evaluation
+
+    if not as_json:
+        note_data_settings(run_settings)
+    if bad_rows_file is not None:
+        forget(bad_rows_file)
+    evaluated = run_evaluation(
+        run,
+        files,
+        checkpoint=checkpoint,
+        split=split,
+        settings=settings,
+        on_bad_row=SetAside(file=bad_rows_file) if bad_rows_file else Stop(),
+        predictions=predictions,
+        overwrite=overwrite,
+        precision=checked_precision,
+        device=device,
+    )
+    if evaluated.trained_on:
+        names = ", ".join(Path(path).name for path in evaluated.trained_on[:3])
+        note(escape(f"{names}: this run was trained on it, so the metrics do not measure generalization"))
+    if as_json:
+        return write_json(
+            {
+                "split": evaluated.split,
+                "numbers": evaluated.numbers,
+                "intervals": evaluated.intervals,
+                "bad_rows": evaluated.bad_rows,
+                "precision": evaluated.precision,
+            }
+        )
+    if checked_precision == "auto":
+        note(f"precision {evaluated.precision}, as predict and serve choose it with auto")
+    for sentence in evaluated.stated:
+        note(escape(sentence))
+    for file, count in evaluated.bad_rows.items():
+        note(escape(f"bad rows of {file} that were skipped: {count:,}; they are in {bad_rows_file}"))
+    is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
+    show_split(data[0].name if is_one_file else evaluated.split, evaluated.numbers, evaluated.intervals)
+
+
+def _evaluate_suite(
+    run: str, data: list[Path], suite: str, precision: PrecisionOrAuto, device: str, as_json: bool
+) -> None:
+    from heedful.runs.evaluate import evaluate_glue as run_suite
+
+    if suite != "glue":
+        raise HeedfulError(f'--suite is "{suite}": use glue')
+    if len(data) > 1:
+        raise HeedfulError(f"--data is given {len(data)} times: with --suite give the one folder that holds its tasks")
+    scores = run_suite(run, data[0], precision=precision, device=device)
+    if as_json:
+        return write_json(scores)
+    rows = [
+        [name, f"{100 * task['score']:.2f}", _official_metrics(task), f"{task['count']:,}"]
+        for name, task in scores.items()
+    ]
+    mean = sum(task["score"] for task in scores.values()) / len(scores)
+    rows.append(["mean", f"{100 * mean:.2f}", f"of {len(scores)} of 10 entries", ""])
+    print_table(rows, head=["task", "score", "", "examples"], right={1, 3})
+
+
+def _official_metrics(task: Mapping[str, Any]) -> str:
+    """Return the official metrics of a task of a suite, in percent."""
+    names = [name for name, value in task.items() if isinstance(value, float) and name != "score"]
+    return ", ".join(f"{name} {100 * task[name]:.2f}" for name in names)

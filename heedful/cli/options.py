@@ -1,0 +1,142 @@
+"""Options that several verbs share, and the checks of their values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
+
+import typer
+
+from heedful.cli.output import escape, note
+from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.infer.precision import PrecisionOrAuto
+
+if TYPE_CHECKING:
+    from heedful.runs.overrides import Overrides
+    from heedful.train.fit import Reporter
+    from heedful.train.ranks import Ranks
+
+DataFiles: TypeAlias = Path | Sequence[Path] | Mapping[str, Sequence[Path]]  # one or several files; by split
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+OverwriteRun = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run in the folder; the old run is kept until the new one ends.")
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
+HeadKind = Annotated[
+    str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
+]
+OutputDir = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run folder; an interrupted run in it is resumed.")
+]
+Recipe = Annotated[
+    Path | None,
+    typer.Option(help="Settings as a .toml or .json file, from heedful init TASK or heedful recipe cp NAME."),
+]
+OnBadRow = Annotated[
+    str, typer.Option("--on-bad-row", help='"raise", or "skip" to count bad rows and write them to a file.')
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(help="Weights of a finished RUN to use: best, last, or a step; by default those of its model."),
+]
+KeepCheckpoints = Annotated[
+    bool, typer.Option("--keep-checkpoints", help="Keep all checkpoints, with the optimizer, when the run is finished.")
+]
+
+
+def check_track(names: list[str] | None) -> list[str] | None:
+    """Check the names of --track."""
+    from heedful.runs.trackers import check_trackers
+
+    return names and list(check_trackers(names))
+
+
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help="Report to csv, tensorboard, wandb, mlflow or trackio; repeat it for several.",
+        callback=check_track,
+    ),
+]
+PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
+
+
+def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
+    """Check the value of --on-bad-row."""
+    match value:
+        case "raise" | "skip":
+            return value
+    raise SettingError(
+        f'--on-bad-row is "{value}"{did_you_mean(value, ["raise", "skip"])}: use raise or skip', source="--on-bad-row"
+    )
+
+
+def check_precision(value: str) -> PrecisionOrAuto:
+    """Check the value of --precision."""
+    for precision in PRECISIONS:
+        if value == precision:
+            return precision
+    raise SettingError(
+        f"--precision is {value!r}{did_you_mean(value, PRECISIONS)}: use one of {', '.join(PRECISIONS)}",
+        source="--precision",
+    )
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raise a HeedfulError if `folder` exists, is not empty and is not to be overwritten."""
+    try:
+        if overwrite or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return
+    except OSError as error:
+        raise HeedfulError(f"{folder} cannot be written: {error.strerror}") from None
+    raise HeedfulError(f"{folder} exists and is not empty: give another folder, or --overwrite to replace it")
+
+
+def checkpoint_path(run: str, name: str | None) -> str:
+    """Return the folder of a checkpoint of a run, or the run itself if `name` is None."""
+    from heedful.runs.checkpoints import find_checkpoint
+
+    return run if name is None else str(find_checkpoint(run, name))
+
+
+def checkpoint_flags(keep: bool) -> dict[str, dict[str, bool]]:
+    """Return the setting that --keep-checkpoints stands for, by flag; empty without the flag."""
+    return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if keep else {}
+
+
+def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
+    """Context that keeps the run that --overwrite replaces until the new one has finished."""
+    from heedful.runs.overwrite import overwriting
+
+    return overwriting(folder, group, note) if overwrite else nullcontext()
+
+
+def with_trackers(reporter: Reporter, track: list[str] | None) -> Reporter:
+    """Return a reporter that also writes to the trackers of --track."""
+    from heedful.runs.tracking import TrackingReporter
+
+    return TrackingReporter(reporter, track) if track else reporter
+
+
+def note_aliases(overrides: Overrides, others: Mapping[str, str] | None = None) -> None:
+    """Print the canonical name of each alias that was given, on the main process only.
+
+    Args:
+        others: Canonical names of aliases that are no settings, by alias.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        for alias, name in {**(others or {}), **overrides.renamed}.items():
+            note(f"{escape(alias)} is {name} here")
+
+
+def first_file(data: DataFiles) -> Path:
+    """Return the first of the given data files."""
+    if isinstance(data, Mapping):
+        data = next(iter(data.values()))
+    return data if isinstance(data, Path) else data[0]

@@ -1,0 +1,230 @@
+"""The verb predict: predict on texts given as arguments or on stdin, or on files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision, checkpoint_path
+from heedful.cli.output import model_facts, note, show_answer, write_json
+from heedful.cli.settings_command import context_assignments
+from heedful.errors import HeedfulError, RequestError
+
+if TYPE_CHECKING:
+    from heedful.infer.engine import Engine
+    from heedful.tasks.seq2seq import GenerationConfig
+
+LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
+OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head accepts
+    "question_answering": ("question",),
+    "multiple_choice": ("choice",),
+    "next_sentence": ("pair",),
+    "sequence_classification": ("pair",),
+    "pretraining": ("pair",),
+    "embedding": ("pair",),
+    "language_model": ("num_beams", "temperature", "max_new_tokens", "seed"),
+}
+HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")
+
+
+def predict(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; by default one on each line of stdin.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(help="Predict on this file or folder of files; further arguments are files too."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="With --file: a folder, or one file that ends in .csv, .jsonl or .conll."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="Format of the files in the --output folder: parquet, jsonl, csv or conll.")
+    ] = "parquet",
+    rows: Annotated[int, typer.Option(help="Rows per file in the --output folder.")] = 10_000,
+    without_inputs: Annotated[
+        bool, typer.Option("--without-inputs", help="Write predictions without the input.")
+    ] = False,
+    pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
+    question: Annotated[str | None, typer.Option(help="The question to answer from each TEXT.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="A candidate answer; give it twice or more.")] = None,
+    head_kind: HeadKind = None,
+    checkpoint: Checkpoint = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that hardly changes predictions.")
+    ] = "float32",
+    device: Device = "cpu",
+    top_k: Annotated[int, typer.Option(help="Number of tokens to list for each mask, or of beams to list.")] = 5,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search with N beams; greedy unless given.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens; 128 unless given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for sampling.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")] = False,
+) -> None:
+    """Predict on texts or files with a model.
+
+    The head of the model determines the kind of prediction: masked tokens, next sentence, classes, tags, answers to a
+    question, choices, embeddings, or generated text. An empty line is an empty text, so that prediction N belongs to
+    line N. With --file, rows of CSV, TSV, JSON lines or Parquet files are read and predictions are written to a folder;
+    the same command resumes an interrupted one, and several processes at once share the work.
+    """
+    checked_precision = check_precision(precision)
+    assignments = context_assignments(context)
+    if file is None and (option := _file_option(out, form, rows, without_inputs, assignments)):
+        raise HeedfulError(f"{option} needs files: name them with --file")
+    chunks = iter(()) if file else _text_chunks(texts)
+    from heedful.csrc import unused
+    from heedful.infer.engine import Engine
+
+    engine = Engine(checkpoint_path(run, checkpoint), head=head_kind, precision=checked_precision, device=device)
+    if reason := unused():
+        note(reason)
+    inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
+    generation: dict[str, object] = {
+        "num_beams": num_beams,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+    }
+    options = {name for name, value in (inputs | generation).items() if value is not None}
+    if file and (input_options := sorted(options & inputs.keys())):
+        raise HeedfulError(f"--{input_options[0]} cannot be used with --file: put it in a column of the file")
+    _check_options(engine, options, needed=not file)
+    engine.writing = generation_settings(top_k, num_beams, temperature, max_new_tokens, seed)
+    if file:
+        from heedful.cli.predict_files import predict_files
+
+        return predict_files(
+            run,
+            engine,
+            [*file, *map(Path, texts or ())],
+            out,
+            rows=rows,
+            form=form,
+            without_inputs=without_inputs,
+            assignments=assignments,
+            top_k=top_k,
+            as_json=as_json,
+        )
+    for text in texts or ():
+        if os.path.isfile(text):
+            note(f"{text} is read as a text; to predict on the file of that name, use --file {quote(text)}")
+    if not as_json:
+        facts = model_facts(engine.loaded) | {"parameters": engine.parameters}
+        note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
+    for first_line, chunk in chunks:
+        items = [_engine_input(text, pair, question, choice or None) for text in chunk]
+        for item, answer in zip(items, _answer_chunk(engine, items, top_k, first_line), strict=True):
+            if as_json:
+                write_json({"input": item} | answer)
+            else:
+                show_answer(item, answer, top_k)
+        sys.stdout.flush()
+
+
+def generation_settings(
+    top_k: int, num_beams: int | None, temperature: float | None, max_new_tokens: int | None, seed: int | None
+) -> GenerationConfig:
+    """Return the generation settings: greedy search, beam search or sampling."""
+    from heedful.model.decode import Beam, Greedy, How, Sample
+    from heedful.tasks.seq2seq import GenerationConfig
+
+    if num_beams is not None and temperature is not None:
+        raise HeedfulError(
+            "--num-beams and --temperature were given: beam search does not sample; leave one of them out"
+        )
+    how: How = Greedy()
+    if num_beams is not None:
+        how = Beam(width=num_beams, best=max(1, min(top_k, num_beams)))
+    elif temperature is not None:
+        how = Sample(temperature=temperature)
+    if seed is not None and temperature is None:
+        raise HeedfulError("--seed is for sampling, which needs --temperature: give both or none")
+    return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)
+
+
+def _answer_chunk(engine: Engine, items: list[Any], top_k: int, first_line: int) -> Iterable[dict[str, Any]]:
+    """Predict on all items at once. If one fails, yield predictions up to it, then raise an error that names its line.
+
+    Args:
+        first_line: Line number of the first item on stdin; 0 if the items are arguments.
+    """
+    try:
+        return engine(items, top_k=top_k)
+    except HeedfulError:
+        if not first_line:
+            raise
+        return _answer_singly(engine, items, top_k, first_line)
+
+
+def _answer_singly(engine: Engine, items: list[Any], top_k: int, first_line: int) -> Iterator[dict[str, Any]]:
+    for number, item in enumerate(items, start=first_line):
+        try:
+            yield from engine([item], top_k=top_k)
+        except HeedfulError as error:
+            raise RequestError(f"stdin, line {number}: {error}") from None
+
+
+def _text_chunks(arguments: list[str] | None) -> Iterator[tuple[int, list[str]]]:
+    """Return texts in chunks, each with the line number of its first text, or 0 for texts that are arguments."""
+    if arguments:
+        return iter([(0, arguments)])
+    if sys.stdin.isatty():
+        raise HeedfulError("no text was given: write texts after the model, or send one on each line of stdin")
+    return _line_chunks(sys.stdin.buffer)
+
+
+def _line_chunks(stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
+    lines = enumerate(stream, start=1)
+    while chunk := list(islice(lines, LINES_PER_CHUNK)):
+        yield chunk[0][0], [_decode_line(number, line) for number, line in chunk]
+
+
+def _decode_line(number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
+
+
+def _file_option(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
+    """Return an option that was given and only applies to files, or ""."""
+    options = {
+        "--output": out,
+        "--format": form != "parquet",
+        "--rows": rows != 10_000,
+        "a setting of data": assignments,
+        "--without-inputs": without_inputs,
+    }
+    return next((name for name, value in options.items() if value), "")
+
+
+def _check_options(engine: Engine, options: set[str], *, needed: bool) -> None:
+    """Raise a HeedfulError for an option that the head does not accept, or a missing one if it is `needed`."""
+    accepted = OPTIONS_BY_HEAD.get(engine.kind, ())
+    for name in sorted(options.difference(accepted)):
+        raise HeedfulError(
+            f"--{name.replace('_', '-')} cannot be used with this model: its {engine.kind} head expects "
+            f"{engine.expects}"
+        )
+    if needed and engine.kind in HEADS_NEEDING_OPTION and not options:
+        raise HeedfulError(f"the {engine.kind} head of this model needs --{accepted[0]} beside the texts")
+
+
+def _engine_input(text: str, pair: str | None, question: str | None, choice: list[str] | None) -> Any:
+    """Return the input that the engine expects for a text and its options."""
+    if question is not None:
+        return {"question": question, "context": text}
+    if choice is not None:
+        return {"prompt": text, "choices": choice}
+    return text if pair is None else (text, pair)

@@ -1,0 +1,40 @@
+"""The verb recipe: list recipes and sample data, or copy one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from heedful.cli.options import AsJson
+from heedful.cli.output import print_table, write_json
+from heedful.errors import HeedfulError, did_you_mean
+
+
+def recipe(
+    action: Annotated[str, typer.Argument(help='"ls" to list them, or "cp" to copy one.')] = "ls",
+    name: Annotated[str | None, typer.Argument(help="Name of the recipe to copy.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to copy it; by default its own name, in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List recipes and sample data, or copy one.
+
+    Recipes are settings for finetune, pretrain and distil.
+    """
+    from heedful.runs import recipes
+
+    if action not in ("ls", "cp"):
+        raise HeedfulError(f'"{action}" is not an action{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
+    if action == "ls":
+        offers = [{"name": offer.name, "about": offer.about} for offer in recipes.list_assets()]
+        return write_json(offers) if as_json else print_table([list(offer.values()) for offer in offers])
+    if name is None:
+        raise HeedfulError("recipe cp needs a name: heedful recipe ls lists them")
+    path, offer = recipes.copy_asset(name, out)
+    if as_json:
+        return write_json({"name": name, "written": str(path)})
+    print(f"copied to {path}: {offer.use.format(quote(str(path)))}")

@@ -1,0 +1,51 @@
+"""Terminal output of a run's results: metrics by split with intervals, comparisons, spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from heedful.cli.output import escape, note, print_table
+
+UNITLESS = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # not in %
+JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes of metrics that only --json shows
+
+
+def show_results(results: Mapping[str, Any]) -> None:
+    """Print the content of a run's results.json."""
+    from heedful.runs.card.baseline import baseline_lines, baseline_warning
+
+    for split, metrics in results["splits"].items():
+        show_split(split, metrics["numbers"], metrics["intervals"])
+    for line in baseline_lines(results):
+        print(escape(line))
+    if sentence := baseline_warning(results):
+        note(escape(sentence))
+    for split, spread in results["across_seeds"].items():
+        if spread["std"] is not None:
+            metric, count = results["metric"], spread["seeds"]
+            mean, deviation = (format_metric(metric, spread[name]) for name in ("mean", "std"))
+            print(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
+
+
+def show_split(split: str, numbers: Mapping[str, Any], intervals: Mapping[str, Any]) -> None:
+    """Print the scalar metrics of one split with their 95 % confidence intervals."""
+    rows = []
+    for name, value in numbers.items():
+        if isinstance(value, float) and not name.startswith(JSON_ONLY):
+            interval = intervals.get(name)
+            ends = " to ".join(format_metric(name, interval[end]) for end in ("low", "high")) if interval else ""
+            rows.append([name, format_metric(name, value), ends])
+    print(f"{split}, {numbers['count']:,} examples")
+    print_table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
+    for sentence in numbers.get("notes", []):
+        note(f"  {escape(sentence)}")
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return a metric as a percentage, or as a plain number if it is no share.
+
+    >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5)
+    ('50.00 %', '0.5000')
+    """
+    return f"{value:.4f}" if name in UNITLESS else f"{100 * value:.2f} %"

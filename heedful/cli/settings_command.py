@@ -1,0 +1,268 @@
+"""Commands whose settings can be given as flags and as NAME=VALUE arguments.
+
+The arguments of such a command are read in this order:
+
+- `--batch-size 8` is an option or a settings flag of the command, if it has one of this name;
+- `--train.batch_size 8`, `--train.batch_size=8` or `--batch_size 8` is otherwise the setting with this path, or with
+  this last component if that is unique; hyphens equal underscores; a boolean setting needs no value to be true;
+- `batch_size=8` is a setting too, if the command accepts assignments. `train=FILE`, `dev=FILE` and `test=FILE` are
+  data, and so are arguments with a slash before the "=" (`./a=b.csv`) and names of existing files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import typer
+from typer.core import TyperCommand
+
+from heedful.cli.output import note
+from heedful.errors import HeedfulError, SettingError
+
+# typer >= 0.2 brings its own copy of click, earlier versions import it: no name of these classes fits all versions
+ClickContext: TypeAlias = Any
+ClickCommand: TypeAlias = Any
+HelpFormatter: TypeAlias = Any
+
+ASSIGNMENTS = "heedful.assignments"  # key of a context's meta: settings given as flags and arguments, as "lr=0.1"
+SETTING_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+HELP_OPTIONS = ("-h", "--help")
+BOOLEANS = ("true", "false")
+
+
+class Flag(NamedTuple):
+    """A flag that is short for one setting."""
+
+    name: str
+    assignment: str  # with {} for the value; the path may be any unique end of the setting's path
+    metavar: str
+    help: str
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose settings are flags and NAME=VALUE arguments too; see `context_assignments`."""
+
+    settings: tuple[str, ...] = ()  # dataclasses that may hold the settings, as "module:Class"
+    accepts_assignments = False  # whether NAME=VALUE is a setting; otherwise it is data
+    flags: tuple[Flag, ...] = ()
+    reference = "docs/settings.md"  # where all settings are listed, for --help
+    setting_help = "Any other setting"
+
+    def format_options(self, ctx: ClickContext, formatter: HelpFormatter) -> None:
+        """Write the options, followed by the flags of settings."""
+        super().format_options(ctx, formatter)
+        if self.settings:
+            rows = [(f"{flag.name} {flag.metavar}", flag.help) for flag in self.flags]
+            argument = ", or PATH=VALUE as an argument" if self.accepts_assignments else ""
+            rows.append(
+                (
+                    "--PATH VALUE",
+                    f"{self.setting_help}{argument}; the last component of a path is enough if it is unique. "
+                    f"{self.reference} lists them.",
+                )
+            )
+            with formatter.section("Settings"):
+                formatter.write_dl(rows)
+
+    def parse_args(self, ctx: ClickContext, args: list[str]) -> list[str]:
+        """Take the settings out of the arguments, then parse the other arguments."""
+        others, assignments = self._split_arguments(args)
+        ctx.meta[ASSIGNMENTS] = assignments
+        return super().parse_args(ctx, others)
+
+    def settings_classes(self) -> list[type]:
+        """The dataclasses that hold the settings."""
+        names = [reference.partition(":") for reference in self.settings]
+        return [getattr(import_module(module), name) for module, _, name in names]
+
+    def _split_arguments(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """Split arguments into those of the command and assignments of settings."""
+        takes_value = {
+            option: not param.is_flag for param in self.params for option in param.opts if hasattr(param, "is_flag")
+        }
+        takes_value |= dict.fromkeys(HELP_OPTIONS, False)
+        flags = {flag.name: flag for flag in self.flags}
+        others, assignments, queue = list[str](), list[str](), deque(args)
+        while queue:
+            name, equals, value = (argument := queue.popleft()).partition("=")
+            if argument == "--":
+                others += [argument, *queue]
+                queue.clear()
+            elif name in flags:
+                if not equals and not queue:
+                    raise HeedfulError(f"{name} needs a value: {flags[name].help}")
+                assignments.append(flags[name].assignment.replace("{}", value if equals else queue.popleft()))
+            elif name in takes_value:
+                others.append(argument)
+                if takes_value[name] and not equals and queue:
+                    others.append(queue.popleft())
+            elif argument.startswith("--"):
+                self._read_setting(name, value if equals else None, queue, assignments)
+            elif self.accepts_assignments and equals and _is_setting(argument, name):
+                self._check_setting(name, name)
+                assignments.append(argument)
+            else:
+                others.append(argument)
+        return others, assignments
+
+    def _read_setting(self, flag: str, value: str | None, queue: deque[str], assignments: list[str]) -> None:
+        """Read a flag that is no option of the command, with its value from `queue` if `value` is None."""
+        from heedful.runs.aliases import ALIASES
+
+        name = flag[2:].replace("-", "_")
+        alias = ALIASES.get(name)
+        if alias and alias.accepted and any(alias.meant[0] in param.opts for param in self.params):
+            note(f"{flag} is {alias.meant[0]} here")
+            queue.appendleft(alias.meant[0] if value is None else f"{alias.meant[0]}={value}")
+            return
+        is_boolean = self._check_setting(name, flag)
+        if value is None and is_boolean and not (queue and queue[0].lower() in BOOLEANS):
+            value = "true"
+        elif value is None and (not queue or queue[0].startswith("--")):
+            raise HeedfulError(f"{flag} needs a value: write {flag} VALUE")
+        elif value is None:
+            value = queue.popleft()
+        assignments.append(f"{name}={value.lower() if is_boolean else value}")
+
+    def _check_setting(self, name: str, source: str) -> bool:
+        """Return whether a setting is a boolean.
+
+        Raises:
+            SettingError: If there is no setting of that name; `source` is what the user wrote.
+        """
+        from heedful.runs.overrides import find_setting
+        from heedful.runs.settings_schema import describe_settings
+
+        first: SettingError | None = None
+        for cls in self.settings_classes():
+            try:
+                path = find_setting(cls, name)
+            except SettingError as error:
+                first = first or error
+            else:
+                return any(setting.path == path and setting.type is bool for setting in describe_settings(cls))
+        self._refuse(name, source, first)
+
+    def _refuse(self, name: str, source: str, error: SettingError | None) -> NoReturn:
+        """Raise the error for an unknown setting or option, with the closest known name."""
+        from heedful.runs.aliases import ALIASES
+        from heedful.runs.settings_schema import setting_paths
+
+        if name == "set":
+            raise HeedfulError("--set is not needed: write a setting as --train.batch_size 8")
+        is_exact = name.rpartition(".")[2] in ALIASES or (error is not None and error.code == "ambiguous")
+        if error is not None and (is_exact or not source.startswith("--")):
+            raise error
+        suggestions = dict[str, str]()  # by what the user may have written
+        for cls in reversed(self.settings_classes()):
+            for path in setting_paths(cls):
+                suggestions[f"--{path}"] = suggestions[f"--{path.rpartition('.')[2].replace('_', '-')}"] = f"--{path}"
+            aliases = {f"--{alias.name.replace('_', '-')}": alias for alias in ALIASES.values()}
+            suggestions |= {
+                flag: f"--{path}" for flag, alias in aliases.items() if (path := alias.path(setting_paths(cls)))
+            }
+        options = [option for param in self.params for option in param.opts if option.startswith("--")]
+        suggestions |= {option: option for option in (*options, *(flag.name for flag in self.flags))}
+        close = get_close_matches(source.replace("_", "-")[:100], suggestions, n=1)
+        hint = f" (did you mean {suggestions[close[0]]}?)" if close else ""
+        raise SettingError(
+            f"{source} is neither a flag nor a setting of heedful {self.name}{hint}",
+            path=name,
+            source=source,
+            code="unknown",
+        )
+
+
+def with_settings(
+    *settings: str,
+    accepts_assignments: bool = False,
+    flags: tuple[Flag, ...] = (),
+    reference: str = SettingsCommand.reference,
+    setting_help: str = SettingsCommand.setting_help,
+) -> type[SettingsCommand]:
+    """Return a command class with these attributes of SettingsCommand, for typer's `cls`."""
+    attributes = {
+        "settings": settings,
+        "accepts_assignments": accepts_assignments,
+        "flags": flags,
+        "reference": reference,
+        "setting_help": setting_help,
+    }
+    return type("Command", (SettingsCommand,), attributes)
+
+
+def context_assignments(context: typer.Context) -> list[str]:
+    """Return the settings that were given to a command, as "lr=0.1"."""
+    assignments: list[str] = context.meta.get(ASSIGNMENTS, [])
+    return assignments
+
+
+def _is_setting(argument: str, name: str) -> bool:
+    """Whether NAME=VALUE is a setting, and neither a split of data nor an existing file."""
+    from heedful.data.labelled.split_files import SPLITS
+
+    return bool(SETTING_NAME.fullmatch(name)) and name.casefold() not in SPLITS and not os.path.exists(argument)
+
+
+# -- the commands with settings --------------------------------------------------------------------------------------
+
+
+def _training_flags(max_length: str) -> tuple[Flag, ...]:
+    """The flags of commands that train; `max_length` is the setting of the longest sequence."""
+    return (
+        Flag("--epochs", "train.epochs={}", "NUMBER", "Passes over the training data (train.epochs)."),
+        Flag("--max-steps", "train.max_steps={}", "NUMBER", "Optimizer steps (train.max_steps)."),
+        Flag(
+            "--time-budget",
+            "train.time_budget={}",
+            "TIME",
+            "Training time, such as 45s, 10m or 2h; in minutes without a unit (train.time_budget).",
+        ),
+        Flag("--lr", "train.optimizer.lr={}", "NUMBER", "Peak learning rate (train.optimizer.lr)."),
+        Flag("--batch-size", "train.batch_size={}", "NUMBER", "Samples per optimizer step (train.batch_size)."),
+        Flag("--max-length", f"{max_length}={{}}", "TOKENS", f"Maximum sequence length in tokens ({max_length})."),
+        Flag("--seed", "train.seed={}", "NUMBER", "Seed of the sample order, dropout and new heads (train.seed)."),
+        Flag("--device", "train.device={}", "cpu|cuda", "Device to train on (train.device)."),
+        Flag("--precision", "train.precision={}", "PRECISION", "auto, float32 or bfloat16 (train.precision)."),
+    )
+
+
+PATIENCE = Flag(
+    "--patience",
+    "fit.patience={}",
+    "NUMBER",
+    "Evaluations without a better metric before training stops; 0: no early stopping (fit.patience).",
+)
+SEEDS = Flag("--seeds", "seeds={}", "NUMBER", "Runs with train.seed, train.seed + 1, ... (seeds).")
+
+FinetuneCommand = with_settings(
+    "heedful.runs.finetune.settings:FinetuneSettings",
+    accepts_assignments=True,
+    flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
+    reference="heedful init TASK",
+)
+PretrainCommand = with_settings(
+    "heedful.runs.pretrain.settings:PretrainSettings",
+    accepts_assignments=True,
+    flags=_training_flags("max_seq_length"),
+    reference="heedful init pretrain",
+)
+DistilCommand = with_settings(
+    "heedful.runs.distil.settings:DistilSettings",
+    "heedful.runs.distil.settings:MaskedDistilSettings",
+    accepts_assignments=True,
+    flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
+    reference="heedful init distil",
+)
+DataCommand = with_settings(
+    "heedful.data.labelled.data_file:DataOptions",
+    reference="heedful init classify",
+    setting_help="How data is read, such as --data.columns.text review",
+)
+ServeCommand = with_settings("heedful.serve.settings:ServeSettings", reference="heedful init serve")
+TokenizerCommand = with_settings("heedful.tokenizer.settings:TokenizerSettings")
