@@ -70,7 +70,9 @@ class Graphs:
     """
 
     def __init__(self, model: Transformer, *, longest: int = LONGEST, most: int = MOST) -> None:
-        self.model, self.longest, self.most = model, longest, most
+        self.model = model
+        self.longest = longest
+        self.most = most
         self._recorded: OrderedDict[int, Recorded] = OrderedDict()  # the one that was used last stands last
         self._lock = Lock()  # a graph writes to one place
         self._pool: Any = None

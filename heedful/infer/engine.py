@@ -108,14 +108,16 @@ class Engine:
             self.parameters = self.loaded.count()
             if chosen is not None:
                 self.way = prepare(self.loaded, chosen)
-        self.token_budget, self.writing = token_budget, writing or GenerationConfig()
+        self.token_budget = token_budget
+        self.writing = writing or GenerationConfig()
         self._head, self._answerers = _able(self.loaded)
         if self.loaded.tokenizer is None:
             raise HeedfulError(
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit, self.cut = self.loaded.limit, cut
+        self.limit = self.loaded.limit
+        self.cut = cut
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 

@@ -37,7 +37,8 @@ class _Connection(h11.Connection):
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self.chunks = self.received = 0
+            self.chunks = 0
+            self.received = 0
         elif isinstance(event, h11.Data):
             self.chunks += 1
             self.received += len(event.data)
@@ -224,7 +225,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, timeouts: Timeouts, drain: Callable[[], None], idle: Callable[[], bool]):
         super().__init__(config)
-        self.timeouts, self.drain, self.idle = timeouts, drain, idle
+        self.timeouts = timeouts
+        self.drain = drain
+        self.idle = idle
         self.asked: float | None = None  # when
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -50,7 +50,10 @@ class Trouble(Exception):  # noqa: N818  # it is told, not raised to anybody's f
 
     def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
-        self.status, self.kind, self.message, self.headers = status, kind, message, headers
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.headers = headers
 
 
 class Gone(Exception):  # noqa: N818
@@ -125,7 +128,11 @@ class Guard:
         seen: Callable[[str, Record, float], None] | None = None,
     ) -> None:
         """`hosts` are the names by which the server may be called; None: any. `seen` is told of each request."""
-        self.app, self.settings, self.keys, self.hosts, self.seen = app, settings, keys, hosts, seen
+        self.app = app
+        self.settings = settings
+        self.keys = keys
+        self.hosts = hosts
+        self.seen = seen
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""

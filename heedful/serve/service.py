@@ -39,7 +39,8 @@ class Service:
     ) -> None:
         self.settings = settings or ServeSettings()
         self.loader = loader or partial(load, precision=self.settings.precision, device=self.settings.device)
-        self.runs, self.metrics = runs, Metrics()
+        self.runs = runs
+        self.metrics = Metrics()
         limits = self.settings.limits
         caps = Caps(
             requests=limits.max_concurrent_requests,

@@ -70,7 +70,8 @@ class BatchRun:
     """A batch that was taken up. A decoding goes on where the slice before ended; anything else is one slice."""
 
     def __init__(self, items: list[Item], counts: Counts) -> None:
-        self.items, self.size = items, sum(item.size for item in items)
+        self.items = items
+        self.size = sum(item.size for item in items)
         self.due = min(item.due for item in items)
         self.sliced = items[0].sliced
         self.begun = False
@@ -89,7 +90,8 @@ class BatchRun:
 
     def advance(self, until: float) -> tuple[list[Ended], bool]:
         """Work until the clock says `until`; returns the requests that ended, and whether the batch has."""
-        self.begun, self._until = True, until
+        self.begun = True
+        self._until = until
         ended: list[Ended] = []
         for scored in self._scored:
             if scored is None:

@@ -42,14 +42,17 @@ class Lane:
     """One model's place in the queue. `engine` may be exchanged at any time: each request ends with what it began."""
 
     def __init__(self, queue: Queue, engine: Steps | None) -> None:
-        self.queue, self.engine = queue, engine
+        self.queue = queue
+        self.engine = engine
         self.heap: list[Item] = []
         self.used = 0.0  # seconds of the engine thread, by which lanes take turns
         self.waiting = 0  # tokens, those of requests that are being tokenised as estimated
         self.paused: list[BatchRun] = []  # decodings between two slices
         self.running: BatchRun | None = None
-        self.lately = self.took = 0.0  # tokens, and the seconds for them, the latest counting most
-        self._characters, self._tokens = 1024.0, 256.0  # of short requests, by which tokens are estimated
+        self.lately = 0.0  # tokens, and the seconds for them, the latest counting most
+        self.took = 0.0  # tokens, and the seconds for them, the latest counting most
+        self._characters = 1024.0
+        self._tokens = 256.0
 
     @property
     def rate(self) -> float:
@@ -226,9 +229,11 @@ class Queue:
         self, caps: Caps | None = None, *, readers: int = 2, seen: Callable[[int, int, float], None] | None = None
     ) -> None:
         """`seen` is told of each batch: sequences, tokens, seconds; it is called by the engine thread."""
-        self.caps, self.counts = caps or Caps(), Counts()
+        self.caps = caps or Caps()
+        self.counts = Counts()
         self.lanes: list[Lane] = []
-        self.requests = self.tokens = 0  # that wait now; requests also while they run
+        self.requests = 0  # that wait now; requests also while they run
+        self.tokens = 0  # that wait now; requests also while they run
         self.draining = False
         self._until = 0.0  # when the batch that runs is expected to end
         self._closed = False

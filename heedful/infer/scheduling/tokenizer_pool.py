@@ -44,11 +44,13 @@ class Readers:
         self.characters = 0  # of long requests that wait or are tokenised
         self._short: list[tuple[float, int, _Task]] = []
         self._whole: list[tuple[float, int, _Task]] = []  # tasks with turns of more than TURN characters
-        self._wholes, self._wholes_most = 0, max(1, threads - 1)  # that run now, and may
+        self._wholes = 0
+        self._wholes_most = max(1, threads - 1)
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._read = self._took = 0.0  # characters, and the seconds for them, the latest counting most
+        self._read = 0.0  # characters, and the seconds for them, the latest counting most
+        self._took = 0.0  # characters, and the seconds for them, the latest counting most
         self._threads = [
             threading.Thread(target=self._work, name=f"heedful-tokens_{number}", daemon=True)
             for number in range(threads)
@@ -143,7 +145,8 @@ class Readers:
                 if not ended:
                     self._push(due, task)
                 elif task.characters > TURN and not task.future.cancelled():
-                    self._read, self._took = DECAY * self._read + task.characters, DECAY * self._took + task.seconds
+                    self._read = DECAY * self._read + task.characters
+                    self._took = DECAY * self._took + task.seconds
                 if task.whole:
                     self._changed.notify()  # another one may begin
             del task, found  # what was read is not kept while the thread sleeps
