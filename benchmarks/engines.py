@@ -49,10 +49,10 @@ class Job:
 def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
     """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
     import heedful
-    from heedful.infer.tuning.autotune import dtype_of, prepare
+    from heedful.infer.tuning.autotune import activation_dtype, autotune
 
-    made = heedful.load(folder, dtype=dtype_of(precision))
-    way = prepare(made, precision)
+    made = heedful.load(folder, dtype=activation_dtype(precision))
+    way = autotune(made, precision)
     return made.model, f"{way.linears} products, {way.attention} attention"
 
 

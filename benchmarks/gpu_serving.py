@@ -103,11 +103,11 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
     import transformers
 
     import heedful
-    from heedful.infer.cuda_graphs import Graphs
+    from heedful.infer.cuda_graphs import CudaGraphs
 
     theirs = transformers.AutoModel.from_pretrained(folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
     ours = heedful.load(folder, dtype=dtype).to(device).eval()
-    graphs = Graphs(ours.model)
+    graphs = CudaGraphs(ours.model)
 
     def eager(given: Sequence[Sequence[int]]) -> list[Vector]:
         with torch.inference_mode():

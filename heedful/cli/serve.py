@@ -42,7 +42,7 @@ def serve(
     deadlines; / is a page to try it. Ctrl-C or SIGTERM answers open requests and stops; SIGHUP reloads the models.
     """
     from heedful.runs.overrides import override
-    from heedful.serve.settings import LOOPBACK, ServeSettings, named
+    from heedful.serve.settings import LOOPBACK, ServeSettings, name_models
     from heedful.settings import from_file
 
     base = from_file(ServeSettings, settings) if settings else ServeSettings()
@@ -54,13 +54,13 @@ def serve(
             f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
             "--allow_unauthenticated=true if a gateway authenticates requests"
         )
-    keys, hosts, named_runs = _read_api_keys(api_key_file), _allowed_hosts(host, resolved), named(runs)
-    from heedful.serve.memory import spare
-    from heedful.serve.supervisor import keep, listen
+    keys, hosts, named_runs = _read_api_keys(api_key_file), _allowed_hosts(host, resolved), name_models(runs)
+    from heedful.serve.memory import limit_arenas
+    from heedful.serve.supervisor import listen, supervise
 
     sockets = listen(host, port)
-    line = keep(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
-    spare()
+    line = supervise(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
+    limit_arenas()
     from heedful.serve.run import run
 
     run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
@@ -68,12 +68,12 @@ def serve(
 
 def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
     try:
-        from heedful.serve.middleware import read_keys
+        from heedful.serve.middleware import read_api_keys
     except ModuleNotFoundError as error:
         raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[serve]'") from None
     if file is None:
         return ()
-    keys = read_keys(file)
+    keys = read_api_keys(file)
     if os.name == "posix" and (mode := S_IMODE(file.stat().st_mode)) & 0o077:
         note(
             f"warning: {file} holds API keys, but its mode {mode:04o} lets other users read it: "

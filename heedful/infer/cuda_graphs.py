@@ -25,7 +25,7 @@ from heedful.packed import Packed
 LONGEST, MOST, WARM = 256, 128, 3  # tokens of a text; graphs that are kept; runs before one is recorded
 
 
-class Planned(Cache):
+class CapturedLayout(Cache):
     """Remembers no rows, but one layout, so that kernels plan on the host once and not in each run."""
 
     def __init__(self, layout: Layout) -> None:
@@ -41,11 +41,11 @@ class Planned(Cache):
         return k, v
 
 
-def again(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows width"]]:
+def rerun(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows width"]]:
     """What computes the model's rows of the batch, as its tensors are then, time after time."""
     stack = model.encoder or model.decoder
     assert stack is not None and not (model.encoder and model.decoder)
-    known = Planned(Layout.within(batch))
+    known = CapturedLayout(Layout.within(batch))
 
     def run() -> Tensor:
         rows: Tensor = stack(model.embedding(batch), batch, cache=known)
@@ -55,7 +55,7 @@ def again(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Recorded:
+class CudaGraph:
     """A graph, what it reads and what it writes."""
 
     graph: Any
@@ -63,7 +63,7 @@ class Recorded:
     rows: Float[Tensor, "rows width"]
 
 
-class Graphs:
+class CudaGraphs:
     """The rows of one text at a time; each number of tokens is recorded when it is first met.
 
     Weights may change in place, but not move: what was recorded reads them where they lie.
@@ -73,7 +73,7 @@ class Graphs:
         self.model = model
         self.longest = longest
         self.most = most
-        self._recorded: OrderedDict[int, Recorded] = OrderedDict()  # the one that was used last stands last
+        self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # the one that was used last stands last
         self._lock = Lock()  # a graph writes to one place
         self._pool: Any = None
 
@@ -82,7 +82,7 @@ class Graphs:
         return {"model": self.model, "longest": self.longest, "most": self.most}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Graphs.__init__(self, **state)
+        CudaGraphs.__init__(self, **state)
 
     @property
     def device(self) -> torch.device:
@@ -123,7 +123,7 @@ class Graphs:
             for length in lengths:
                 self(Packed.of([[0] * length]))
 
-    def _of(self, batch: Packed) -> Recorded:
+    def _of(self, batch: Packed) -> CudaGraph:
         length = batch.bounds[-1]
         if length in self._recorded:
             self._recorded.move_to_end(length)
@@ -133,7 +133,7 @@ class Graphs:
                 self._recorded.popitem(last=False)
         return self._recorded[length]
 
-    def _record(self, batch: Packed) -> Recorded:
+    def _record(self, batch: Packed) -> CudaGraph:
         device = self.device
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):  # copies are made in any mode
             own = Packed(
@@ -142,7 +142,7 @@ class Graphs:
                 types=batch.types.to(device, copy=True),
                 bounds=batch.bounds,
             )
-            run = again(self.model, own)
+            run = rerun(self.model, own)
             beside = torch.cuda.Stream(device)
             beside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(beside):
@@ -154,4 +154,4 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 rows = run()
-        return Recorded(graph=graph, batch=own, rows=rows)
+        return CudaGraph(graph=graph, batch=own, rows=rows)

@@ -17,10 +17,10 @@ from heedful.checkpoint import Loaded, load
 from heedful.device import device_of
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
-from heedful.infer.cuda_graphs import Graphs
-from heedful.infer.finite import NOT_FINITE, finite, is_finite
-from heedful.infer.precision import Precision, PrecisionOrAuto, check
-from heedful.infer.tuning.autotune import Way, dtype_of, like_bias, prepare
+from heedful.infer.cuda_graphs import CudaGraphs
+from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
+from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
+from heedful.infer.tuning.autotune import ExecutionPlan, activation_dtype, autotune, example_bias
 from heedful.model.config import Head, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import PretrainingHead, read_of
@@ -36,12 +36,12 @@ from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, encode_trun
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
-TOGETHER = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
-NUMBERS = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
-TYPICAL = 64  # tokens of a text, for explain()
+TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
+MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
+EXPLAIN_TOKENS = 64  # tokens of a text, for explain()
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A window that waits for its scores."""
 
     answerer: AnswerHead
@@ -49,12 +49,12 @@ class Piece(NamedTuple):
     places: list[int]  # the tokens to score; none: the whole window
 
 
-class Asked(NamedTuple):
+class EncodedInput(NamedTuple):
     """An input that was read: what answers it, and its windows in which something is to be scored."""
 
     given: Any
     answerer: AnswerHead
-    pieces: list[Piece]
+    pieces: list[Chunk]
     dropped: int = 0  # tokens of its end that are in no window
     seen: Sequence[Encoded] = ()  # all its windows
 
@@ -93,7 +93,7 @@ class Engine:
             raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
         if precision is not None and dtype is not None:
             raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
-        self.way: Way | None = None  # None: as it was loaded
+        self.way: ExecutionPlan | None = None  # None: as it was loaded
         self.why: tuple[str, ...] = ()  # it is in this precision
         if isinstance(model, Loaded):
             if any(given is not None for given in (revision, head, precision, dtype, device)):
@@ -103,11 +103,11 @@ class Engine:
         else:
             place = device_of(device or "cpu")
             chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32", place)
-            how = dtype or dtype_of(chosen or "float32")
+            how = dtype or activation_dtype(chosen or "float32")
             self.loaded = load(model, revision=revision, head=head, dtype=how, device=place)
             self.parameters = self.loaded.count()
             if chosen is not None:
-                self.way = prepare(self.loaded, chosen)
+                self.way = autotune(self.loaded, chosen)
         self.token_budget = token_budget
         self.writing = writing or GenerationConfig()
         self._head, self._answerers = _able(self.loaded)
@@ -119,17 +119,17 @@ class Engine:
         self.limit = self.loaded.limit
         self.cut = cut
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
-        self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+        self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
     def _chosen(
         self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto, device: torch.device
     ) -> Precision:
-        check(asked)
+        check_precision(asked)
         if asked == "float32":
             return asked
-        from heedful.infer.tuning.precision_gate import decide  # it measures engines
+        from heedful.infer.tuning.precision_gate import choose_precision  # it measures engines
 
-        chosen, trials = decide(model, asked, revision=revision, head=head, device=device)
+        chosen, trials = choose_precision(model, asked, revision=revision, head=head, device=device)
         self.why = tuple(each.line() for each in trials)
         return chosen
 
@@ -152,9 +152,9 @@ class Engine:
         given = self._listed(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        if len(given) <= TOGETHER:
+        if len(given) <= TOKENIZE_CHUNK:
             return self.answers(self.tokenize(given), top_k=top_k)
-        parts = [(first, given[first : first + TOGETHER]) for first in range(0, len(given), TOGETHER)]
+        parts = [(first, given[first : first + TOKENIZE_CHUNK]) for first in range(0, len(given), TOKENIZE_CHUNK)]
         answers: list[Answer] = []
         with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
             coming = beside.submit(self.tokenize, parts[0][1])
@@ -215,7 +215,7 @@ class Engine:
         """A prompt of the model by its name in sentence-transformers; "" if it has none of that name."""
         return dict(self._head.prompts).get(name, "") if isinstance(self._head, SentenceEmbedding) else ""
 
-    def answers(self, asked: Sequence[Asked], *, top_k: int = 5, first: int = 0) -> list[Answer]:
+    def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5, first: int = 0) -> list[Answer]:
         """Score encoded inputs and make their answers: the second and third step of a call.
 
         Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
@@ -229,14 +229,14 @@ class Engine:
         for number, each in enumerate(asked, start=first):
             windows = list(islice(made, len(each.pieces)))
             answer = self._answer(each, windows, top_k)
-            if not (is_finite(answer) and all(map(finite, windows))):
+            if not (answer_is_finite(answer) and all(map(scores_are_finite, windows))):
                 if len(asked) == 1:
                     raise InputError(NOT_FINITE, number) from FloatingPointError()
                 (answer,) = self.answers([each], top_k=top_k, first=number)  # another input may have spoilt its batch
             answers.append(answer)
         return answers
 
-    def tokenize(self, inputs: Sequence[Any], *, first: int = 0) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any], *, first: int = 0) -> list[EncodedInput]:
         """The first of the three steps that a call consists of: inputs become windows of tokens.
 
         Errors count the inputs from `first`.
@@ -253,13 +253,15 @@ class Engine:
             seen = [next(encoded) for _ in items]
             several = self._windows(number, answerer, items, seen)
             asked.append(
-                Asked(given, answerer, self._pieces(answerer, several), sum(each.dropped for each in seen), several)
+                EncodedInput(
+                    given, answerer, self._pieces(answerer, several), sum(each.dropped for each in seen), several
+                )
             )
         return asked
 
     def score(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Chunk],
         writing: GenerationConfig | None = None,
         *,
         top_k: int | None = None,
@@ -280,7 +282,7 @@ class Engine:
             if training:
                 self.loaded.train()
 
-    def decode(self, pieces: Sequence[Piece], writing: GenerationConfig | None = None) -> Decoding:
+    def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
         """The second step of one batch for which texts are written, as a decoding that its caller takes step by step.
 
         Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
@@ -290,14 +292,14 @@ class Engine:
         with torch.inference_mode():
             return answerer.writes(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
 
-    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
         answer = self._answer(asked, scores, top_k)
-        if not is_finite(answer):
+        if not answer_is_finite(answer):
             raise HeedfulError(NOT_FINITE) from FloatingPointError()
         return answer
 
-    def _answer(self, asked: Asked, scores: Sequence[Any], top_k: int) -> Answer:
+    def _answer(self, asked: EncodedInput, scores: Sequence[Any], top_k: int) -> Answer:
         windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
         answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}
@@ -315,13 +317,13 @@ class Engine:
         stack = self.loaded.config.model.encoder or self.loaded.config.model.decoder
         if stack is None:
             return
-        length = min(TYPICAL, self.limit or TYPICAL, self.token_budget)
+        length = min(EXPLAIN_TOKENS, self.limit or EXPLAIN_TOKENS, self.token_budget)
         count = self.token_budget // length
         parameter = next(self.loaded.parameters())
         q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
         layout = Layout.of(range(0, count * length + 1, length))
         first = self.way.attention if self.way else ""
-        bias = like_bias(stack, len(q), length, q.dtype, q.device)
+        bias = example_bias(stack, len(q), length, q.dtype, q.device)
         seen: dict[str, Any] = {"causal": stack.causal, "window": stack.window, "bias": bias}
         call = Call(layout=layout, scale=stack.head_width**-0.5, first=first, **seen)
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
@@ -353,12 +355,12 @@ class Engine:
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
-    def _pieces(self, answerer: AnswerHead, several: list[Encoded]) -> list[Piece]:
+    def _pieces(self, answerer: AnswerHead, several: list[Encoded]) -> list[Chunk]:
         """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.places is None:
-            return [Piece(answerer, each, []) for each in several]
+            return [Chunk(answerer, each, []) for each in several]
         places = group_by_window(answerer.places(several, self.tokenizer), len(several))
-        return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
+        return [Chunk(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         cut = self.cut
@@ -378,7 +380,7 @@ class Engine:
             except HeedfulError as error:  # whose cause says whether a person can mend it
                 raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
 
-    def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    def _batches(self, pieces: Sequence[Chunk]) -> Iterator[list[int]]:
         """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""
         batch: list[int] = []
         rows = 0
@@ -395,7 +397,7 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Piece], writing: GenerationConfig, top_k: int | None) -> list[Any]:
+    def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[Any]:
         batch, answerer = self._packed(pieces), pieces[0].answerer
         if answerer.writes is not None:
             return answerer.writes(self.loaded, self.tokenizer, batch, writing).run()
@@ -410,11 +412,11 @@ class Engine:
         )
         if answerer.brief is None or top_k is None:
             return list(_on_host(head(rows, batch)).split(counts))
-        parts, setting = rows.split(max(1, NUMBERS // self.tokenizer.size)), self._setting(top_k)
+        parts, setting = rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)), self._setting(top_k)
         brief = iter([each for part in parts for each in answerer.brief(_on_host(head(part, batch)), setting)])
         return [list(islice(brief, count)) for count in counts]
 
-    def _packed(self, pieces: Sequence[Piece]) -> Packed:
+    def _packed(self, pieces: Sequence[Chunk]) -> Packed:
         """One batch, on the model's device."""
         device = next(self.loaded.parameters()).device
         return Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)

@@ -10,36 +10,36 @@ import torch
 NOT_FINITE = "the model's numbers for this input are not finite"
 
 
-def is_finite(answer: Any) -> bool:
+def answer_is_finite(answer: Any) -> bool:
     """Return whether every number in an answer (plain data) is finite."""
     match answer:
         case float():
             return math.isfinite(answer)
         case dict():
-            return all(map(is_finite, answer.values()))
+            return all(map(answer_is_finite, answer.values()))
         case [float(), *_]:
             return math.isfinite(sum(answer))
         case list():
-            return all(map(is_finite, answer))
+            return all(map(answer_is_finite, answer))
     return True
 
 
-def nulled(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return plain data with None in place of each number that is not finite, which JSON has no form for."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {name: nulled(each) for name, each in value.items()}
+            return {name: replace_nonfinite(each) for name, each in value.items()}
         case list() | tuple():
-            return [nulled(each) for each in value]
+            return [replace_nonfinite(each) for each in value]
     return value
 
 
-def finite(scores: Any) -> bool:
+def scores_are_finite(scores: Any) -> bool:
     """Return whether the scores of a window are finite: a tensor, generated texts or filled tokens."""
     if isinstance(scores, torch.Tensor):
         return bool(scores.isfinite().all())
     if isinstance(scores, list | tuple):
-        return all(math.isfinite(getattr(each, "log_probability", 0.0)) and is_finite(each) for each in scores)
+        return all(math.isfinite(getattr(each, "log_probability", 0.0)) and answer_is_finite(each) for each in scores)
     return True

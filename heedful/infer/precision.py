@@ -10,7 +10,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "int8"]  # auto: the fastest here that changes little
 
 
-def check(asked: str) -> None:
+def check_precision(asked: str) -> None:
     """One that there is, or "auto"."""
     if asked not in get_args(PrecisionOrAuto):
         raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")

@@ -16,7 +16,7 @@ from heedful.data.inputs.input_files import find_ask
 from heedful.data.labelled.columns import Reader
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_each
-from heedful.infer.batch.writers import answer_types
+from heedful.infer.batch.writers import answer_arrow_types
 from heedful.infer.engine import Engine
 
 Columns = dict[str, np.ndarray]
@@ -49,7 +49,7 @@ class Predict:
         inputs, pair = self._inputs(tuple(batch), rows)
         found = answer_each(self.engine, inputs, top_k=self._top_k)
         made: Columns = {}
-        for name, kind in answer_types(self.engine, pair=pair).items():
+        for name, kind in answer_arrow_types(self.engine, pair=pair).items():
             values = [_of(each, name) for each in found]
             made[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
         made[self._prefix + "error"] = _objects([each if isinstance(each, str) else None for each in found])

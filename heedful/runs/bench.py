@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.precision_gate import Trial, fastest, ready, tried
+from heedful.infer.tuning.precision_gate import Measurement, fastest_accepted, measure_precisions, open_in_precision
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.evaluate import evaluate, run_generation
 from heedful.runs.run_folder import SETTINGS, write_file
@@ -26,10 +26,10 @@ from heedful.runs.timing import measure_latency
 BENCH = "bench.json"
 RESIDENT = """
 import sys; sys.path[:] = {path!r}
-from heedful.infer.tuning.precision_gate import pieces_of, ready, sample
+from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
 from heedful.device import device_of
-engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
-engine.score(pieces_of(engine, sample(engine), 512))
+engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
+engine.score(calibration_chunks(engine, calibration_inputs(engine), 512))
 from heedful.runs.timing import resident
 print(resident())
 """
@@ -39,7 +39,7 @@ print(resident())
 class PrecisionBench:
     """One precision on this machine."""
 
-    trial: Trial
+    trial: Measurement
     # tokens of one text -> p50 and p99 in milliseconds, without tokenizing; nothing where it was looked at briefly
     latency: dict[str, dict[str, float]]
     throughput: int  # tokens a second, of texts of 64 tokens, without tokenizing
@@ -91,13 +91,13 @@ def bench(
         log(said)
     log("comparing speed and scores")
     place = device_of(device)
-    trials = tried(
+    trials = measure_precisions(
         run, revision=revision, head=head, device=place, measure_metric=None if data is None else metric, anew=True
     )
     sheets = []
     for trial in trials:
         log(f"timing {trial.precision}")
-        engine = ready(run, trial.precision, revision=revision, head=head, device=place)
+        engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=place)
         times: dict[str, Any] = (
             {"latency": {}, "throughput": round(trial.speed)} if trial.brief else measure_latency(engine.loaded)
         )
@@ -107,11 +107,11 @@ def bench(
         )
     found = Bench(
         model=engine.loaded.source,
-        machine=tuning_cache.machine(place),
+        machine=tuning_cache.machine_facts(place),
         metric=numbers.get("metric"),
         split=numbers.get("split"),
         sheets=tuple(sheets),
-        taken=fastest(trials),
+        taken=fastest_accepted(trials),
     )
     with _told(run, log):
         if keeps:

@@ -16,8 +16,8 @@ from heedful.data.labelled.statistics import survey
 from heedful.data.tag_schemes import unsaid
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.infer.precision import Precision, PrecisionOrAuto, check
-from heedful.infer.tuning.precision_gate import fastest, ready, tried
+from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
+from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
 from heedful.runs.data_settings import data_settings_for
@@ -132,12 +132,14 @@ def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
 ) -> tuple[Loaded, Precision]:
     """The model as an engine computes it in that precision, or for "auto" in the one that an engine takes."""
-    check(precision)
+    check_precision(precision)
     place = device_of(device)
-    taken = fastest(tried(run, revision=revision, device=place)) if precision == "auto" else precision
+    taken = (
+        fastest_accepted(measure_precisions(run, revision=revision, device=place)) if precision == "auto" else precision
+    )
     if taken == "float32":
         return load(run, revision=revision, device=place), taken
-    return ready(run, taken, revision=revision, device=place).loaded, taken
+    return open_in_precision(run, taken, revision=revision, device=place).loaded, taken
 
 
 def _keep_data(predictions: Path, source: Source[Any]) -> None:

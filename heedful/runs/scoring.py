@@ -17,7 +17,7 @@ import torch
 from heedful.atomic_io import put, whole
 from heedful.checkpoint import Loaded
 from heedful.infer.engine import Engine
-from heedful.infer.finite import nulled
+from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
@@ -123,7 +123,10 @@ class PredictionFile:
 
 
 def _line(found: dict[str, Any]) -> bytes:
-    return json.dumps(nulled(found), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
+    return (
+        json.dumps(replace_nonfinite(found), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
+        + b"\n"
+    )
 
 
 def tune_thresholds(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:

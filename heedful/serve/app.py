@@ -21,24 +21,32 @@ from starlette.types import Receive
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.infer.scheduling.errors import Failed
+from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.serve import open_inference, openapi
 from heedful.serve import requests as s
-from heedful.serve.context import Call
-from heedful.serve.middleware import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
-from heedful.serve.routes import Question, questions
-from heedful.serve.service import Service, kind_of, kinds_of
+from heedful.serve.context import RequestContext
+from heedful.serve.middleware import (
+    AccessMiddleware,
+    ClientDisconnectedError,
+    HTTPError,
+    RequestLog,
+    check_body,
+    read_body,
+    to_http_error,
+)
+from heedful.serve.routes import Endpoint, endpoints
+from heedful.serve.service import Service, head_kind, head_kinds
 from heedful.serve.settings import LOOPBACK
 
 WEB = Path(__file__).parent / "web"
 FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/javascript")}
 FILES["/web/page.css"] = ("page.css", "text/css")
 VALUES = 6  # of a body, for each token that a request may have
-Endpoint = Callable[[Request], Awaitable[Response]]
-Ask = Callable[[Call, Request, Any], Coroutine[Any, Any, Any]]
+Respond = Callable[[Request], Awaitable[Response]]
+Ask = Callable[[RequestContext, Request, Any], Coroutine[Any, Any, Any]]
 
 
-def application(
+def create_app(
     service: Service, *, keys: tuple[bytes, ...] = (), hosts: tuple[str, ...] | None = LOOPBACK, wait: bool = True
 ) -> Starlette:
     """The ASGI application of a service; with `wait` it loads the models before it begins."""
@@ -54,7 +62,7 @@ def application(
         yield
         await asyncio.to_thread(service.queue.close)
 
-    guard = Middleware(Guard, settings=service.settings, keys=keys, hosts=hosts, seen=service.metrics.saw)
+    guard = Middleware(AccessMiddleware, settings=service.settings, keys=keys, hosts=hosts, seen=service.metrics.saw)
     return Starlette(
         routes=[*_questions(service), *_protocol(service), *_views(service, bool(keys)), *_pages()],
         middleware=[guard],
@@ -64,10 +72,10 @@ def application(
 
 
 def _questions(service: Service) -> list[Route]:
-    def ask(question: Question) -> Ask:
+    def ask(question: Endpoint) -> Ask:
         return lambda call, request, body: question.handler(call, body)
 
-    return [_post(service, each.path, each.body, ask(each)) for each in questions()]
+    return [_post(service, each.path, each.body, ask(each)) for each in endpoints()]
 
 
 def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
@@ -78,25 +86,25 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
         record = _record(request, path)
         timeouts, limits = service.settings.timeouts, service.settings.limits
         check_body(record, limits.max_body_bytes)
-        call = Call(service=service, record=record)
+        call = RequestContext(service=service, record=record)
         raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
-            body = decode(decoder, raw, most)
+            body = parse_body(decoder, raw, most)
             del raw  # it may be large, and what follows may take long
             return _json(await _while_connected(request.receive, ask(call, request, body)))
-        except (Trouble, Gone, asyncio.CancelledError):
+        except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
             raise
         except Exception as error:
-            record.reason = error.reason if isinstance(error, Failed) else type(error).__name__
-            raise trouble_of(error) from None
+            record.reason = error.reason if isinstance(error, InferenceFailedError) else type(error).__name__
+            raise to_http_error(error) from None
 
     return Route(path, endpoint, methods=["POST"])
 
 
-def decode(decoder: msgspec.json.Decoder[Any], raw: bytes, most: int) -> Any:
+def parse_body(decoder: msgspec.json.Decoder[Any], raw: bytes, most: int) -> Any:
     """The body as its type; no key twice, and at most about so many values, which take far more memory than text."""
     if raw.count(b",") + (raw.count(b'"') - raw.count(b'\\"')) // 2 > most:
-        raise Trouble(413, "too_large", f"the body has more than about {most} values")
+        raise HTTPError(413, "too_large", f"the body has more than about {most} values")
     try:
         body = decoder.decode(raw)
         json.loads(raw, object_pairs_hook=_unique)
@@ -104,7 +112,7 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: bytes, most: int) -> Any:
         message = "it is no JSON in UTF-8"
         if isinstance(error, msgspec.ValidationError | _TwiceError):
             message = str(error)[:150] + getattr(decoder.type, "hint", "")
-        raise Trouble(422, "validation", f"the body is not understood: {message}") from None
+        raise HTTPError(422, "validation", f"the body is not understood: {message}") from None
     return body
 
 
@@ -126,7 +134,7 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> 
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done() or task.cancelled():  # by the queue, which was the first to see that the client left
-            raise Gone
+            raise ClientDisconnectedError
         return task.result()
     finally:
         left.cancel()
@@ -141,8 +149,8 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _record(request: Request, route: str) -> Record:
-    record: Record = request.scope["heedful"]
+def _record(request: Request, route: str) -> RequestLog:
+    record: RequestLog = request.scope["heedful"]
     record.route = route
     return record
 
@@ -154,7 +162,7 @@ def _json(content: Any, status: int = 200) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = {404: "there is no such path: GET /openapi.json lists them", 405: "this path has another method"}
-    raise Trouble(
+    raise HTTPError(
         error.status_code,
         "not_found" if error.status_code == 404 else "validation",
         told.get(error.status_code, "it cannot be answered"),
@@ -166,7 +174,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _protocol(service: Service) -> list[Route]:
-    async def infer(call: Call, request: Request, body: Any) -> Any:
+    async def infer(call: RequestContext, request: Request, body: Any) -> Any:
         return await open_inference.infer(call, request.path_params["name"], body)
 
     def facts(request: Request) -> Any:
@@ -174,8 +182,8 @@ def _protocol(service: Service) -> list[Route]:
         return {
             "name": name,
             "platform": "heedful",
-            "inputs": open_inference.reads(kind_of(lane)),
-            "outputs": open_inference.gives(kind_of(lane), _labels(lane.engine)),
+            "inputs": open_inference.input_tensors(head_kind(lane)),
+            "outputs": open_inference.output_tensors(head_kind(lane), _labels(lane.engine)),
         }
 
     def ready(request: Request) -> Any:
@@ -204,10 +212,10 @@ def _get(path: str, show: Callable[[Request], Any], status: Callable[[Any], int]
         try:
             shown = show(request)
             return _json(shown, status(shown))
-        except (Trouble, HeedfulError) as error:
-            raise trouble_of(error) from None
+        except (HTTPError, HeedfulError) as error:
+            raise to_http_error(error) from None
         except Exception as error:
-            raise trouble_of(error) from None
+            raise to_http_error(error) from None
 
     return Route(path, endpoint, methods=["GET"])
 
@@ -257,7 +265,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "model_type": model_type,
         "family": loaded.config.family,
         "parameters": engine.parameters,
-        "routes": [each.path for each in questions() if each.kinds is None or set(kinds_of(lane)) & {*each.kinds}],
+        "routes": [each.path for each in endpoints() if each.kinds is None or set(head_kinds(lane)) & {*each.kinds}],
         "labels": labels,
         "max_input_length": engine.limit,
         "max_batch_tokens": limits.max_batch_tokens,

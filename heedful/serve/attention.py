@@ -8,7 +8,7 @@ import torch
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.scheduling.errors import TooLong
+from heedful.infer.scheduling.errors import TooLongError
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import decoder_prompts
@@ -21,7 +21,7 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
     read = item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
     if engine.limit is not None and len(encoded) > engine.limit:
-        raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
+        raise TooLongError(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
     if not stacks:
         raise HeedfulError("this model has no layers of self-attention to look into")
@@ -35,7 +35,9 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
     asked_heads = len(heads) if heads is not None else max(stack.heads for stack in stacks)
     count = asked_layers * asked_heads * len(encoded) ** 2
     if count > most:
-        raise TooLong(f"these are {count} weights, and an answer has at most {most}: ask for some layers and heads")
+        raise TooLongError(
+            f"these are {count} weights, and an answer has at most {most}: ask for some layers and heads"
+        )
     batch = Packed.of([encoded.ids], [encoded.types])
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():

@@ -6,27 +6,27 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.infer.engine import Asked
-from heedful.infer.scheduling.errors import TooLong
-from heedful.infer.scheduling.scheduler import Lane
-from heedful.serve.middleware import Record
+from heedful.infer.engine import EncodedInput
+from heedful.infer.scheduling.errors import TooLongError
+from heedful.infer.scheduling.scheduler import ModelQueue
+from heedful.serve.middleware import RequestLog
 from heedful.serve.service import Service
-from heedful.serve.token_estimate import characters, few_enough, in_turns
+from heedful.serve.token_estimate import check_token_estimate, count_characters, group_in_turns
 
-LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
-Turns = Generator[None, None, list[Asked]]  # yields where a thread may do something else in between
+CHARACTERS_PER_TOKEN = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
+Turns = Generator[None, None, list[EncodedInput]]  # yields where a thread may do something else in between
 MASKS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
 
 
 @dataclass(kw_only=True, slots=True)
-class Call:
+class RequestContext:
     """One request, on its way."""
 
     service: Service
-    record: Record
+    record: RequestLog
     given: tuple[str, ...] = ()
 
-    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
+    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
         """The model that answers."""
         return self.service.lane(name, kinds)
 
@@ -34,9 +34,9 @@ class Call:
         """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
         limits = self.service.settings.limits
         if len(texts) > limits.max_client_batch_size:
-            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.max_client_batch_size}")
+            raise TooLongError(f"the request has {len(texts)} texts, and may have {limits.max_client_batch_size}")
         if (count := sum(map(len, texts))) > limits.max_request_characters:
-            raise TooLong(
+            raise TooLongError(
                 f"the texts have {count} characters, and those of a request may have {limits.max_request_characters}"
             )
         self.given = texts
@@ -51,11 +51,11 @@ class Call:
         limit = self.service.settings.limits.max_request_tokens
         most = limit if most is None else min(most, limit)
         if sum(map(len, self.given)) > most:
-            yield from few_enough(engine, self.given, most, whole=whole)
+            yield from check_token_estimate(engine, self.given, most, whole=whole)
 
     async def ask(
         self,
-        lane: Lane,
+        lane: ModelQueue,
         inputs: Sequence[Any],
         *,
         encode: Callable[[Any, Sequence[Any]], Turns] | None = None,
@@ -71,12 +71,12 @@ class Call:
 
         def read(engine: Any, inputs: Sequence[Any]) -> Turns:
             yield from self.count(engine)
-            asked = yield from (encode or encode_in_turns)(engine, inputs)
+            asked = yield from (encode or tokenize_in_turns)(engine, inputs)
             if engine.kind in MASKS:
                 self._few_candidates(top_k * sum(len(piece.places) for each in asked for piece in each.pieces))
             return asked
 
-        found = [characters(each) for each in inputs] if sizes is None else sizes
+        found = [count_characters(each) for each in inputs] if sizes is None else sizes
         how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read, "sizes": found}
         answers, tokens = await lane.ask(inputs, top_k=top_k, **how, **more)
         self.record.tokens += tokens
@@ -89,15 +89,17 @@ class Call:
         where there is much white space; up to as many as a request may have.
         """
         most = self.service.settings.limits.max_request_characters
-        longest = most if engine.limit is None else LETTERS * engine.limit
-        found: list[Asked] = yield from encode_in_turns(engine, [text[:longest] for text in texts])
+        longest = most if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
+        found: list[EncodedInput] = yield from tokenize_in_turns(engine, [text[:longest] for text in texts])
         while longest < most and (
             unread := [n for n, each in enumerate(found) if len(texts[n]) > longest and not each.dropped]
         ):
-            longest = min(most, LETTERS * longest)
+            longest = min(most, CHARACTERS_PER_TOKEN * longest)
             more = [texts[n][:longest] for n in unread]
             if (count := sum(map(len, more))) > most:
-                raise TooLong(f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read")
+                raise TooLongError(
+                    f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read"
+                )
             yield
             for n, each in zip(unread, engine.tokenize(more), strict=True):
                 found[n] = each
@@ -105,13 +107,13 @@ class Call:
 
     def _few_candidates(self, count: int) -> None:
         if count > (most := self.service.settings.limits.max_fill_mask_candidates):
-            raise TooLong(f"the masks ask for {count} tokens, and an answer lists at most {most}")
+            raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {most}")
 
 
-def encode_in_turns(engine: Any, inputs: Sequence[Any]) -> Turns:
+def tokenize_in_turns(engine: Any, inputs: Sequence[Any]) -> Turns:
     """Windows of inputs as the engine makes them of all at once; yields between groups of them."""
-    found: list[Asked] = []
-    for first, group in in_turns(inputs):
+    found: list[EncodedInput] = []
+    for first, group in group_in_turns(inputs):
         if first:
             yield
         found += engine.tokenize(group, first=first) if first else engine.tokenize(group)

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from heedful.serve.connections import Connections
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 
-CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
+POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
 READ = 1 << 16  # bytes that a client reads in its time, or all that is left
 LINGERING = 64  # refused connections that have that time at once; more are closed at once
@@ -48,14 +48,16 @@ class _Connection(h11.Connection):
         return event
 
 
-class Wire(H11Protocol):
+class HttpProtocol(H11Protocol):
     """One connection."""
 
     limits: ClassVar[Limits]
     timeouts: ClassVar[Timeouts]
     counted: ClassVar[Connections]
-    lingering: ClassVar[set[Wire]]  # refused for their number
-    unread: ClassVar[dict[Wire, None]]  # those with something that their clients have not read, the oldest first
+    lingering: ClassVar[set[HttpProtocol]]  # refused for their number
+    unread: ClassVar[
+        dict[HttpProtocol, None]
+    ]  # those with something that their clients have not read, the oldest first
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -161,10 +163,10 @@ class Wire(H11Protocol):
     def left(self) -> bool:
         """Whether the client has closed: as the system knows it now, at any moment and for any thread."""
         descriptor = self.transport.get_extra_info("socket").fileno()
-        if descriptor < 0 or not CLOSED:
+        if descriptor < 0 or not POLL_CLOSED:
             return bool(descriptor < 0)
         look = select.poll()
-        look.register(descriptor, CLOSED)
+        look.register(descriptor, POLL_CLOSED)
         return bool(look.poll(0))
 
     def _between(self) -> bool:
@@ -249,7 +251,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def server(
+def create_server(
     app: ASGIApp,
     settings: ServeSettings,
     *,
@@ -258,7 +260,7 @@ def server(
 ) -> Server:
     """Ready to run on sockets."""
     bound = {"limits": settings.limits, "timeouts": settings.timeouts, "unread": {}, "lingering": set()}
-    wire = type("BoundWire", (Wire,), {**bound, "counted": Connections(settings)})
+    wire = type("BoundWire", (HttpProtocol,), {**bound, "counted": Connections(settings)})
     config = uvicorn.Config(
         app,
         http=wire,

@@ -12,7 +12,7 @@ ARENAS = 2  # apart from each other, for threads: what is free in one is of no u
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of <malloc.h>
 
 
-def spare() -> None:
+def limit_arenas() -> None:
     """Be sparing from now on; it has to be said before torch is imported, and where glibc is not it changes less."""
     for name, value in KERNELS.items():
         os.environ.setdefault(name, value)
@@ -22,7 +22,7 @@ def spare() -> None:
         _library().mallopt(_ARENA_MAX, ARENAS)
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Give back what is free now; what is there now, stays: the collector no longer looks through it (80 ms each time).
 
     An engine is in no cycle, so that one that is exchanged later still goes with its last user.

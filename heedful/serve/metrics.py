@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from heedful.infer.scheduling.scheduler import Queue
-from heedful.serve.middleware import Record
+from heedful.infer.scheduling.scheduler import Scheduler
+from heedful.serve.middleware import RequestLog
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 POWERS = tuple(float(2**power) for power in range(15))
@@ -38,7 +38,7 @@ class Metrics:
             "heedful_batch_duration_seconds", "Time of the model for a batch", buckets=SECONDS, registry=here
         )
 
-    def saw(self, method: str, record: Record, seconds: float) -> None:
+    def saw(self, method: str, record: RequestLog, seconds: float) -> None:
         """A request was answered."""
         route = record.route or "none"  # a path that anybody invents is no label
         method = method if method in METHODS else "other"
@@ -52,7 +52,7 @@ class Metrics:
         self.batch_tokens.observe(tokens)
         self.batch_seconds.observe(seconds)
 
-    def watch(self, queue: Queue) -> None:
+    def watch(self, queue: Scheduler) -> None:
         """Show the queue, as it is whenever somebody looks."""
         self.registry.register(_Shown(queue))
 
@@ -62,7 +62,7 @@ class Metrics:
 
 
 class _Shown:
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Scheduler) -> None:
         self.queue = queue
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:

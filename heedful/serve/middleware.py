@@ -19,7 +19,13 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful.errors import HeedfulError
-from heedful.infer.scheduling.errors import Expired, Failed, Full, TooLong, Unavailable
+from heedful.infer.scheduling.errors import (
+    DeadlineExceededError,
+    InferenceFailedError,
+    QueueFullError,
+    TooLongError,
+    UnavailableError,
+)
 from heedful.serve.settings import LOOPBACK, ServeSettings
 
 LOG = logging.getLogger("heedful.serve")
@@ -45,7 +51,7 @@ CONTENT_POLICY = (
 )
 
 
-class Trouble(Exception):  # noqa: N818  # it is told, not raised to anybody's face
+class HTTPError(Exception):  # it is told, not raised to anybody's face
     """An answer that is no answer."""
 
     def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -56,12 +62,12 @@ class Trouble(Exception):  # noqa: N818  # it is told, not raised to anybody's f
         self.headers = headers
 
 
-class Gone(Exception):  # noqa: N818
+class ClientDisconnectedError(Exception):
     """The client went away."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Record:
+class RequestLog:
     """What the log says of a request."""
 
     start: float
@@ -79,28 +85,28 @@ class Record:
         return b", ".join(self.headers.get(name, [])).decode("latin-1")
 
 
-def trouble_of(error: BaseException) -> Trouble:
+def to_http_error(error: BaseException) -> HTTPError:
     """What is told of an exception: nothing but what the asker can do about it."""
     match error:
-        case Trouble():
+        case HTTPError():
             return error
-        case Full():
+        case QueueFullError():
             seconds = str(max(1, int(error.retry)) + randbelow(3))  # all at once would be as bad as now
-            return Trouble(429, "overloaded", str(error), [("retry-after", seconds)])
-        case Unavailable():
-            return Trouble(503, "unhealthy", str(error), [("retry-after", str(1 + randbelow(3)))])
-        case Expired():
-            return Trouble(504, "timeout", str(error))
-        case TooLong():
-            return Trouble(413, "too_large", str(error))
-        case Failed():
-            return Trouble(500, "backend", str(error))
+            return HTTPError(429, "overloaded", str(error), [("retry-after", seconds)])
+        case UnavailableError():
+            return HTTPError(503, "unhealthy", str(error), [("retry-after", str(1 + randbelow(3)))])
+        case DeadlineExceededError():
+            return HTTPError(504, "timeout", str(error))
+        case TooLongError():
+            return HTTPError(413, "too_large", str(error))
+        case InferenceFailedError():
+            return HTTPError(500, "backend", str(error))
         case HeedfulError():
-            return Trouble(422, "validation", str(error))
-    return Trouble(500, "backend", "something went wrong here; it was logged")
+            return HTTPError(422, "validation", str(error))
+    return HTTPError(500, "backend", "something went wrong here; it was logged")
 
 
-def read_keys(path: Path) -> tuple[bytes, ...]:
+def read_api_keys(path: Path) -> tuple[bytes, ...]:
     """The keys of a file, one on each line."""
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines()]
@@ -115,7 +121,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     return keys
 
 
-class Guard:
+class AccessMiddleware:
     """ASGI middleware around everything: checks the head of each request, and logs and counts each answer."""
 
     def __init__(
@@ -125,7 +131,7 @@ class Guard:
         settings: ServeSettings,
         keys: tuple[bytes, ...] = (),
         hosts: tuple[str, ...] | None = LOOPBACK,
-        seen: Callable[[str, Record, float], None] | None = None,
+        seen: Callable[[str, RequestLog, float], None] | None = None,
     ) -> None:
         """`hosts` are the names by which the server may be called; None: any. `seen` is told of each request."""
         self.app = app
@@ -141,7 +147,7 @@ class Guard:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         now = time.monotonic()
-        record = Record(start=now, deadline=now + self.settings.timeouts.request_seconds)
+        record = RequestLog(start=now, deadline=now + self.settings.timeouts.request_seconds)
         record.left = scope.get("heedful.left", record.left)
         for name, value in scope["headers"]:
             record.headers.setdefault(name.lower(), []).append(value)
@@ -161,10 +167,10 @@ class Guard:
                     await sending({"type": "http.response.body"})
                 else:
                     await self.app(scope, receive, sending)
-            except Trouble as trouble:
+            except HTTPError as trouble:
                 record.reason = record.reason or trouble.kind
-                await reply(sending, trouble, scope["path"])
-        except Gone:
+                await send_error(sending, trouble, scope["path"])
+        except ClientDisconnectedError:
             record.status, record.reason = 499, "client_disconnected"
         except asyncio.CancelledError:
             record.status, record.reason = 499, "cancelled"
@@ -172,40 +178,40 @@ class Guard:
         except Exception as error:
             record.reason = f"{type(error).__name__}"
             if not record.status:
-                await reply(sending, trouble_of(error), scope["path"])
+                await send_error(sending, to_http_error(error), scope["path"])
         finally:
             self._log(scope, record)
 
-    def _headers(self, record: Record) -> list[tuple[bytes, bytes]]:
+    def _headers(self, record: RequestLog) -> list[tuple[bytes, bytes]]:
         found = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
         if (origin := record.header(b"origin")) in self.settings.cors_allow_origins and origin:
             found += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
             found += [(b"access-control-expose-headers", b"retry-after")]
         return found
 
-    def _preflight(self, scope: Scope, record: Record) -> bool:
+    def _preflight(self, scope: Scope, record: RequestLog) -> bool:
         """Whether a browser asks what a page of a listed origin may send: it does so by itself, and without a key."""
         asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
         return asked and record.header(b"origin") in self.settings.cors_allow_origins
 
-    def _check(self, scope: Scope, record: Record) -> None:
+    def _check(self, scope: Scope, record: RequestLog) -> None:
         """Refuse by what the head says; nothing of the body was read yet."""
         path: str = scope["path"]
         headers = record.headers
         if not path.startswith("/") or len(path) > 1000 or re.search(r"[\0-\x1f\\]|(^|/)\.\.(/|$)", path):
-            raise Trouble(404, "not_found", "there is no such path")
+            raise HTTPError(404, "not_found", "there is no such path")
         if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.settings.limits.max_header_bytes:
-            raise Trouble(
+            raise HTTPError(
                 431, "too_large", f"the headers have more than {self.settings.limits.max_header_bytes} bytes", [CLOSE]
             )
         if b"transfer-encoding" in headers and b"content-length" in headers:
-            raise Trouble(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
+            raise HTTPError(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
         if len(headers.get(b"host", [])) != 1:
-            raise Trouble(400, "validation", "give one host header", [CLOSE])
+            raise HTTPError(400, "validation", "give one host header", [CLOSE])
         if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
-            raise Trouble(403, "forbidden", "this Host header is not allowed: add the name with --allowed_hosts")
+            raise HTTPError(403, "forbidden", "this Host header is not allowed: add the name with --allowed_hosts")
         if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
-            raise Trouble(403, "forbidden", "there is nothing to upgrade to")
+            raise HTTPError(403, "forbidden", "there is nothing to upgrade to")
         if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
             self._check_origin(record)  # a link to the page may stand anywhere
         free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
@@ -213,32 +219,32 @@ class Guard:
             self._check_key(record)
         if given := record.header(b"x-request-timeout-ms"):
             if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):
-                raise Trouble(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
+                raise HTTPError(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
             record.deadline = record.start + min(int(given) / 1000, self.settings.timeouts.max_request_seconds)
 
-    def _check_origin(self, record: Record) -> None:
+    def _check_origin(self, record: RequestLog) -> None:
         if b"origin" not in record.headers:
             if record.header(b"sec-fetch-site") in ("cross-site", "same-site"):
-                raise Trouble(403, "forbidden", "pages of other sites may not call this server")
+                raise HTTPError(403, "forbidden", "pages of other sites may not call this server")
             return
         origin = record.header(b"origin")
         own = urlsplit(origin).netloc if origin.startswith(("http://", "https://")) else ""
         if origin not in self.settings.cors_allow_origins and (not own or own != record.header(b"host")):
-            raise Trouble(
+            raise HTTPError(
                 403,
                 "forbidden",
                 "pages of this origin may not call this server: allow it with --cors_allow_origins",
             )
 
-    def _check_key(self, record: Record) -> None:
+    def _check_key(self, record: RequestLog) -> None:
         given = record.header(b"authorization").encode("latin-1")
         given = given[7:] if given[:7].lower() == b"bearer " else b""
         if not sum(hmac.compare_digest(given, key) for key in self.keys):  # a sum compares all of them
-            raise Trouble(
+            raise HTTPError(
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
             )
 
-    def _log(self, scope: Scope, record: Record) -> None:
+    def _log(self, scope: Scope, record: RequestLog) -> None:
         seconds = time.monotonic() - record.start
         if self.seen is not None:
             self.seen(scope["method"], record, seconds)
@@ -258,26 +264,26 @@ class Guard:
         )  # ASCII: one line
 
 
-def too_large(most: int) -> Trouble:
+def too_large(most: int) -> HTTPError:
     """A body over the limit."""
-    return Trouble(413, "too_large", f"the body is larger than {most} bytes")
+    return HTTPError(413, "too_large", f"the body is larger than {most} bytes")
 
 
-def check_body(record: Record, most: int) -> None:
+def check_body(record: RequestLog, most: int) -> None:
     """Refuse a body by what the head says of it."""
     kind, _, parameters = record.header(b"content-type").lower().partition(";")
     charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
     if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
-        raise Trouble(415, "media_type", "send application/json, in UTF-8")
+        raise HTTPError(415, "media_type", "send application/json, in UTF-8")
     if record.header(b"content-encoding").lower() not in ("", "identity"):
-        raise Trouble(415, "media_type", "compressed bodies are not read")
+        raise HTTPError(415, "media_type", "compressed bodies are not read")
     length = record.header(b"content-length")
     if length and (not re.fullmatch(r"[0-9]{1,18}", length) or int(length) > most):
         raise too_large(most)
 
 
 @dataclass(kw_only=True, slots=True)
-class Bodies:
+class BodyBudget:
     """Those that are being received, of all connections."""
 
     most: int  # bytes of all, past which one is received only within its share
@@ -285,7 +291,7 @@ class Bodies:
     held: int = 0
 
 
-async def read_body(receive: Receive, most: int, seconds: float, bodies: Bodies) -> bytes:
+async def read_body(receive: Receive, most: int, seconds: float, bodies: BodyBudget) -> bytes:
     """The whole body, of at most so many bytes and in at most so many seconds."""
     parts: list[bytes] = []
     size = 0
@@ -294,23 +300,23 @@ async def read_body(receive: Receive, most: int, seconds: float, bodies: Bodies)
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnectedError
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 bodies.held += len(parts[-1])
                 if size > most:
                     raise too_large(most)
                 if bodies.held > bodies.most and size > bodies.share:
-                    raise Unavailable("too many large bodies are being received")
+                    raise UnavailableError("too many large bodies are being received")
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError:
-        raise Trouble(408, "timeout", "the body did not come in time") from None
+        raise HTTPError(408, "timeout", "the body did not come in time") from None
     finally:
         bodies.held -= size
 
 
-async def reply(send: Send, trouble: Trouble, path: str) -> None:
+async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
     """Tell a trouble, in at most 2 kB; under /v1 in OpenAI's form."""
     message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"
     message = message.encode("utf-8", "replace").decode()

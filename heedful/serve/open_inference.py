@@ -8,7 +8,7 @@ import orjson
 
 from heedful.errors import HeedfulError
 from heedful.serve import requests as s
-from heedful.serve.context import Call
+from heedful.serve.context import RequestContext
 from heedful.serve.routes import labels_of, vectors
 
 _READS = {
@@ -19,13 +19,13 @@ _READS = {
 _PAIRS = ("sequence_classification",)  # may have a second text
 
 
-def reads(kind: str) -> list[dict[str, Any]]:
+def input_tensors(kind: str) -> list[dict[str, Any]]:
     """The tensors that a model of such a head reads."""
     names = _READS.get(kind, ("text",))
     return [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in names]
 
 
-def gives(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
+def output_tensors(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
     """The tensors that it gives; what is no number is JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
@@ -35,12 +35,12 @@ def gives(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
     return [{"name": "answer", "datatype": "BYTES", "shape": [-1]}]
 
 
-async def infer(call: Call, name: str, body: s.InferBody) -> Any:
+async def infer(call: RequestContext, name: str, body: s.InferBody) -> Any:
     """Texts in, tensors out: the Open Inference Protocol."""
     _, lane = call.lane(name, None)
     kind = getattr(lane.engine, "kind", "")
     given = {tensor.name: tensor for tensor in body.inputs}
-    wanted = [each["name"] for each in reads(kind)]
+    wanted = [each["name"] for each in input_tensors(kind)]
     if len(given) != len(body.inputs):
         raise HeedfulError("two tensors have one name")
     if not wanted:

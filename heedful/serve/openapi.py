@@ -8,7 +8,7 @@ import msgspec
 
 from heedful.serve import requests as s
 from heedful.serve import responses as a
-from heedful.serve.routes import questions
+from heedful.serve.routes import endpoints
 
 TOLD = {
     400: "the head of the request is not understood",
@@ -45,7 +45,7 @@ VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in
 
 def document(version: str, keys: bool) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    asked = [(each.path, each.body, each.answer, each.told, each.example) for each in questions()]
+    asked = [(each.path, each.body, each.answer, each.told, each.example) for each in endpoints()]
     asked.append(("/v2/models/{name}/infer", s.InferBody, a.Inferred, "The Open Inference Protocol.", {}))
     types = [kind for _, body, answer, _, _ in asked for kind in (body, answer)]
     types += [answer for _, answer, _ in VIEWS] + [a.Error, a.OpenAIError]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.infer.scheduling.errors import TooLong
-from heedful.infer.scheduling.scheduler import Lane
+from heedful.infer.scheduling.errors import TooLongError
+from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.model.decode import Beam, Greedy, How, Sample
 from heedful.serve import requests as s
 from heedful.serve import responses as a
-from heedful.serve.context import LETTERS, Call, Turns
-from heedful.serve.text_pairs import sequences
-from heedful.serve.token_estimate import in_turns
+from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
+from heedful.serve.text_pairs import parse_sequences
+from heedful.serve.token_estimate import group_in_turns
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
@@ -27,11 +27,11 @@ MOST = 128  # tokens that are written for a text, unless the request says how ma
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 
 
-Handler = Callable[[Call, Any], Coroutine[Any, Any, Any]]
+Handler = Callable[[RequestContext, Any], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class Endpoint:
     """A route that asks a model something."""
 
     path: str
@@ -47,12 +47,12 @@ class Question:
         return (self.handler.__doc__ or "").strip().partition("\n")[0]
 
 
-def many(given: Any) -> list[Any]:
+def as_list(given: Any) -> list[Any]:
     """A list, whether one or several were given."""
     return given if isinstance(given, list) else [given]
 
 
-def like(given: Any, answers: list[Any]) -> Any:
+def match_input(given: Any, answers: list[Any]) -> Any:
     """One answer to one, a list to a list."""
     return answers if isinstance(given, list) else answers[0]
 
@@ -61,8 +61,8 @@ def like(given: Any, answers: list[Any]) -> Any:
 
 
 async def vectors(
-    call: Call,
-    lane: Lane,
+    call: RequestContext,
+    lane: ModelQueue,
     texts: list[str],
     *,
     truncate: bool | None = True,
@@ -71,14 +71,16 @@ async def vectors(
 ) -> np.ndarray:
     """A vector for each text, [texts, dimensions], of length 1 if asked."""
     limit = getattr(lane.engine, "limit", None)
-    longest = None if limit is None or truncate is False else LETTERS * limit
+    longest = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
     cut = [text[:longest] for text in texts]
     call.texts(*cut)
 
     def encode(engine: Any, texts: Sequence[str]) -> Turns:
         asked = yield from call.beginnings(engine, texts)
         if truncate is False and any(each.dropped for each in asked):
-            raise TooLong(f"a text has more tokens than the {engine.limit} this model reads, and truncate is false")
+            raise TooLongError(
+                f"a text has more tokens than the {engine.limit} this model reads, and truncate is false"
+            )
         return asked
 
     answers = await call.ask(lane, texts, encode=encode, sizes=[len(text) for text in cut])
@@ -91,18 +93,18 @@ async def vectors(
     return found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12) if unit else found
 
 
-async def embed(call: Call, body: s.EmbedBody) -> Any:
+async def embed(call: RequestContext, body: s.EmbedBody) -> Any:
     """A vector for each text."""
     _, lane = call.lane(body.model, EMBEDDING)
     return await vectors(
-        call, lane, many(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
+        call, lane, as_list(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
     )
 
 
-async def embeddings(call: Call, body: s.EmbeddingsBody) -> Any:
+async def embeddings(call: RequestContext, body: s.EmbeddingsBody) -> Any:
     """A vector for each text, in OpenAI's form."""
     name, lane = call.lane(body.model, EMBEDDING)
-    found: Any = await vectors(call, lane, many(body.input), dimensions=body.dimensions)
+    found: Any = await vectors(call, lane, as_list(body.input), dimensions=body.dimensions)
     if body.encoding_format == "base64":
         from base64 import b64encode
 
@@ -115,7 +117,7 @@ async def embeddings(call: Call, body: s.EmbeddingsBody) -> Any:
     }
 
 
-async def similarity(call: Call, body: s.SimilarityBody) -> Any:
+async def similarity(call: RequestContext, body: s.SimilarityBody) -> Any:
     """The cosine of a sentence's vector and that of each of the others."""
     _, lane = call.lane(body.model, EMBEDDING)
     truncate = None if body.parameters is None else body.parameters.truncate
@@ -129,7 +131,7 @@ def _cosines(found: np.ndarray) -> list[float]:
     return cosines
 
 
-async def rerank(call: Call, body: s.RerankBody) -> Any:
+async def rerank(call: RequestContext, body: s.RerankBody) -> Any:
     """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
     _, lane = call.lane(body.model, RANKS)
     if getattr(lane.engine, "kind", "") == "embedding":
@@ -156,14 +158,14 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
 # -- heads ------------------------------------------------------------------------------------------------------
 
 
-async def predict(call: Call, body: s.PredictBody) -> Any:
+async def predict(call: RequestContext, body: s.PredictBody) -> Any:
     """The labels of each text or pair with their scores, best first."""
     _, lane = call.lane(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
     loaded = getattr(lane.engine, "loaded", None)
-    given, alone = sequences(body.inputs, getattr(loaded, "pairs", None))
-    call.texts(*(text for each in given for text in many(list(each) if isinstance(each, tuple) else each)))
+    given, alone = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
+    call.texts(*(text for each in given for text in as_list(list(each) if isinstance(each, tuple) else each)))
     answers = await call.ask(lane, given)
     found = [labels_of(answer) for answer in answers]
     return found[0] if alone else found
@@ -179,59 +181,59 @@ def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: -each["score"])
 
 
-async def tag(call: Call, body: s.TagBody) -> Any:
+async def tag(call: RequestContext, body: s.TagBody) -> Any:
     """A label for each word, and the entities that they make."""
     _, lane = call.lane(body.model, ("token_classification",))
-    given = many(body.inputs)
+    given = as_list(body.inputs)
     words = [[each] if isinstance(each, str) else each for each in given]
     if len(given) > call.service.settings.limits.max_client_batch_size:
-        raise TooLong(
+        raise TooLongError(
             f"the request has {len(given)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
         )
     call.texts(*(" ".join(each) for each in words))
-    return like(body.inputs, await call.ask(lane, given))
+    return match_input(body.inputs, await call.ask(lane, given))
 
 
-async def answer(call: Call, body: s.AnswerBody) -> Any:
+async def answer(call: RequestContext, body: s.AnswerBody) -> Any:
     """The answer to each question, as it stands in its context."""
     _, lane = call.lane(body.model, ("question_answering",))
-    given = many(body.inputs)
+    given = as_list(body.inputs)
     call.texts(*(each.question + each.context for each in given))
     inputs = [{"question": each.question, "context": each.context} for each in given]
-    return like(body.inputs, await call.ask(lane, inputs))
+    return match_input(body.inputs, await call.ask(lane, inputs))
 
 
-async def choose(call: Call, body: s.ChooseBody) -> Any:
+async def choose(call: RequestContext, body: s.ChooseBody) -> Any:
     """The candidate that fits each prompt best."""
     _, lane = call.lane(body.model, ("multiple_choice",))
-    given = many(body.inputs)
+    given = as_list(body.inputs)
     call.texts(*(each.prompt + choice for each in given for choice in each.choices))
     inputs = [{"prompt": each.prompt, "choices": each.choices} for each in given]
-    return like(body.inputs, await call.ask(lane, inputs))
+    return match_input(body.inputs, await call.ask(lane, inputs))
 
 
-async def follows(call: Call, body: s.FollowsBody) -> Any:
+async def follows(call: RequestContext, body: s.FollowsBody) -> Any:
     """Whether the second text of each pair follows the first."""
     _, lane = call.lane(body.model, ("next_sentence", "pretraining"))
     call.texts(*(text for pair in body.inputs for text in pair))
     return await call.ask(lane, [tuple(pair) for pair in body.inputs])
 
 
-async def fill(call: Call, body: s.FillBody) -> Any:
+async def fill(call: RequestContext, body: s.FillBody) -> Any:
     """The likeliest tokens for each mask of each text."""
     _, lane = call.lane(body.model, ("masked_lm", "pretraining"))
-    call.texts(*many(body.inputs))
-    return like(body.inputs, await call.ask(lane, many(body.inputs), top_k=body.top_k))
+    call.texts(*as_list(body.inputs))
+    return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), top_k=body.top_k))
 
 
-async def generate(call: Call, body: s.GenerateBody) -> Any:
+async def generate(call: RequestContext, body: s.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
     _, lane = call.lane(body.model, ("language_model",))
-    call.texts(*many(body.inputs))
+    call.texts(*as_list(body.inputs))
     limit = call.service.settings.limits.max_new_tokens
     most = min(MOST, limit) if body.max_new_tokens is None else body.max_new_tokens
     if most > limit:
-        raise TooLong(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
+        raise TooLongError(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
     if body.num_beams is not None and body.temperature is not None:
         raise HeedfulError("num_beams and temperature were both given: beam search does not sample; give one of them")
     how: How = Greedy()
@@ -240,17 +242,17 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
     elif body.temperature is not None:
         how = Sample(temperature=body.temperature)
     writing = GenerationConfig(how=how, max_new_tokens=most, seed=body.seed)
-    return like(body.inputs, await call.ask(lane, many(body.inputs), writing=writing))
+    return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), writing=writing))
 
 
 # -- looking inside -----------------------------------------------------------------------------------------------
 
 
-async def attention(call: Call, body: s.AttentionBody) -> Any:
+async def attention(call: RequestContext, body: s.AttentionBody) -> Any:
     """What each token of a text looks at, in chosen layers and heads."""
     _, lane = call.lane(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
-    call.texts(*many(body.inputs))
+    call.texts(*as_list(body.inputs))
     most = call.service.settings.limits.max_attention_weights
 
     def look(engine: Any) -> Any:
@@ -261,17 +263,17 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
         return attention(engine, item, body.layers, body.heads, most)
 
     size = 1 + min(
-        sum(map(len, many(body.inputs))), call.service.settings.limits.max_request_tokens - 1
+        sum(map(len, as_list(body.inputs))), call.service.settings.limits.max_request_tokens - 1
     )  # tokens, at most
     found = await lane.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
     call.record.tokens += len(found["tokens"])
     return found
 
 
-async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
+async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
     """The tokens of each text, as the model reads it."""
     _, lane = call.lane(body.model, None)
-    texts = many(body.inputs)
+    texts = as_list(body.inputs)
     call.texts(*texts)
     most = call.service.settings.limits.max_request_tokens
 
@@ -280,24 +282,24 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
 
         yield from call.count(engine, whole=True)
         found: list[Encoded] = []
-        for _, group in in_turns(texts):
+        for _, group in group_in_turns(texts):
             found += engine.tokenizer.encode_batch(group)
             yield
         if (count := sum(map(len, found))) > most:
-            raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")
+            raise TooLongError(f"the texts have {count} tokens, and an answer has at most {most}")
         return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
     record, sizes = call.record, [len(text) for text in texts]
     return await lane.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
 
 
-def questions() -> tuple[Question, ...]:
+def endpoints() -> tuple[Endpoint, ...]:
     """Return all routes that ask a model something, those of registered tasks last."""
-    return (*QUESTIONS, *(resolve(each) for spec in SPECS.values() for each in spec.routes))
+    return (*ENDPOINTS, *(resolve(each) for spec in SPECS.values() for each in spec.routes))
 
 
-QUESTIONS = (
-    Question(
+ENDPOINTS = (
+    Endpoint(
         path="/embed",
         handler=embed,
         body=s.EmbedBody,
@@ -305,7 +307,7 @@ QUESTIONS = (
         kinds=EMBEDDING,
         example={"inputs": ["a text", "another"]},
     ),
-    Question(
+    Endpoint(
         path="/v1/embeddings",
         handler=embeddings,
         body=s.EmbeddingsBody,
@@ -313,7 +315,7 @@ QUESTIONS = (
         kinds=EMBEDDING,
         example={"input": ["a text"]},
     ),
-    Question(
+    Endpoint(
         path="/similarity",
         handler=similarity,
         body=s.SimilarityBody,
@@ -321,7 +323,7 @@ QUESTIONS = (
         kinds=EMBEDDING,
         example={"inputs": {"source_sentence": "It rains.", "sentences": ["It pours.", "I read a book."]}},
     ),
-    Question(
+    Endpoint(
         path="/rerank",
         handler=rerank,
         body=s.RerankBody,
@@ -329,7 +331,7 @@ QUESTIONS = (
         kinds=RANKS,
         example={"query": "weather", "texts": ["It rains.", "I read a book."]},
     ),
-    Question(
+    Endpoint(
         path="/predict",
         handler=predict,
         body=s.PredictBody,
@@ -337,7 +339,7 @@ QUESTIONS = (
         kinds=CLASSES,
         example={"inputs": "a text"},
     ),
-    Question(
+    Endpoint(
         path="/token-classification",
         handler=tag,
         body=s.TagBody,
@@ -345,7 +347,7 @@ QUESTIONS = (
         kinds=("token_classification",),
         example={"inputs": "Ada lives in Paris."},
     ),
-    Question(
+    Endpoint(
         path="/question-answering",
         handler=answer,
         body=s.AnswerBody,
@@ -353,7 +355,7 @@ QUESTIONS = (
         kinds=("question_answering",),
         example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
     ),
-    Question(
+    Endpoint(
         path="/multiple-choice",
         handler=choose,
         body=s.ChooseBody,
@@ -361,7 +363,7 @@ QUESTIONS = (
         kinds=("multiple_choice",),
         example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
     ),
-    Question(
+    Endpoint(
         path="/next-sentence",
         handler=follows,
         body=s.FollowsBody,
@@ -369,7 +371,7 @@ QUESTIONS = (
         kinds=("next_sentence", "pretraining"),
         example={"inputs": [["It rains.", "The street is wet."]]},
     ),
-    Question(
+    Endpoint(
         path="/fill-mask",
         handler=fill,
         body=s.FillBody,
@@ -377,7 +379,7 @@ QUESTIONS = (
         kinds=("masked_lm", "pretraining"),
         example={"inputs": "the cat [MASK] on the mat"},
     ),
-    Question(
+    Endpoint(
         path="/generate",
         handler=generate,
         body=s.GenerateBody,
@@ -385,14 +387,14 @@ QUESTIONS = (
         kinds=("language_model",),
         example={"inputs": "a text", "max_new_tokens": 32},
     ),
-    Question(
+    Endpoint(
         path="/attention",
         handler=attention,
         body=s.AttentionBody,
         answer=a.Attention,
         example={"inputs": "a text", "layers": [0], "heads": [0]},
     ),
-    Question(
+    Endpoint(
         path="/tokenize",
         handler=tokenize,
         body=s.TokenizeBody,

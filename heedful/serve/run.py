@@ -18,8 +18,8 @@ from typing import Any
 from heedful.csrc import unused
 from heedful.errors import HeedfulError
 from heedful.serve import memory, supervisor
-from heedful.serve.app import application
-from heedful.serve.http_protocol import Server, on_hangup, server
+from heedful.serve.app import create_app
+from heedful.serve.http_protocol import Server, create_server, on_hangup
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 
@@ -45,8 +45,8 @@ def run(
     if (most := open_files(files)) < files:
         log(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
-    app = application(service, keys=keys, hosts=hosts, wait=False)
-    serving = server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
+    app = create_app(service, keys=keys, hosts=hosts, wait=False)
+    serving = create_server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
     try:
         asyncio.run(_serve(serving, service, sockets, log, line))
     finally:
@@ -81,7 +81,7 @@ async def _serve(
             await service.start()
             if said := unused():
                 log(said)
-            memory.settle()
+            memory.freeze_gc()
             log("ready")
             if line is not None:
                 line.send(supervisor.READY)
@@ -108,12 +108,12 @@ def _url(listener: socket.socket) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class RunningServer:
     """A server in a thread of this process."""
 
     port: int
     service: Service
-    server: Server
+    create_server: Server
 
     @property
     def url(self) -> str:
@@ -128,12 +128,12 @@ def background(
     *,
     keys: tuple[bytes, ...] = (),
     loader: Callable[[str], Any] | None = None,
-) -> Iterator[Running]:
+) -> Iterator[RunningServer]:
     """A server on a free port of this machine, with its models loaded, as for notebooks and tests."""
     chosen = settings or ServeSettings()
     service = Service(runs, chosen, loader=loader)
-    app = application(service, keys=keys)
-    serving = server(app, chosen, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
+    app = create_app(service, keys=keys)
+    serving = create_server(app, chosen, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     failed: list[BaseException] = []
@@ -151,7 +151,7 @@ def background(
             time.sleep(0.01)
         if failed or not serving.started:
             raise service.failed or HeedfulError("the server did not start")
-        yield Running(port=port, service=service, server=serving)
+        yield RunningServer(port=port, service=service, server=serving)
     finally:
         serving.should_exit = True
         thread.join(30)

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.infer.scheduling.errors import Unavailable
-from heedful.infer.scheduling.limits import Caps
-from heedful.infer.scheduling.scheduler import Lane, Queue
+from heedful.infer.scheduling.errors import UnavailableError
+from heedful.infer.scheduling.limits import QueueLimits
+from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
 from heedful.serve.metrics import Metrics
-from heedful.serve.middleware import Bodies, Trouble
+from heedful.serve.middleware import BodyBudget, HTTPError
 from heedful.serve.settings import ServeSettings
 
 SCORED = {"regression": 1, "single_label_classification": 2}  # labels with which a head gives a pair one score
@@ -42,17 +42,17 @@ class Service:
         self.runs = runs
         self.metrics = Metrics()
         limits = self.settings.limits
-        caps = Caps(
+        caps = QueueLimits(
             requests=limits.max_concurrent_requests,
             tokens=limits.max_queued_tokens,
             request_tokens=limits.max_request_tokens,
             characters=limits.max_queued_characters,
             batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Queue(caps, readers=limits.tokenization_workers, seen=self.metrics.ran)
+        self.queue = Scheduler(caps, readers=limits.tokenization_workers, seen=self.metrics.ran)
         self.metrics.watch(self.queue)
         self.lanes = {name: self.queue.lane() for name in runs}
-        self.bodies = Bodies(
+        self.bodies = BodyBudget(
             most=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
         self.failed: BaseException | None = None
@@ -119,38 +119,38 @@ class Service:
             self._swaps.add(task)
             task.add_done_callback(self._swaps.discard)
 
-    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
+    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
         """The model of that name, or the first that has one of these kinds of head."""
         if name is not None:
             if name not in self.lanes:
-                raise Trouble(404, "not_found", "there is no model of this name: GET /info lists them")
+                raise HTTPError(404, "not_found", "there is no model of this name: GET /info lists them")
             lane = self.lanes[name]
             if lane.engine is None:
-                raise Unavailable("the model is loading")
+                raise UnavailableError("the model is loading")
             if not _meets(lane, kinds):
-                raise Trouble(422, "validation", f"this model cannot be asked that: its head is {kind_of(lane)}")
+                raise HTTPError(422, "validation", f"this model cannot be asked that: its head is {head_kind(lane)}")
             return name, lane
         for name, lane in self.lanes.items():
             if lane.engine is not None and _meets(lane, kinds):
                 return name, lane
         if any(lane.engine is None for lane in self.lanes.values()):
-            raise Unavailable("the model is loading")
-        raise Trouble(422, "validation", "no model of this server can be asked that: GET /info lists what can")
+            raise UnavailableError("the model is loading")
+        raise HTTPError(422, "validation", "no model of this server can be asked that: GET /info lists what can")
 
 
-def kind_of(lane: Lane) -> str:
+def head_kind(lane: ModelQueue) -> str:
     """What head its model has; "" while it is loading."""
     return str(getattr(lane.engine, "kind", ""))
 
 
-def kinds_of(lane: Lane) -> tuple[str, ...]:
+def head_kinds(lane: ModelQueue) -> tuple[str, ...]:
     """The same, and "rank" where that head gives a pair one score."""
-    kind, engine = kind_of(lane), cast(Any, lane.engine)
+    kind, engine = head_kind(lane), cast(Any, lane.engine)
     if kind == "sequence_classification":
         head = engine.loaded.config.head
         return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
     return (kind,)
 
 
-def _meets(lane: Lane, kinds: Sequence[str] | None) -> bool:
-    return kinds is None or bool({*kinds_of(lane)} & {*kinds})
+def _meets(lane: ModelQueue, kinds: Sequence[str] | None) -> bool:
+    return kinds is None or bool({*head_kinds(lane)} & {*kinds})

@@ -103,7 +103,7 @@ class ServeSettings:
         return max(1, self.limits.max_connections // 4) if most is None else most
 
 
-def named(runs: Iterable[str]) -> dict[str, str]:
+def name_models(runs: Iterable[str]) -> dict[str, str]:
     """What is served by its name: "name=folder", else the last part of the folder's name."""
     found: dict[str, str] = {}
     for run in runs:

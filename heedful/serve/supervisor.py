@@ -56,7 +56,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return found
 
 
-def keep(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
+def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
     """Split the process: this returns in the server, with the line to its keeper, and ends in the keeper with it.
 
     None, where processes cannot be split: there the server has no keeper.

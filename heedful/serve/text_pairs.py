@@ -13,7 +13,7 @@ FORMS = (
 )
 
 
-def sequences(inputs: Any, learned: bool | None) -> tuple[list[Any], bool]:
+def parse_sequences(inputs: Any, learned: bool | None) -> tuple[list[Any], bool]:
     """Return texts, pairs as tuples, and whether the request is a single one instead of a list.
 
     Args:

@@ -184,16 +184,16 @@ def precisions(folder: Path, family: str = "") -> Probes:
     import torch
 
     from heedful.checkpoint import load
-    from heedful.infer.tuning.autotune import dtype_of, prepare
+    from heedful.infer.tuning.autotune import activation_dtype, autotune
     from heedful.packed import Packed
 
     batch = Packed.of(*shared.sequences(family))
     found: Probes = {}
     for precision in ("float32", "bfloat16", "int8"):
-        loaded = load(folder, dtype=dtype_of(precision))
+        loaded = load(folder, dtype=activation_dtype(precision))
         blocks = loaded.config.model.encoder is not None or loaded.config.model.decoder is not None
         if blocks or precision != "int8":
-            prepare(loaded, precision)
+            autotune(loaded, precision)
             with torch.inference_mode():
                 found[precision] = digests(loaded(batch, batch.shifted(0) if loaded.needs_target else None))
     plain = load(folder).train()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import heedful
-from heedful.infer.cuda_graphs import Graphs, again
+from heedful.infer.cuda_graphs import CudaGraphs, rerun
 from heedful.model.classic import Classic
 from heedful.model.classic_config import Bag, ClassicConfig, SelfAttention
 from heedful.model.config import EmbeddingConfig
@@ -47,13 +47,13 @@ def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) ->
     ids = [[5, 6, 7, 8, 9]]
     with torch.no_grad():
         batch = Packed.of(ids)
-        run = again(model, batch)
+        run = rerun(model, batch)
         for _ in range(2):
             assert torch.equal(run(), model(batch))
             batch.tokens.copy_(torch.tensor([9, 8, 7, 6, 5]))  # the same place, other tokens
     elsewhere = model.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
     with torch.no_grad():
-        run = again(elsewhere, Packed.of(ids).to("meta"))
+        run = rerun(elsewhere, Packed.of(ids).to("meta"))
         with Crossings() as first:
             run()
         with Crossings() as second:
@@ -66,14 +66,14 @@ def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     assert isinstance(model, Transformer)
-    graphs, batch = Graphs(model), Packed.of([[5, 6], [7]])
+    graphs, batch = CudaGraphs(model), Packed.of([[5, 6], [7]])
     with torch.inference_mode():
         for each in (graphs, copy.deepcopy(graphs)):
             assert each.cannot(batch) == "graphs are CUDA's"
             assert torch.equal(each(batch), model(batch))
 
 
-class OnCuda(Graphs):
+class OnCuda(CudaGraphs):
     """One that is told so."""
 
     device = torch.device("cuda")

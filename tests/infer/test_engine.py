@@ -19,7 +19,7 @@ import heedful.infer.engine as module
 from heedful.checkpoint import Config, create, load
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
-from heedful.infer.tuning.precision_gate import ready
+from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import Words
 from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
@@ -409,7 +409,7 @@ def test_many_inputs_are_read_while_others_are_computed(
     engine = Engine(folders["single"])
     given = [f"the cat {'sat ' * count}" for count in range(8)]
     expected = engine(given)
-    monkeypatch.setattr(module, "TOGETHER", 3)
+    monkeypatch.setattr(module, "TOKENIZE_CHUNK", 3)
     for one, other in zip(engine(given), expected, strict=True):
         assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
     with pytest.raises(HeedfulError, match="input 7 is int 5"):
@@ -435,7 +435,7 @@ def test_any_text_is_answered(folders: dict[str, Path], text: str) -> None:
 def test_half_a_character_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, given in {"single": "\ud800", "next": ("fine", "\ud800"), "tag": ["fine", "\ud800"]}.items():
         engine, fine = Engine(folders[name]), ("a", "b") if name == "next" else "a b"
-        monkeypatch.setattr(module, "TOGETHER", 3)
+        monkeypatch.setattr(module, "TOKENIZE_CHUNK", 3)
         with pytest.raises(InputError, match=r"^input 4: it has half a character .* at character 0: read the text"):
             engine([*[fine] * 4, given])
     with pytest.raises(InputError, match=r"^input 1: it has half a character"):
@@ -550,7 +550,7 @@ def test_an_engine_goes_with_its_last_user(folders: dict[str, Path], name: str, 
     gc.collect()
     gc.disable()
     try:
-        engine = ready(folders[name], precision)
+        engine = open_in_precision(folders[name], precision)
         engine(INPUTS[name])
         seen = [weakref.ref(each) for each in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
         del engine

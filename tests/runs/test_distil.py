@@ -21,7 +21,7 @@ from heedful.data import DataSettings, Labelled, Pair, Tagged, read
 from heedful.data.inputs.inherited_settings import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
-from heedful.infer.tuning.precision_gate import ready
+from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.objectives.distillation.objective import state_projections
 from heedful.runs.distil import augment as distil_more
 from heedful.runs.distil import mlm as distil_masked
@@ -171,7 +171,7 @@ def test_quality_is_that_of_the_served_precision(
 
     def noted(place: Any, precision: Any, **more: Any) -> Engine:
         asked.append((Path(place).parent.name, precision))
-        return ready(place, precision, **more)
+        return open_in_precision(place, precision, **more)
 
     monkeypatch.setattr(distil_verdict, "ready", noted)
     wishes = [*QUICK[1:], "seeds=2", "train.epochs=1", "verdict.precision=int8"]

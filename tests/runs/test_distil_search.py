@@ -17,7 +17,7 @@ from heedful.checkpoint import load, read_config
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.infer.tuning.precision_gate import Trial
+from heedful.infer.tuning.precision_gate import Measurement
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil.run import distil
 from heedful.runs.distil.search import default_shapes, fastest_precision, search
@@ -115,8 +115,8 @@ def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> 
 def test_a_search_goes_by_the_time_of_what_is_trained(
     tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = [Trial(precision="float32", speed=1.0, scores=0.0)]
-    trials.append(Trial(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
+    trials = [Measurement(precision="float32", speed=1.0, scores=0.0)]
+    trials.append(Measurement(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
     assert fastest_precision(trials) == "int8", "after training it may be taken"
     times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
 

@@ -21,7 +21,7 @@ from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.data.labelled.statistics import Survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.tuning.precision_gate import decide, ready, tried
+from heedful.infer.tuning.precision_gate import choose_precision, measure_precisions, open_in_precision
 from heedful.runs import evaluate as evaluation
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, build_eval_task, evaluate, evaluate_glue, open_for_model
@@ -251,7 +251,7 @@ def test_the_token_budget_does_not_matter(
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_precisions_are_those_of_engines(single: Path, precision: Any) -> None:
-    served = ready(single / "run", precision).loaded
+    served = open_in_precision(single / "run", precision).loaded
     found = evaluate(single / "run", single / "data", precision=precision)
     assert found.precision == precision
     assert found.numbers == evaluate(served, single / "data").numbers
@@ -261,9 +261,9 @@ def test_precisions_are_those_of_engines(single: Path, precision: Any) -> None:
 
 
 def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.runs.evaluate.tried", lambda *given, **more: given)
+    monkeypatch.setattr("heedful.runs.evaluate.measure_precisions", lambda *given, **more: given)
     for taken in ("float32", "int8"):
-        monkeypatch.setattr("heedful.runs.evaluate.fastest", lambda trials, taken=taken: taken)
+        monkeypatch.setattr("heedful.runs.evaluate.fastest_accepted", lambda trials, taken=taken: taken)
         assert evaluate(single / "run", single / "data", precision="auto").precision == taken
 
 
@@ -275,11 +275,11 @@ def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
 def test_int8_is_for_models_with_blocks(tmp_path: Path) -> None:
     folder = tmp_path / "words"
     save(classic("bag of means"), folder)
-    assert [trial.precision for trial in tried(folder)] == ["float32", "bfloat16"]
+    assert [trial.precision for trial in measure_precisions(folder)] == ["float32", "bfloat16"]
     ways = (
         lambda: evaluate(folder, tmp_path, precision="int8"),
-        lambda: decide(folder, "int8"),
-        lambda: ready(folder, "int8"),
+        lambda: choose_precision(folder, "int8"),
+        lambda: open_in_precision(folder, "int8"),
     )
     for way in ways:
         with pytest.raises(

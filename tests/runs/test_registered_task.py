@@ -27,7 +27,7 @@ from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.settings import check_task
 from heedful.runs.recipe_template import recipe_template
 from heedful.serve.requests import FollowsBody
-from heedful.serve.routes import Question
+from heedful.serve.routes import Endpoint
 from heedful.serve.run import background
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
@@ -166,7 +166,7 @@ async def in_order(call: Any, body: FollowsBody) -> Any:
     return await call.ask(lane, [tuple(pair) for pair in body.inputs])
 
 
-ROUTE = Question(
+ROUTE = Endpoint(
     path="/in-order", handler=in_order, body=FollowsBody, answer=list[dict[str, float]], kinds=("next_sentence",)
 )
 SPEC = TaskSpec(

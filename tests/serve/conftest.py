@@ -10,7 +10,7 @@ import pytest
 from heedful.checkpoint import load, save
 from heedful.checkpoint.new_head import attach
 from heedful.infer.engine import Engine
-from heedful.serve.run import Running, background
+from heedful.serve.run import RunningServer, background
 from tests.support.http_client import Started
 from tests.support.model_folders import HEADS, make, make_writer
 
@@ -33,7 +33,7 @@ def engines(folders: dict[str, str]) -> dict[str, Engine]:
 
 
 @pytest.fixture(scope="session")
-def served(folders: dict[str, str]) -> Iterator[Running]:
+def served(folders: dict[str, str]) -> Iterator[RunningServer]:
     """All of them behind one server."""
     with background(folders) as running:
         yield running

@@ -22,9 +22,9 @@ from heedful.infer.engine import Engine
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.serve.attention import attention
 from heedful.serve.openapi import VIEWS
-from heedful.serve.routes import QUESTIONS, labels_of
-from heedful.serve.run import Running
-from heedful.serve.settings import named
+from heedful.serve.routes import ENDPOINTS, labels_of
+from heedful.serve.run import RunningServer
+from heedful.serve.settings import name_models
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
@@ -62,26 +62,26 @@ ASKED: list[tuple[str, Any]] = [  # each with a model that answers it, by the na
 
 
 @pytest.fixture(scope="module")
-def document(served: Running) -> Any:
+def document(served: RunningServer) -> Any:
     """What the server says of itself."""
     return ask(served.port, "/openapi.json").json
 
 
 def typed(path: str, reply: Reply) -> Any:
     """The answer, if it is of the type that the document promises."""
-    promised = {each.path: each.answer for each in QUESTIONS}[path]
+    promised = {each.path: each.answer for each in ENDPOINTS}[path]
     return msgspec.json.decode(reply.body, type=promised, strict=True)
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_answers_have_the_promised_form(served: Running, document: Any, path: str, body: Any) -> None:
+def test_answers_have_the_promised_form(served: RunningServer, document: Any, path: str, body: Any) -> None:
     reply = ask(served.port, path, body)
     assert reply.status == 200, reply.body
     typed(path, reply)
     assert document["paths"][path]["post"]["responses"]["200"]
 
 
-def test_answers_are_the_engines(served: Running, engines: dict[str, Engine]) -> None:
+def test_answers_are_the_engines(served: RunningServer, engines: dict[str, Engine]) -> None:
     port = served.port
     for route, name, given in (
         ("/token-classification", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
@@ -101,7 +101,7 @@ def test_answers_are_the_engines(served: Running, engines: dict[str, Engine]) ->
     )
 
 
-def test_vectors_are_the_engines(served: Running, engines: dict[str, Engine]) -> None:
+def test_vectors_are_the_engines(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the cat", "she ran", long_text(100)]
     alone = np.array([answer["vector"] for answer in engines["embed"](texts)])
     units = alone / np.linalg.norm(alone, axis=1, keepdims=True)
@@ -119,7 +119,7 @@ def test_vectors_are_the_engines(served: Running, engines: dict[str, Engine]) ->
     assert ranked[0]["index"] == 0
 
 
-def test_pairs_are_ranked_by_a_model_of_pairs(served: Running, engines: dict[str, Engine]) -> None:
+def test_pairs_are_ranked_by_a_model_of_pairs(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the cat", "she ran", "a"]
     alone = [answer["numbers"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
     body = {"query": "a dog", "texts": texts, "model": "regression", "return_text": True}
@@ -135,7 +135,7 @@ def test_pairs_are_ranked_by_a_model_of_pairs(served: Running, engines: dict[str
     assert {name for name in ranks if ranks[name]} == {"regression", "embed"}
 
 
-def test_forms_of_other_servers_clients(served: Running) -> None:
+def test_forms_of_other_servers_clients(served: RunningServer) -> None:
     """What they send beside the texts is taken where it holds here, and refused in words where it does not."""
     port, pair = served.port, ["the cat", "she ran"]
     cut = {"truncate": True, "truncation_direction": "Right"}
@@ -167,7 +167,7 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
 
 @pytest.mark.parametrize("learned", [None, False, True])
 def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
-    served: Running, engines: dict[str, Engine], learned: bool | None
+    served: RunningServer, engines: dict[str, Engine], learned: bool | None
 ) -> None:
     lane = served.service.lane("single", None)[1]
     before, lane.engine.loaded.pairs = lane.engine.loaded.pairs, learned
@@ -207,7 +207,7 @@ def near(found: Any, wanted: Any) -> bool:
     return found["label"] == wanted["label"] and found["score"] == pytest.approx(wanted["score"], abs=1e-5)
 
 
-def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) -> None:
+def test_masks_are_filled_as_alone(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the [MASK] sat", "[MASK] " * 30]
     found = ask(served.port, "/fill-mask", {"inputs": texts, "top_k": 7, "model": "masked"}).json
     for here, alone in zip(found, engines["masked"](texts, top_k=7), strict=True):
@@ -217,7 +217,7 @@ def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) 
             assert len(mask["tokens"]) == 7
 
 
-def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
+def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, Engine]) -> None:
     port, texts = served.port, ["a b", "c d e", "h"]
     alone_greedily = Engine(engines["write"].loaded, writing=GenerationConfig(max_new_tokens=3))(["a"])[0]["text"]
     for how, more in (
@@ -241,7 +241,7 @@ def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine])
     assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]
 
 
-def test_what_nobody_waits_for_is_not_written_on(served: Running) -> None:
+def test_what_nobody_waits_for_is_not_written_on(served: RunningServer) -> None:
     body = {"inputs": ["a b c"] * 10, "max_new_tokens": 512, "num_beams": 3}  # many thousand steps
     before = served.service.queue.counts.retries
     assert ask(served.port, "/generate", body, **{"x-request-timeout-ms": "50"}).status == 504
@@ -250,7 +250,7 @@ def test_what_nobody_waits_for_is_not_written_on(served: Running) -> None:
     assert time.monotonic() - start < 5 and served.service.queue.counts.retries == before
 
 
-def test_attention_rows_sum_to_one(served: Running) -> None:
+def test_attention_rows_sum_to_one(served: RunningServer) -> None:
     found = ask(served.port, "/attention", {"inputs": "the cat sat", "model": "single"}).json
     assert [token["text"] for token in found["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
     assert [layer["layer"] for layer in found["layers"]] == [0, 1]
@@ -282,7 +282,7 @@ def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
         assert np.array(found["layers"][0]["weights"]).shape == (1, len(names), len(names))
 
 
-def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) -> None:
+def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engine]) -> None:
     def tensor(name: str, data: list[str]) -> Any:
         return {"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data}
 
@@ -328,7 +328,7 @@ def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) ->
     assert ask(port, "/v2/models/choice/infer", {"inputs": [tensor("text", texts)]}).status == 422
 
 
-def test_models_are_named_or_found(served: Running, folders: dict[str, str]) -> None:
+def test_models_are_named_or_found(served: RunningServer, folders: dict[str, str]) -> None:
     port = served.port
     info = ask(port, "/info").json
     assert info["models"] == list(folders) and info["model_id"] == info["models"][0]
@@ -345,18 +345,18 @@ def test_models_are_named_or_found(served: Running, folders: dict[str, str]) -> 
 
 
 def test_runs_are_named() -> None:
-    assert named(["a/b", "c=d/e", "org/name@main"]) == {"b": "a/b", "c": "d/e", "name": "org/name@main"}
-    assert named(["a/b c/"]) == {"b-c": "a/b c/"}
+    assert name_models(["a/b", "c=d/e", "org/name@main"]) == {"b": "a/b", "c": "d/e", "name": "org/name@main"}
+    assert name_models(["a/b c/"]) == {"b-c": "a/b c/"}
     with pytest.raises(ValueError, match="two models are called 'b'"):
-        named(["a/b", "c/b"])
+        name_models(["a/b", "c/b"])
 
 
-def test_the_document_tells_of_every_route(served: Running, document: Any) -> None:
-    asked = {each.path for each in QUESTIONS} | {path for path, _, _ in VIEWS}
+def test_the_document_tells_of_every_route(served: RunningServer, document: Any) -> None:
+    asked = {each.path for each in ENDPOINTS} | {path for path, _, _ in VIEWS}
     assert set(document["paths"]) == asked | {"/metrics", "/v2/models/{name}/infer"}
     names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert names == set(document["components"]["schemas"])
-    for question in QUESTIONS:
+    for question in ENDPOINTS:
         operation = document["paths"][question.path]["post"]
         assert operation["summary"].endswith(".")
         example = operation["requestBody"]["content"]["application/json"]["example"]
@@ -367,7 +367,7 @@ def test_the_document_tells_of_every_route(served: Running, document: Any) -> No
         msgspec.json.decode(reply.body, type=kind, strict=True)
 
 
-def test_metrics_count(served: Running) -> None:
+def test_metrics_count(served: RunningServer) -> None:
     def total(name: str, text: str) -> float:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
@@ -389,7 +389,7 @@ def test_metrics_count(served: Running) -> None:
     assert total("heedful_queued_tokens_limit", after) > 0
 
 
-def test_the_page_needs_nothing_from_elsewhere(served: Running) -> None:
+def test_the_page_needs_nothing_from_elsewhere(served: RunningServer) -> None:
     page = ask(served.port, "/")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.infer.engine import Engine
-from heedful.serve.routes import QUESTIONS
-from heedful.serve.run import Running, background
+from heedful.serve.routes import ENDPOINTS
+from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 from tests.support.http_client import Reply, Started, ask, on, open_socket, record
 from tests.support.model_folders import make
@@ -248,7 +248,7 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
         assert lane.engine is kept and tag(running.port, "ada").status == 200
 
 
-def _in_loop(running: Running, call: Callable[[], None]) -> None:
+def _in_loop(running: RunningServer, call: Callable[[], None]) -> None:
     """As SIGHUP does it."""
     running.server.servers[0].get_loop().call_soon_threadsafe(call)
 
@@ -356,7 +356,7 @@ VALUE = st.recursive(
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     """A route, and a body that is right, nearly right, or anything."""
-    question = draw(st.sampled_from([each for each in QUESTIONS if each.path != "/generate"]))
+    question = draw(st.sampled_from([each for each in ENDPOINTS if each.path != "/generate"]))
     fields = {field.name: field for field in msgspec.structs.fields(question.body)}
     match draw(st.integers(0, 3)):
         case 0:
@@ -385,7 +385,7 @@ def test_generated_requests_never_break_it(started: Started, request: tuple[str,
     documented = _document(started.port)["paths"][path]["post"]["responses"]
     assert reply.status != 500 and str(reply.status) in documented, reply.body
     if reply.status == 200:
-        promised = {each.path: each.answer for each in QUESTIONS}[path]
+        promised = {each.path: each.answer for each in ENDPOINTS}[path]
         msgspec.json.decode(reply.body, type=promised, strict=True)
     else:
         assert len(reply.body) < 2_000 and "error" in reply.json
@@ -396,7 +396,7 @@ def _document(port: int) -> Any:
     return ask(port, "/openapi.json").json
 
 
-def test_weights_are_not_changed_by_serving(served: Running, engines: dict[str, Engine]) -> None:
+def test_weights_are_not_changed_by_serving(served: RunningServer, engines: dict[str, Engine]) -> None:
     for name, alone in engines.items():
         mine: Any = served.service.lanes[name].engine
         for a, b in zip(mine.loaded.parameters(), alone.loaded.parameters(), strict=True):

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.scheduling.errors import Full, TooLong
+from heedful.infer.scheduling.errors import QueueFullError, TooLongError
 from heedful.runs.overrides import override
 from heedful.serve.connections import Connections
-from heedful.serve.middleware import read_keys, trouble_of
-from heedful.serve.run import Running, background
+from heedful.serve.middleware import read_api_keys, to_http_error
+from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
-from heedful.serve.token_estimate import PART, characters, few_enough, in_turns
+from heedful.serve.token_estimate import PART_CHARACTERS, check_token_estimate, count_characters, group_in_turns
 from tests.support.http_client import ask, closed_after, open_socket, raw, status_of
 
 JSON = "content-type: application/json\r\n"
@@ -93,7 +93,7 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_are_refused(served: Running, name: str) -> None:
+def test_bodies_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = BODIES[name]
     start = time.monotonic()
     answer = raw(served.port, data, pause=0.3)
@@ -107,7 +107,7 @@ def test_bodies_are_refused(served: Running, name: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16"]
 )
-def test_only_json_is_read(served: Running, kind: str) -> None:
+def test_only_json_is_read(served: RunningServer, kind: str) -> None:
     assert ask(served.port, "/token-classification", OK, content_type=kind).status == 415
     assert ask(served.port, "/token-classification", OK, content_type="Application/JSON; charset=UTF-8").status == 200
 
@@ -148,7 +148,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_heads_are_refused(served: Running, name: str) -> None:
+def test_heads_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = HEADS[name]
     answer = raw(served.port, data, pause=0.3)
     assert status_of(answer) in statuses | {0}, answer[:300]
@@ -156,14 +156,14 @@ def test_heads_are_refused(served: Running, name: str) -> None:
         teaches(answer)
 
 
-def test_a_thousand_requests_in_one_line_are_answered_in_order(served: Running) -> None:
+def test_a_thousand_requests_in_one_line_are_answered_in_order(served: RunningServer) -> None:
     one = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = raw(served.port, one * 299 + one.replace(b"/live", b"/nope"), pause=3.0)
     assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
     assert answer.rindex(b"200 OK") < answer.index(b"404 Not")
 
 
-def test_hosts_and_origins(served: Running) -> None:
+def test_hosts_and_origins(served: RunningServer) -> None:
     port = served.port
     for host in ("localhost", "LOCALHOST:80", f"127.0.0.1:{port}", "[::1]:9"):
         assert ask(port, "/token-classification", OK, host=host).status == 200
@@ -199,12 +199,12 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
         assert ask(running.port, "/token-classification", origin=page, method="OPTIONS").status == 401
 
 
-def test_an_offer_to_upgrade_need_not_be_taken(served: Running) -> None:
+def test_an_offer_to_upgrade_need_not_be_taken(served: RunningServer) -> None:
     offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
     assert status_of(raw(served.port, post("/token-classification", OK, offer), pause=1.0)) == 200
 
 
-def test_a_request_may_come_in_two_parts_behind_another(served: Running) -> None:
+def test_a_request_may_come_in_two_parts_behind_another(served: RunningServer) -> None:
     with open_socket(served.port) as connection:
         connection.sendall(post("/token-classification", OK) + post("/token-classification", OK)[:-5])
         answer = connection.recv(1 << 16)
@@ -218,7 +218,7 @@ def test_a_request_may_come_in_two_parts_behind_another(served: Running) -> None
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "a " * 500_000, "\u0301" * 500_000, "\u4e2d" * 400_000])
-def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, text: str) -> None:
+def test_texts_are_cut_or_refused_before_they_are_tokenised(served: RunningServer, text: str) -> None:
     refused = ask(served.port, "/token-classification", json.dumps({"inputs": text}, ensure_ascii=False).encode())
     assert refused.status == 413 and refused.json["error_type"] == "too_large"
     cut = ask(served.port, "/embed", json.dumps({"inputs": text}, ensure_ascii=False).encode())
@@ -228,7 +228,7 @@ def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, tex
     assert ask(served.port, "/tokenize", json.dumps({"inputs": text}, ensure_ascii=False).encode()).status == 413
 
 
-def test_white_space_costs_no_text(served: Running, engines: dict[str, Engine]) -> None:
+def test_white_space_costs_no_text(served: RunningServer, engines: dict[str, Engine]) -> None:
     """Where 16 characters for each token that is read do not fill the model, more are taken."""
     port = served.port
     for text in (" " * 20_000 + "the cat", "x" * 3_000 + " the cat"):
@@ -262,7 +262,7 @@ def test_a_text_that_is_read_twice_is_in_the_queue_once(
         assert ask(running.port, "/embed", {"inputs": " " * 20_000 + "the cat"}).status == 200
 
 
-def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: dict[str, Engine]) -> None:
+def test_far_too_many_tokens_are_refused_part_by_part(served: RunningServer, engines: dict[str, Engine]) -> None:
     """No more is tokenised than tells that they are too many; what is cut anyway counts as far as it is read."""
     held: list[int] = []
 
@@ -273,12 +273,12 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: 
     encode = engines["tag"].tokenizer.encode_batch
     for texts in (["a " * 100_000], ["a " * 200] * 500):
         held.clear()
-        with pytest.raises(TooLong, match="may have 9000"):
-            list(few_enough(Watched(), texts, 9_000))
-        assert max(held) <= PART and 36_000 <= sum(held) <= 36_000 + 2 * PART
-    list(few_enough(Watched(), ["a " * 8_900], 9_000))
+        with pytest.raises(TooLongError, match="may have 9000"):
+            list(check_token_estimate(Watched(), texts, 9_000))
+        assert max(held) <= PART_CHARACTERS and 36_000 <= sum(held) <= 36_000 + 2 * PART_CHARACTERS
+    list(check_token_estimate(Watched(), ["a " * 8_900], 9_000))
     Watched.kind = "embedding"
-    list(few_enough(Watched(), ["a " * 100_000], 9_000))
+    list(check_token_estimate(Watched(), ["a " * 100_000], 9_000))
     assert ask(served.port, "/token-classification", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
 
 
@@ -286,19 +286,19 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: 
 def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
     """Each once and in order; one that is longer than a turn has one for itself."""
     inputs: list[Any] = ["x" * size for size in sizes]
-    groups = list(in_turns(inputs))
+    groups = list(group_in_turns(inputs))
     assert [each for _, group in groups for each in group] == inputs
     assert [first for first, _ in groups] == [sum(len(group) for _, group in groups[:n]) for n in range(len(groups))]
-    assert all(len(group) == 1 or sum(map(len, group)) <= PART for _, group in groups)
-    assert characters({"prompt": "ab", "choices": ["c", "def"]}) == 3 + 5
-    assert characters({"question": "ab", "context": "c"}) == 3 and characters(("ab", "c")) == 5
+    assert all(len(group) == 1 or sum(map(len, group)) <= PART_CHARACTERS for _, group in groups)
+    assert count_characters({"prompt": "ab", "choices": ["c", "def"]}) == 3 + 5
+    assert count_characters({"question": "ab", "context": "c"}) == 3 and count_characters(("ab", "c")) == 5
 
 
 def test_answers_are_the_same_however_many_turns_reading_took(
-    served: Running, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+    served: RunningServer, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
-    monkeypatch.setattr("heedful.serve.token_estimate.PART", 20)
+    monkeypatch.setattr("heedful.serve.token_estimate.PART_CHARACTERS", 20)
     found = ask(served.port, "/token-classification", {"inputs": texts}).json
     for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
         here = found.pop(0)
@@ -319,7 +319,7 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
         monkeypatch.setattr(
-            "heedful.serve.context.few_enough", lambda engine, texts, most, whole: iter([queue.drain()])
+            "heedful.serve.context.check_token_estimate", lambda engine, texts, most, whole: iter([queue.drain()])
         )
         assert ask(running.port, "/token-classification", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/token-classification", {"inputs": "ada"}).status == 503
@@ -362,7 +362,7 @@ def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCapture
     file = tmp_path / "keys"
     file.write_bytes(KEY + b"\nanother-key-for-a-change\n\n")
     caplog.set_level(logging.INFO, "heedful.serve")
-    with background({"tag": folders["tag"]}, keys=read_keys(file)) as running:
+    with background({"tag": folders["tag"]}, keys=read_api_keys(file)) as running:
         port = running.port
         for key in (KEY, b"another-key-for-a-change"):
             assert ask(port, "/token-classification", OK, authorization=f"Bearer {key.decode()}").status == 200
@@ -377,9 +377,9 @@ def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCapture
     for wrong in (b"", b"short", b"with a space in between\n"):
         file.write_bytes(wrong)
         with pytest.raises(HeedfulError, match="holds no key: write one on a line, 16 or more"):
-            read_keys(file)
+            read_api_keys(file)
     with pytest.raises(HeedfulError, match="cannot be read"):
-        read_keys(tmp_path / "nothing")
+        read_api_keys(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -404,7 +404,7 @@ def test_the_log_has_one_line_for_each_request(
 
 
 def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
-    found = {dict(trouble_of(Full("no", 7.3)).headers)["retry-after"] for _ in range(60)}
+    found = {dict(to_http_error(QueueFullError("no", 7.3)).headers)["retry-after"] for _ in range(60)}
     assert found == {"7", "8", "9"}
 
 
@@ -576,7 +576,7 @@ def test_which_addresses_are_limited() -> None:
     assert not any(counted.accept("10.0.0.1") for _ in range(8)) and counted.accept("10.0.0.1")
 
 
-def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) -> None:
+def test_a_body_that_is_refused_does_not_hold_its_connection(served: RunningServer) -> None:
     with open_socket(served.port) as connection:
         start = time.monotonic()
         connection.sendall(post("/token-classification", b"", "content-length: 300000000\r\n", length=False))
@@ -585,7 +585,7 @@ def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) ->
 
 
 @pytest.mark.parametrize("kind", ["1.0", "1.1\r\nconnection: close"])
-def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Running, kind: str) -> None:
+def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: RunningServer, kind: str) -> None:
     """Closed with something unread, the client would be reset in the middle of its body."""
     head = (
         f"POST /token-classification HTTP/{kind}\r\nhost: localhost\r\n{JSON}content-length: 3000000\r\n\r\n".encode()

@@ -85,9 +85,9 @@ def ask_status(port: int) -> int:
 def test_without_its_keeper_a_server_ends() -> None:
     code = (
         "import os, signal, sys\n"
-        "from heedful.serve.supervisor import keep, listen\n"
+        "from heedful.serve.supervisor import listen, supervise\n"
         "sockets = listen('127.0.0.1', 0)\n"
-        "line = keep(sockets, print)\n"
+        "line = supervise(sockets, print)\n"
         "os.kill(os.getppid(), signal.SIGKILL)\n"
         "assert line.recv(1) == b''\n"
         "print('ends')\n"
@@ -100,10 +100,10 @@ def test_who_still_sends_hears_that_it_starts() -> None:
     """Also when more of a request comes after the answer; and SIGHUP ends no server that does not listen yet."""
     code = (
         "import os, signal, time\n"
-        "from heedful.serve.supervisor import keep, listen\n"
+        "from heedful.serve.supervisor import listen, supervise\n"
         "sockets = listen('127.0.0.1', 0)\n"
         "print(sockets[0].getsockname()[1], flush=True)\n"
-        "line = keep(sockets, print)\n"
+        "line = supervise(sockets, print)\n"
         "os.kill(os.getpid(), signal.SIGHUP)\n"
         "time.sleep(60)\n"
     )
@@ -127,8 +127,8 @@ def test_who_still_sends_hears_that_it_starts() -> None:
 def test_a_server_that_never_gets_ready_is_not_tried_for_ever() -> None:
     code = (
         "import os, signal\n"
-        "from heedful.serve.supervisor import keep, listen\n"
-        "keep(listen('127.0.0.1', 0), print)\n"
+        "from heedful.serve.supervisor import listen, supervise\n"
+        "supervise(listen('127.0.0.1', 0), print)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

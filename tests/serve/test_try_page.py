@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from heedful.serve.app import FILES, WEB
-from heedful.serve.run import Running, background
+from heedful.serve.run import RunningServer, background
 from tests.support.http_client import ask
 from tests.support.model_folders import make
 
@@ -239,7 +239,7 @@ SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
 ]
 
 
-def test_rows_of_answers(served: Running, browser: Browser) -> None:
+def test_rows_of_answers(served: RunningServer, browser: Browser) -> None:
     """A bar is a probability; any other number stands alone."""
     browser.ask("/url", url=served.url + "/")
     browser.until(lambda: browser.text("model") != "")

@@ -20,21 +20,21 @@ from heedful.data.inputs.tables import CONLL
 from heedful.data.labelled.class_folders import texts_below
 from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
-from heedful.infer.batch.per_input import answers_each, encode_each
-from heedful.infer.batch.shared_output import Filled, opened
-from heedful.infer.batch.single_file import join, parts_folder
-from heedful.infer.batch.text_writers import conll_lines, csv_header, csv_rows
-from heedful.infer.batch.writers import Format, Said, json_lines, parquet, schema_of
-from heedful.infer.engine import Asked, Engine
-from heedful.infer.tuning.autotune import dtype_of
+from heedful.infer.batch.per_input import answer_encoded_each, tokenize_each
+from heedful.infer.batch.shared_output import SharedOutput, open_output
+from heedful.infer.batch.single_file import join_parts, parts_folder
+from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
+from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
+from heedful.infer.engine import EncodedInput, Engine
+from heedful.infer.tuning.autotune import activation_dtype
 from heedful.settings import to_mapping
 
 VERSION = 1
-CHUNK = 1024  # rows that go through the model together
-FEW = 128  # the same where the scores of a row are as many as the vocabulary
-CHARACTERS = 200_000  # of such rows: their tokens take some hundred times that
-AHEAD = 2  # chunks that wait for the model with their tokens
-WIDE = ("masked_lm", "pretraining", "language_model")
+CHUNK_ROWS = 1024  # rows that go through the model together
+WIDE_CHUNK_ROWS = 128  # the same where the scores of a row are as many as the vocabulary
+CHUNK_CHARACTERS = 200_000  # of such rows: their tokens take some hundred times that
+CHUNKS_AHEAD = 2  # chunks that wait for the model with their tokens
+WIDE_HEADS = ("masked_lm", "pretraining", "language_model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class _Chunk(NamedTuple):
 
     part: int
     rows: list[tuple[Inputs, Row]]
-    asked: list[Asked]  # of the rows without an error
+    asked: list[EncodedInput]  # of the rows without an error
     errors: list[str | None]
     last: bool
     share: float
@@ -125,11 +125,11 @@ def predict_files(
     plan = _plan(engine, several, settings, data, top_k)
     stated = tuple(dict.fromkeys(text for each in several for text in (*each.said, *each.echo)))
     try:
-        with opened(folder, plan, settings.format) as filled:
+        with open_output(folder, plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, on_progress)
             found = filled.done() or run.all()
         if folder != Path(output):
-            join(folder, Path(output), settings.format, run.header)
+            join_parts(folder, Path(output), settings.format, run.header)
     except OSError as error:
         raise HeedfulError(
             f"{output}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
@@ -192,7 +192,7 @@ def fingerprint(engine: Engine) -> str:
     """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
     loaded = engine.loaded
     digest = hashlib.sha256()
-    usual = None if engine.way is None else dtype_of(engine.way.precision)  # some ways hold norms in float32
+    usual = None if engine.way is None else activation_dtype(engine.way.precision)  # some ways hold norms in float32
     for name, held in sorted(loaded.named().items()):
         tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -237,7 +237,7 @@ class _Run:
         several: Sequence[Inputs],
         settings: BatchSettings,
         top_k: int,
-        filled: Filled,
+        filled: SharedOutput,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.rows = self.errors = self.parts = 0
@@ -246,8 +246,8 @@ class _Run:
         self._total = 0  # rows of the input, when it was read to its end
         self._begun: tuple[float, float] | None = None  # when the first chunk was taken up, and the share before it
         fixed = settings.format in ("parquet", "csv")  # formats with the same columns in every row
-        self._schema = schema_of(engine, several, inputs=settings.inputs) if fixed else None
-        self._chunk = FEW if engine.kind in WIDE else CHUNK
+        self._schema = answer_schema(engine, several, inputs=settings.inputs) if fixed else None
+        self._chunk = WIDE_CHUNK_ROWS if engine.kind in WIDE_HEADS else CHUNK_ROWS
 
     def all(self) -> dict[str, Any]:
         """Until every part is there."""
@@ -265,7 +265,7 @@ class _Run:
 
     def _pass(self) -> None:
         """Once through the input: every part that nobody else has is made."""
-        waiting: queue.Queue[_Chunk | BaseException | None] = queue.Queue(AHEAD)
+        waiting: queue.Queue[_Chunk | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
         stop = threading.Event()
         reader = threading.Thread(target=self._fill, args=(waiting, stop), name="heedful-reader", daemon=True)
         reader.start()
@@ -285,29 +285,33 @@ class _Run:
         self._filled.release(first.part)
         self.parts += 1
 
-    def _written(self, said: Iterator[list[Said]]) -> Iterator[bytes]:
+    def _written(self, said: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
         if self._schema is None:
             if self._settings.format == "conll":
-                return conll_lines(said)
-            return json_lines(said, inputs=self._settings.inputs)
-        return parquet(said, self._schema) if self._settings.format == "parquet" else csv_rows(said, self._schema)
+                return write_conll(said)
+            return write_jsonl(said, inputs=self._settings.inputs)
+        return (
+            write_parquet(said, self._schema) if self._settings.format == "parquet" else write_csv(said, self._schema)
+        )
 
     @property
     def header(self) -> bytes:
         """The bytes with which every part begins."""
         return csv_header(self._schema) if self._settings.format == "csv" and self._schema is not None else b""
 
-    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: dict[str, Any]) -> Iterator[list[Said]]:
+    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: dict[str, Any]) -> Iterator[list[AnswerRow]]:
         while True:
             self._begun = self._begun or (time.monotonic(), chunk.share)
-            answers = iter(answers_each(self._engine, chunk.asked, top_k=self._top_k))
+            answers = iter(answer_encoded_each(self._engine, chunk.asked, top_k=self._top_k))
             tally["empty"] += sum(_is_empty(each.given) for each in chunk.asked)
             found = []
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 answer = error or next(answers)
                 cells = None if row.cells is None else inputs.named(row.cells)
                 place = inputs.place(row), row.number, row.line, cells
-                found.append(Said(*place, None, answer) if isinstance(answer, str) else Said(*place, answer, None))
+                found.append(
+                    AnswerRow(*place, None, answer) if isinstance(answer, str) else AnswerRow(*place, answer, None)
+                )
                 _count(tally, found[-1], inputs, self._schema is not None and self._settings.inputs)
             self.rows += len(found)
             self.errors += sum(each.error is not None for each in found)
@@ -359,7 +363,7 @@ class _Run:
 
         def chunk(part: int, last: bool) -> _Chunk:
             nonlocal characters
-            asked, errors = encode_each(self._engine, given)
+            asked, errors = tokenize_each(self._engine, given)
             made = _Chunk(part, rows.copy(), asked, errors, last, self._share(rows[-1][0]))
             rows.clear()
             given.clear()
@@ -375,7 +379,7 @@ class _Run:
             number += 1
             if not mine:
                 continue
-            if len(rows) >= self._chunk or characters >= CHARACTERS:
+            if len(rows) >= self._chunk or characters >= CHUNK_CHARACTERS:
                 yield chunk(part, False)
             rows.append((inputs, row))
             given.append(inputs.ask(row))
@@ -413,7 +417,7 @@ def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _count(tally: dict[str, Any], said: Said, inputs: Inputs, fixed: bool) -> None:
+def _count(tally: dict[str, Any], said: AnswerRow, inputs: Inputs, fixed: bool) -> None:
     tally["rows"] += 1
     tally["answered" if said.error is None else "errors"] += 1
     if said.error is not None and not tally["first_error"]:

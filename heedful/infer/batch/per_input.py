@@ -6,35 +6,37 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Asked, Engine
+from heedful.infer.engine import EncodedInput, Engine
 from heedful.tasks.answering import Answer
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-def encode_each(engine: Engine, given: Sequence[tuple[Any, str | None]]) -> tuple[list[Asked], list[str | None]]:
+def tokenize_each(
+    engine: Engine, given: Sequence[tuple[Any, str | None]]
+) -> tuple[list[EncodedInput], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
     read = iter(_apart([each for each, error in given if error is None], engine.tokenize))
-    asked: list[Asked] = []
+    asked: list[EncodedInput] = []
     errors: list[str | None] = []
     for _, error in given:
         found = next(read) if error is None else error
-        if isinstance(found, Asked):
+        if isinstance(found, EncodedInput):
             asked.append(found)
         errors.append(found if isinstance(found, str) else None)
     return asked, errors
 
 
-def answers_each(engine: Engine, asked: Sequence[Asked], *, top_k: int = 5) -> list[Answer | str]:
+def answer_encoded_each(engine: Engine, asked: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer | str]:
     """Answer encoded inputs; an input that fails, or whose numbers are not finite, gets its error message."""
     return _apart(asked, lambda some: engine.answers(some, top_k=top_k))
 
 
 def answer_each(engine: Engine, given: Sequence[tuple[Any, str | None]], *, top_k: int = 5) -> list[Answer | str]:
     """Encode the inputs and answer them; an input that fails gets its error message."""
-    asked, errors = encode_each(engine, given)
-    answers = iter(answers_each(engine, asked, top_k=top_k))
+    asked, errors = tokenize_each(engine, given)
+    answers = iter(answer_encoded_each(engine, asked, top_k=top_k))
     return [error or next(answers) for error in errors]
 
 

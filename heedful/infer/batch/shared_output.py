@@ -23,13 +23,13 @@ from heedful.data.bad_rows import shown
 from heedful.errors import HeedfulError
 
 PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"  # other programs pass over names with _
-OF_PLAN = 1 << 40  # the byte that is locked while the plan is looked at
-LEFT = 600.0  # seconds without a change after which what was begun counts as left behind
+PLAN_BYTE = 1 << 40  # the byte that is locked while the plan is looked at
+STALE_SECONDS = 600.0  # seconds without a change after which what was begun counts as left behind
 POLL = 0.5  # seconds between looks at parts that others make
 Tally = dict[str, Any]
 
 
-class Filled:
+class SharedOutput:
     """The folder, opened by one process; `opened` makes it."""
 
     def __init__(self, out: Path, suffix: str, handle: int) -> None:
@@ -65,7 +65,7 @@ class Filled:
 
     def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, Any]]) -> Tally:
         """Make a part that was claimed; `tally` is asked when all of it is written."""
-        self._sweep(f".{self.path(number).name}.*.part", LEFT)
+        self._sweep(f".{self.path(number).name}.*.part", STALE_SECONDS)
         known: Tally = {}
         try:
             with whole(self.path(number), owner=self._owner) as temporary:
@@ -116,7 +116,7 @@ class Filled:
 
 
 @contextmanager
-def opened(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[Filled]:
+def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[SharedOutput]:
     """The folder for this plan: new, begun by the same one, or an error that says what differs."""
     try:
         found = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
@@ -127,18 +127,18 @@ def opened(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[Filled]:
     except OSError as error:
         raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
     try:
-        filled = Filled(out, suffix, handle)
-        _lock(handle, OF_PLAN, wait=True)
+        filled = SharedOutput(out, suffix, handle)
+        _lock(handle, PLAN_BYTE, wait=True)
         try:
             _agree(filled, json.loads(json.dumps(plan)))
         finally:
-            filled.release(OF_PLAN)
+            filled.release(PLAN_BYTE)
         yield filled
     finally:
         os.close(handle)
 
 
-def _agree(filled: Filled, plan: dict[str, Any]) -> None:
+def _agree(filled: SharedOutput, plan: dict[str, Any]) -> None:
     path = filled.out / PLAN
     if not path.is_file():
         put_folder(filled.out / PARTS)

@@ -32,7 +32,7 @@ def parts_folder(out: Path, form: str) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def join(parts: Path, out: Path, form: str, header: bytes) -> None:
+def join_parts(parts: Path, out: Path, form: str, header: bytes) -> None:
     """Join the parts to one file with one header, and remove their folder."""
 
     def chunks() -> Iterator[bytes]:

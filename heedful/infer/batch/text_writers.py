@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.data import escape_cell
 from heedful.data.formats import conll
-from heedful.infer.batch.writers import PLACES, Said, jsonable
-from heedful.infer.finite import nulled
+from heedful.infer.batch.writers import LOCATION_TYPES, AnswerRow, jsonable
+from heedful.infer.finite import replace_nonfinite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ PREDICTED = "predicted"  # the name of the column, where a file has a header
 # ---------------------------------------------------------------------------------------------------- CSV
 
 
-def csv_rows(chunks: Iterable[Sequence[Said]], schema: pa.Schema) -> Iterator[bytes]:
+def write_csv(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Iterator[bytes]:
     """Write a header and a row for each answer.
 
     Columns inside a column have both names ("input.text", "probabilities.good"), lists are JSON, and cells that a
@@ -53,9 +53,9 @@ def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def _value(said: Said, path: tuple[str, ...]) -> Any:
+def _value(said: AnswerRow, path: tuple[str, ...]) -> Any:
     name, *rest = path
-    if name in (*PLACES, "error"):
+    if name in (*LOCATION_TYPES, "error"):
         return getattr(said, name)
     value: Any = said.cells if name == "input" else (said.answer or {}).get(name)
     for key in rest:
@@ -73,7 +73,7 @@ def _cell(value: Any) -> str:
             return "true" if value else "false"
         case int() | float():
             return repr(value)
-    return escape_cell(json.dumps(nulled(value), ensure_ascii=False, default=jsonable))
+    return escape_cell(json.dumps(replace_nonfinite(value), ensure_ascii=False, default=jsonable))
 
 
 def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
@@ -85,7 +85,7 @@ def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
 # ---------------------------------------------------------------------------------------------------- CoNLL
 
 
-def conll_lines(chunks: Iterable[Sequence[Said]]) -> Iterator[bytes]:
+def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
     """Write the lines of the input, with the predicted tag at the end of the line of each word.
 
     A word that could not be answered gets "_", a line between documents O. A sentence that cannot be read and has none
@@ -95,7 +95,7 @@ def conll_lines(chunks: Iterable[Sequence[Said]]) -> Iterator[bytes]:
         yield "".join(_with_tags(said) for said in chunk).encode(errors="backslashreplace")
 
 
-def _with_tags(said: Said) -> str:
+def _with_tags(said: AnswerRow) -> str:
     cells = said.cells or {}
     rows = str(cells.get("lines", "")).split("\n")
     first = [conll.cells_of(row.strip(BLANK)) for row in rows]

@@ -13,16 +13,16 @@ from pyarrow.parquet import ParquetWriter, read_schema
 
 from heedful.data.inputs.input_files import Inputs
 from heedful.infer.engine import Engine
-from heedful.infer.finite import nulled
+from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
 
 Format = Literal["parquet", "jsonl", "csv", "conll"]
-GROUP = 64_000_000  # bytes of a row group in memory
-PLACES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
+ROW_GROUP_BYTES = 64_000_000  # bytes of a row group in memory
+LOCATION_TYPES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
 TEXT, NUMBER, WHOLE = pa.string(), pa.float64(), pa.int64()
 
 
-class Said(NamedTuple):
+class AnswerRow(NamedTuple):
     """One row of the output."""
 
     file: str
@@ -36,13 +36,13 @@ class Said(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- JSON lines
 
 
-def json_lines(chunks: Iterable[Sequence[Said]], *, inputs: bool) -> Iterator[bytes]:
+def write_jsonl(chunks: Iterable[Sequence[AnswerRow]], *, inputs: bool) -> Iterator[bytes]:
     """An object on each line."""
     for chunk in chunks:
         yield b"".join(_line(said, inputs) for said in chunk)
 
 
-def _line(said: Said, inputs: bool) -> bytes:
+def _line(said: AnswerRow, inputs: bool) -> bytes:
     found: dict[str, Any] = {"file": said.file, "row": said.row, "line": said.line}
     if inputs:
         found["input"] = said.cells
@@ -51,7 +51,7 @@ def _line(said: Said, inputs: bool) -> bytes:
     try:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=jsonable)
     except ValueError:  # an input that is not finite
-        text = json.dumps(nulled(found), ensure_ascii=False, allow_nan=False, default=jsonable)
+        text = json.dumps(replace_nonfinite(found), ensure_ascii=False, allow_nan=False, default=jsonable)
     return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
 
 
@@ -93,14 +93,14 @@ class _Sink:
         return b"".join(parts)
 
 
-def parquet(chunks: Iterable[Sequence[Said]], schema: pa.Schema) -> Iterator[bytes]:
+def write_parquet(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Iterator[bytes]:
     """A file whose columns are the schema's."""
     sink = _Sink()
     with ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
         waiting: list[pa.RecordBatch] = []
         for chunk in chunks:
-            waiting.append(batch(chunk, schema))
-            if sum(each.nbytes for each in waiting) > GROUP:
+            waiting.append(record_batch(chunk, schema))
+            if sum(each.nbytes for each in waiting) > ROW_GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
                 waiting.clear()
                 yield sink.fetch()
@@ -109,13 +109,13 @@ def parquet(chunks: Iterable[Sequence[Said]], schema: pa.Schema) -> Iterator[byt
     yield sink.fetch()
 
 
-def batch(chunk: Sequence[Said], schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(chunk: Sequence[AnswerRow], schema: pa.Schema) -> pa.RecordBatch:
     """Rows as columns."""
     return pa.RecordBatch.from_arrays([_column(field, chunk) for field in schema], schema=schema)
 
 
-def _column(field: pa.Field, chunk: Sequence[Said]) -> pa.Array:
-    if field.name in (*PLACES, "error"):
+def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
+    if field.name in (*LOCATION_TYPES, "error"):
         return _array([getattr(said, field.name) for said in chunk], field.type)
     if field.name != "input":
         return _array([None if said.answer is None else said.answer.get(field.name) for said in chunk], field.type)
@@ -152,23 +152,23 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     """The value itself, or where text is expected and it is none, as JSON."""
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
-    return json.dumps(nulled(value), ensure_ascii=False, allow_nan=False, default=jsonable)
+    return json.dumps(replace_nonfinite(value), ensure_ascii=False, allow_nan=False, default=jsonable)
 
 
 # ---------------------------------------------------------------------------------------------------- schemas
 
 
-def schema_of(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.Schema:
+def answer_schema(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.Schema:
     """The columns of every part: the place, the input's columns, the answer's fields, and the error."""
-    fields = list(PLACES.items())
-    if inputs and (columns := input_types(several)):
+    fields = list(LOCATION_TYPES.items())
+    if inputs and (columns := input_arrow_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((each.roles for each in several if each.table is not None), ())
-    fields += answer_types(engine, pair="text_pair" in roles or "positive" in roles).items()
+    fields += answer_arrow_types(engine, pair="text_pair" in roles or "positive" in roles).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 
-def input_types(several: Sequence[Inputs]) -> dict[str, pa.DataType]:
+def input_arrow_types(several: Sequence[Inputs]) -> dict[str, pa.DataType]:
     """Parquet's own types; of other files, and where files do not agree, text."""
     found: dict[str, pa.DataType] = {}
     for each in several:
@@ -196,7 +196,7 @@ def _kept(kind: pa.DataType) -> pa.DataType:
     return kind if any(test(kind) for test in (*plain, pa.types.is_binary, pa.types.is_large_binary)) else TEXT
 
 
-def answer_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
+def answer_arrow_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
     found = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
     return found if engine.cut is None else found | {"cut": WHOLE}

@@ -26,7 +26,7 @@ from heedful.checkpoint import Loaded, sentence_transformers, write_config
 from heedful.checkpoint.atomic_folder import whole_folder
 from heedful.errors import HeedfulError
 from heedful.infer.export.onnx_graph import Output
-from heedful.infer.export.onnx_model import SEQUENCE, graph_of
+from heedful.infer.export.onnx_model import SEQUENCE, build_graph
 from heedful.model import config as c
 from heedful.packed import Packed
 
@@ -69,7 +69,7 @@ def export(loaded: Loaded, output: str | Path, *, overwrite: bool = False) -> Ex
     if {(each.dtype, each.device.type) for each in loaded.parameters()} != {(torch.float32, "cpu")}:
         raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
     limit = _limit(loaded.config.model, loaded.limit)
-    graph = graph_of(loaded, limit or 0)
+    graph = build_graph(loaded, limit or 0)
     if graph.size > LARGEST:
         raise HeedfulError(f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {LARGEST:,}")
     config = write_config(loaded.config) | {"dtype": "float32"}

@@ -31,7 +31,7 @@ WRITING = (c.NextToken, c.NextTokenAndChoice, c.PermutedTokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
+class BatchInputs:
     """The batch that comes in, as values of the graph."""
 
     tokens: str  # [batch, sequence]
@@ -40,7 +40,7 @@ class Feed:
     most: int  # places that tables of waves have
 
 
-def graph_of(loaded: Loaded, most: int) -> Graph:
+def build_graph(loaded: Loaded, most: int) -> Graph:
     """From input_ids, attention_mask and, where the model tells types apart, token_type_ids to what the head says.
 
     Tables of waves have `most` places. What has no such graph is refused.
@@ -52,7 +52,7 @@ def graph_of(loaded: Loaded, most: int) -> Graph:
     g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if choice else (BATCH, SEQUENCE))
     given = [_lines(g, name) for name in names] if choice else names
     seen = g.op("Cast", given[1], to=BOOL)
-    feed = Feed(tokens=given[0], seen=seen, types=given[2] if given[2:] else None, most=most)
+    feed = BatchInputs(tokens=given[0], seen=seen, types=given[2] if given[2:] else None, most=most)
     assert loaded.model.encoder is not None
     rows = stack(g, loaded.model.encoder, embedding(g, loaded.model.embedding, feed), feed)
     g.outputs = head(g, loaded, rows, feed)
@@ -89,24 +89,24 @@ def _lines(g: Graph, name: str) -> str:
 # -- places ---------------------------------------------------------------------------------------------------
 
 
-def positions(g: Graph, feed: Feed) -> str:
+def positions(g: Graph, feed: BatchInputs) -> str:
     """From 0 in each sequence, [batch, sequence]."""
     count = g.op("CumSum", g.op("Cast", feed.seen, to=INT64), 1)
     return g.op("Max", g.op("Sub", count, 1), 0)
 
 
-def gaps(g: Graph, feed: Feed) -> str:
+def gaps(g: Graph, feed: BatchInputs) -> str:
     """Key place minus query place, [sequence, sequence]."""
     place = g.op("Range", 0, g.op("Gather", g.op("Shape", feed.tokens), 1), 1)
     return g.op("Sub", g.op("Unsqueeze", place, [0]), g.op("Unsqueeze", place, [1]))
 
 
-def distances(g: Graph, feed: Feed, reach: int) -> str:
+def distances(g: Graph, feed: BatchInputs, reach: int) -> str:
     """The same as rows of a table over -reach to reach."""
     return g.op("Add", g.op("Clip", gaps(g, feed), -reach, reach), reach)
 
 
-def embedding(g: Graph, part: Embedding, feed: Feed) -> str:
+def embedding(g: Graph, part: Embedding, feed: BatchInputs) -> str:
     """Tokens, positions and types, joined, normalised, projected."""
     config = part.config
     x = g.op("Gather", g.weight(part.tokens.weight), feed.tokens)
@@ -133,7 +133,7 @@ def embedding(g: Graph, part: Embedding, feed: Feed) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
+class PositionInputs:
     """How places enter the layers with one window."""
 
     bias: str  # added to the scores, [batch, heads or 1, sequence or 1, sequence]
@@ -141,10 +141,10 @@ class Sight:
     distances: str  # rows of a table of vectors
 
 
-def stack(g: Graph, part: Stack, x: str, feed: Feed) -> str:
+def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
     """All blocks, as often as they are used, and the final norm."""
     config = part.config
-    sights: dict[int | None, Sight] = {}
+    sights: dict[int | None, PositionInputs] = {}
     for layer in range(config.layers):
         number = layer * len(part.blocks) // config.layers
         every = config.global_every
@@ -159,7 +159,7 @@ def stack(g: Graph, part: Stack, x: str, feed: Feed) -> str:
     return norm(g, part.norm, x)
 
 
-def _sight(g: Graph, part: Stack, window: int | None, feed: Feed) -> Sight:
+def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> PositionInputs:
     waves: tuple[str, ...] = ()
     match part.config.relation:
         case c.Rotary(base=base, local_base=local):
@@ -167,11 +167,11 @@ def _sight(g: Graph, part: Stack, window: int | None, feed: Feed) -> Sight:
             table = sinusoid(torch.arange(feed.most), part.config.head_width, "halves", turn).float().numpy()
             waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
         case c.Shaw(reach=reach):
-            return Sight(bias=_bias(g, part, window, feed), waves=(), distances=distances(g, feed, reach))
-    return Sight(bias=_bias(g, part, window, feed), waves=waves, distances="")
+            return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=distances(g, feed, reach))
+    return PositionInputs(bias=_bias(g, part, window, feed), waves=waves, distances="")
 
 
-def _bias(g: Graph, part: Stack, window: int | None, feed: Feed) -> str:
+def _bias(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> str:
     config = part.config
     seen = g.op("Unsqueeze", feed.seen, [1, 2])
     if config.causal:
@@ -188,7 +188,9 @@ def _bias(g: Graph, part: Stack, window: int | None, feed: Feed) -> str:
     return bias
 
 
-def _block(g: Graph, part: Block, x: str, sight: Sight, vectors: ShawRelation | None, config: c.StackConfig) -> str:
+def _block(
+    g: Graph, part: Block, x: str, sight: PositionInputs, vectors: ShawRelation | None, config: c.StackConfig
+) -> str:
     layers: tuple[tuple[nn.Module, Callable[[str], str]], ...] = (
         (part.attention_norm, lambda y: attention(g, part.attention, y, sight, vectors, config)),
         (part.mlp_norm, lambda y: mlp(g, part.mlp, y, config.activation)),
@@ -200,7 +202,7 @@ def _block(g: Graph, part: Block, x: str, sight: Sight, vectors: ShawRelation | 
 
 
 def attention(
-    g: Graph, part: Attention, x: str, sight: Sight, vectors: ShawRelation | None, config: c.StackConfig
+    g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawRelation | None, config: c.StackConfig
 ) -> str:
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
@@ -233,7 +235,7 @@ def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
-def head(g: Graph, loaded: Loaded, x: str, feed: Feed) -> dict[str, Output]:
+def head(g: Graph, loaded: Loaded, x: str, feed: BatchInputs) -> dict[str, Output]:
     """What comes out, by the names that transformers gives it."""
     config, width = loaded.config.head, loaded.config.model.width
     part: Any = loaded.head
@@ -281,7 +283,7 @@ def _transform(g: Graph, part: h.Transform, config: c.Summary | c.Rowwise, x: st
     return norm(g, part.norm, activate(g, config.activation, x) if config.activation else x)
 
 
-def _summary(g: Graph, part: Any, config: c.Summary, x: str, feed: Feed) -> str:
+def _summary(g: Graph, part: Any, config: c.Summary, x: str, feed: BatchInputs) -> str:
     return _transform(g, part.first, config, pool(g, x, feed, config.pooling))
 
 
@@ -290,18 +292,18 @@ def _masked(g: Graph, part: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretr
     return Output(linear(g, part.decoder, dense), (BATCH, SEQUENCE, part.decoder.out_features))
 
 
-def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: Feed) -> Output:
+def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: BatchInputs) -> Output:
     return Output(linear(g, part.out, _summary(g, part, c.Summary(), x, feed)), (BATCH, 2))
 
 
-def _vectors(g: Graph, config: c.SentenceEmbedding, x: str, feed: Feed) -> str:
+def _vectors(g: Graph, config: c.SentenceEmbedding, x: str, feed: BatchInputs) -> str:
     vectors = g.op("Concat", *(pool(g, x, feed, how) for how in config.pooling), axis=-1)
     if not config.normalise:
         return vectors
     return g.op("Div", vectors, g.op("Max", g.op("ReduceL2", vectors, axes=(-1,), keepdims=1), 1e-12))
 
 
-def pool(g: Graph, x: str, feed: Feed, how: c.Pooling) -> str:
+def pool(g: Graph, x: str, feed: BatchInputs, how: c.Pooling) -> str:
     """One vector for each sequence."""
     mask = g.op("Cast", feed.seen, to=FLOAT)
     if how in ("first", "last"):

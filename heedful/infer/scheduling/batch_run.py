@@ -9,16 +9,16 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from heedful.infer.finite import finite
-from heedful.infer.scheduling.errors import Expired, Failed, told
-from heedful.infer.scheduling.limits import Counts
+from heedful.infer.finite import scores_are_finite
+from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, public_error
+from heedful.infer.scheduling.limits import QueueCounters
 from heedful.model.decode import Decoding
 
-Run = Callable[[list[Any]], list[Any] | Decoding]  # pieces -> their scores, or a decoding that is to be stepped
+ScoreBatch = Callable[[list[Any]], list[Any] | Decoding]  # pieces -> their scores, or a decoding that is to be stepped
 
 
 @dataclass(kw_only=True, eq=False)
-class Job:
+class PendingRequest:
     """A request: its pieces are in a heap, or in a batch, or have their scores."""
 
     lane: Any
@@ -48,28 +48,28 @@ class Job:
         return self.dead
 
 
-class Item(NamedTuple):
+class QueuedChunk(NamedTuple):
     """A piece that waits; items are in order of `due`."""
 
     due: float
     order: int  # no two are the same
     size: int
-    job: Job
+    job: PendingRequest
     place: int  # in the job's scores
     piece: Any
     key: Any  # pieces of the same key go into one batch
-    run: Run
+    run: ScoreBatch
     sliced: bool  # whether `run` makes a decoding
 
 
-Ended = tuple[Job, Any, Exception | None]  # with its answers, or what went wrong
-Scored = tuple[Item, Any, Exception | None]
+Ended = tuple[PendingRequest, Any, Exception | None]  # with its answers, or what went wrong
+Scored = tuple[QueuedChunk, Any, Exception | None]
 
 
 class BatchRun:
     """A batch that was taken up. A decoding goes on where the slice before ended; anything else is one slice."""
 
-    def __init__(self, items: list[Item], counts: Counts) -> None:
+    def __init__(self, items: list[QueuedChunk], counts: QueueCounters) -> None:
         self.items = items
         self.size = sum(item.size for item in items)
         self.due = min(item.due for item in items)
@@ -99,14 +99,14 @@ class BatchRun:
             ended += self._settled(*scored)
         return ended, True
 
-    def _settled(self, item: Item, scores: Any, error: Exception | None) -> list[Ended]:
+    def _settled(self, item: QueuedChunk, scores: Any, error: Exception | None) -> list[Ended]:
         """Keep the scores of an item; its request, if it ended by it."""
         job = item.job
         if job.error is not None:
             return []
         job.scores[item.place], job.left, job.error = scores, job.left - 1, error
         if error is not None:
-            self._counts.failed += isinstance(error, Failed)  # others tell what a person can mend
+            self._counts.failed += isinstance(error, InferenceFailedError)  # others tell what a person can mend
             job.dead = True  # its other pieces are in vain
             return [(job, None, error)]
         if job.left or job.dead:
@@ -114,11 +114,11 @@ class BatchRun:
         try:
             return [(job, job.finish(job.scores), None)]
         except BaseException as wrong:
-            error = told(wrong)
-            self._counts.failed += isinstance(error, Failed)
+            error = public_error(wrong)
+            self._counts.failed += isinstance(error, InferenceFailedError)
             return [(job, None, error)]
 
-    def _isolated(self, items: list[Item]) -> Iterator[Scored | None]:
+    def _isolated(self, items: list[QueuedChunk]) -> Iterator[Scored | None]:
         """Scores of each item, or why it has none; None where a slice ends.
 
         An item that fails costs the others at most log2(n) + 1 runs more.
@@ -148,8 +148,8 @@ class BatchRun:
                 groups.append(rest)
 
     def _tried(
-        self, group: list[Item], first: bool
-    ) -> Generator[Scored | None, None, tuple[list[Item], Exception | None]]:
+        self, group: list[QueuedChunk], first: bool
+    ) -> Generator[Scored | None, None, tuple[list[QueuedChunk], Exception | None]]:
         """Run a group; returns the items that failed together, and why."""
         now = time.monotonic()
         if all(item.job.abandoned(now) for item in group):  # nobody waits for what made it fail, either
@@ -162,7 +162,7 @@ class BatchRun:
             finished = {} if isinstance(made, Decoding) else dict(enumerate(made))
             assert isinstance(made, Decoding) or len(finished) == len(group)
         except BaseException as error:
-            return group, told(error)
+            return group, public_error(error)
         waiting = dict(enumerate(group))
         for number, scores in finished.items():
             yield _checked(waiting.pop(number), scores)
@@ -171,7 +171,7 @@ class BatchRun:
             try:
                 finished = self._decoding.step()  # at least one in each slice
             except BaseException as error:
-                return list(waiting.values()), told(error)
+                return list(waiting.values()), public_error(error)
             for number, scores in finished.items():
                 yield _checked(waiting.pop(number), scores)
             if self._decoding.done or time.monotonic() < self._until:
@@ -184,15 +184,15 @@ class BatchRun:
         return [], None
 
 
-def _checked(item: Item, scores: Any) -> Scored:
-    return item, scores, None if finite(scores) else Failed("its scores are not finite")
+def _checked(item: QueuedChunk, scores: Any) -> Scored:
+    return item, scores, None if scores_are_finite(scores) else InferenceFailedError("its scores are not finite")
 
 
-def _expired() -> Expired:
-    return Expired("the deadline passed before the answer was there")
+def _expired() -> DeadlineExceededError:
+    return DeadlineExceededError("the deadline passed before the answer was there")
 
 
-def tell(ended: list[Ended]) -> None:
+def deliver(ended: list[Ended]) -> None:
     """Wake who waits, in one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Ended]] = {}
     for each in ended:

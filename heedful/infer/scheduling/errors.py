@@ -5,11 +5,11 @@ from __future__ import annotations
 from heedful.errors import HeedfulError
 
 
-class Refused(Exception):  # noqa: N818  # a base of several
+class RequestRefusedError(Exception):  # a base of several
     """A request that is not answered; the message may be shown to whoever asked."""
 
 
-class Full(Refused):
+class QueueFullError(RequestRefusedError):
     """Too much waits already; `retry` says in how many seconds less will."""
 
     def __init__(self, message: str, retry: float = 1.0) -> None:
@@ -17,19 +17,19 @@ class Full(Refused):
         self.retry = retry
 
 
-class Unavailable(Refused):
+class UnavailableError(RequestRefusedError):
     """The model is loading, or the server is stopping."""
 
 
-class Expired(Refused):
+class DeadlineExceededError(RequestRefusedError):
     """The deadline passed; what had not been started never will be."""
 
 
-class TooLong(Refused):
+class TooLongError(RequestRefusedError):
     """More tokens than one request may have."""
 
 
-class Failed(Refused):
+class InferenceFailedError(RequestRefusedError):
     """The model, or its tokenizer, failed on this request; `reason` is for the log alone."""
 
     def __init__(self, reason: str) -> None:
@@ -37,9 +37,9 @@ class Failed(Refused):
         self.reason = reason
 
 
-def told(error: BaseException) -> Exception:
+def public_error(error: BaseException) -> Exception:
     """What a person can mend is told; anything else, a tokenizer's panic too, is our failure, of this request alone."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefusedError):
         return error
     if isinstance(error, HeedfulError):
         if error.__cause__ is None or isinstance(error.__cause__, HeedfulError):
@@ -48,4 +48,4 @@ def told(error: BaseException) -> Exception:
     frames, last = error.__traceback__, ""
     while frames is not None:  # where it was raised, without what was given
         last, frames = f"{frames.tb_frame.f_code.co_name}:{frames.tb_lineno}", frames.tb_next
-    return Failed(f"{type(error).__name__} in {last}")
+    return InferenceFailedError(f"{type(error).__name__} in {last}")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
+from heedful.infer.engine import TOKEN_BUDGET, Chunk, EncodedInput
 from heedful.model.decode import Beam, Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.seq2seq import GenerationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caps:
+class QueueLimits:
     """What the queue holds at most; none of it is ever exceeded."""
 
     requests: int = 512  # that wait or run
@@ -24,7 +24,7 @@ class Caps:
 
 
 @dataclass(kw_only=True, slots=True)
-class Counts:
+class QueueCounters:
     """What happened since the start."""
 
     batches: int = 0
@@ -38,27 +38,27 @@ class Counts:
 
 
 @runtime_checkable
-class Steps(Protocol):
+class ScheduledEngine(Protocol):
     """What a queue needs of an engine; Engine has it."""
 
     writing: GenerationConfig  # how texts are written where a request does not say
 
-    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
         """Inputs become windows."""
 
     def score(
-        self, pieces: Sequence[Piece], writing: GenerationConfig | None = None, *, top_k: int | None = None
+        self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None, *, top_k: int | None = None
     ) -> list[Any]:
         """One batch."""
 
-    def decode(self, pieces: Sequence[Piece], writing: GenerationConfig | None = None) -> Decoding:
+    def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
         """One batch for which texts are written, to be taken step by step."""
 
-    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """Scores become an answer."""
 
 
-def size_of(tokens: int, writing: GenerationConfig | None) -> int:
+def token_cost(tokens: int, writing: GenerationConfig | None) -> int:
     """What a piece counts: its tokens, and those that may be written for it, for each of the beams."""
     if writing is None:
         return tokens

@@ -12,11 +12,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from heedful.infer.engine import Piece
-from heedful.infer.scheduling.batch_run import BatchRun, Item, Job, Run, tell
-from heedful.infer.scheduling.errors import Expired, Full, TooLong, Unavailable, told
-from heedful.infer.scheduling.limits import Caps, Counts, Steps, size_of
-from heedful.infer.scheduling.tokenizer_pool import TURN, Readers
+from heedful.infer.engine import Chunk
+from heedful.infer.scheduling.batch_run import BatchRun, PendingRequest, QueuedChunk, ScoreBatch, deliver
+from heedful.infer.scheduling.errors import (
+    DeadlineExceededError,
+    QueueFullError,
+    TooLongError,
+    UnavailableError,
+    public_error,
+)
+from heedful.infer.scheduling.limits import QueueCounters, QueueLimits, ScheduledEngine, token_cost
+from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPool
 from heedful.model.decode import Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.seq2seq import GenerationConfig
@@ -28,23 +34,25 @@ SHARE = 0.5  # of the time that the most urgent request of a batch has left, for
 SURE = 0.5  # of a request's time, in which it has to be expected to be answered, or it is refused
 FULL = 0.25  # the share of the budget from which a first batch tells the engine's speed; a small one is slow to begin
 KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
-SLICE = 0.05  # seconds after which a decoding lets other models, and what is more urgent, have the engine thread
-DECODINGS = 2  # of a lane that are held at once, each with its cache; past it what is new waits
+SLICE_SECONDS = (
+    0.05  # seconds after which a decoding lets other models, and what is more urgent, have the engine thread
+)
+MAX_DECODINGS = 2  # of a lane that are held at once, each with its cache; past it what is new waits
 AROUND = 2  # tokens that are put around a text, in estimates
 DENSITY_KEPT = 0.99  # of characters and tokens, in estimates, after each request
 
 
-_Part = tuple[int, Any, Any, Run, bool]  # of a request: size, piece, key, run, and whether it is a decoding
+_Part = tuple[int, Any, Any, ScoreBatch, bool]  # of a request: size, piece, key, run, and whether it is a decoding
 _Encode = Callable[[Any, Sequence[Any]], Any]  # engine, inputs -> list[Asked], or a generator that returns it
 
 
-class Lane:
+class ModelQueue:
     """One model's place in the queue. `engine` may be exchanged at any time: each request ends with what it began."""
 
-    def __init__(self, queue: Queue, engine: Steps | None) -> None:
+    def __init__(self, queue: Scheduler, engine: ScheduledEngine | None) -> None:
         self.queue = queue
         self.engine = engine
-        self.heap: list[Item] = []
+        self.heap: list[QueuedChunk] = []
         self.used = 0.0  # seconds of the engine thread, by which lanes take turns
         self.waiting = 0  # tokens, those of requests that are being tokenised as estimated
         self.paused: list[BatchRun] = []  # decodings between two slices
@@ -90,7 +98,7 @@ class Lane:
         async with self._entered(deadline) as (engine, jobs):
             job = self._job(engine, deadline, left)
             jobs.append(job)
-            short = sum(sizes) <= TURN
+            short = sum(sizes) <= TURN_CHARACTERS
             self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
             asked = await self._in_reader(lambda: encode(engine, inputs), deadline, left, sizes)
             pieces = [piece for each in asked for piece in each.pieces]
@@ -106,15 +114,15 @@ class Lane:
                 return answers, 0
             job.finish = finish
 
-            def part(piece: Piece) -> _Part:
+            def part(piece: Chunk) -> _Part:
                 writes = piece.answerer.writes is not None
                 how = (writing or engine.writing) if writes else writing
                 key = id(engine), top_k, how, id(piece.answerer)
 
-                def run(batch: list[Piece]) -> list[Any] | Decoding:
+                def run(batch: list[Chunk]) -> list[Any] | Decoding:
                     return engine.decode(batch, how) if writes else engine.score(batch, how, top_k=top_k)
 
-                return size_of(len(piece.encoded), how), piece, key, run, writes
+                return token_cost(len(piece.encoded), how), piece, key, run, writes
 
             parts = [part(each) for each in pieces]
             more = ", with all that may be written after them" if parts[0][4] else ""
@@ -124,7 +132,7 @@ class Lane:
     def _estimate(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
         """About how many tokens texts of so many characters have, with all that may be written after them."""
         each = self._tokens / self._characters
-        return sum(size_of(AROUND + math.ceil(each * size), writing) for size in sizes)
+        return sum(token_cost(AROUND + math.ceil(each * size), writing) for size in sizes)
 
     def _learn(self, sizes: Sequence[int], tokens: int) -> None:
         """Correct what is estimated by what was found."""
@@ -155,16 +163,16 @@ class Lane:
             return await self._in_reader(lambda: function(engine), deadline, left, sizes)
 
     @contextlib.asynccontextmanager
-    async def _entered(self, deadline: float) -> AsyncIterator[tuple[Steps, list[Job]]]:
+    async def _entered(self, deadline: float) -> AsyncIterator[tuple[ScheduledEngine, list[PendingRequest]]]:
         """Count a request in and out, and end it at its deadline, whatever it waits for."""
         engine = self.queue._enter(self, deadline)
-        jobs: list[Job] = []
+        jobs: list[PendingRequest] = []
         try:
             async with asyncio.timeout_at(deadline):
                 yield engine, jobs
         except TimeoutError:
             self.queue.counts.expired += 1
-            raise Expired("the deadline passed before the answer was there") from None
+            raise DeadlineExceededError("the deadline passed before the answer was there") from None
         except asyncio.CancelledError:
             self.queue.counts.cancelled += 1
             raise
@@ -181,31 +189,33 @@ class Lane:
                 function, characters=total, longest=max(sizes, default=0), due=due, deadline=deadline, left=left
             )
             return await asyncio.wrap_future(future)
-        except Full:
+        except QueueFullError:
             self.queue.counts.full += 1
             raise
-        except Expired:
+        except DeadlineExceededError:
             self.queue.counts.expired += 1
             raise
 
-    def _job(self, engine: Any, deadline: float, left: Callable[[], bool]) -> Job:
+    def _job(self, engine: Any, deadline: float, left: Callable[[], bool]) -> PendingRequest:
         future = asyncio.get_running_loop().create_future()
-        return Job(lane=self, engine=engine, deadline=deadline, future=future, gone=left)
+        return PendingRequest(lane=self, engine=engine, deadline=deadline, future=future, gone=left)
 
-    def _next_run(self, budget: int, now: float, counts: Counts) -> BatchRun | None:
+    def _next_run(self, budget: int, now: float, counts: QueueCounters) -> BatchRun | None:
         """The run that is due first: a paused decoding, or a new batch; a lane has at most DECODINGS decodings."""
         paused = min(self.paused, key=lambda run: run.due, default=None)
-        begins = paused is None or (len(self.paused) < DECODINGS and bool(self.heap) and self.heap[0].due < paused.due)
+        begins = paused is None or (
+            len(self.paused) < MAX_DECODINGS and bool(self.heap) and self.heap[0].due < paused.due
+        )
         if begins and (taken := self._take(budget, now)):
             return BatchRun(taken, counts)
         if paused is not None:
             self.paused.remove(paused)
         return paused
 
-    def _take(self, budget: int, now: float) -> list[Item]:
+    def _take(self, budget: int, now: float) -> list[QueuedChunk]:
         """The next batch: what is due first, and with it what fits, in order, and lets all be answered in time."""
-        taken: list[Item] = []
-        aside: list[Item] = []
+        taken: list[QueuedChunk] = []
+        aside: list[QueuedChunk] = []
         rows, most = 0, float(budget)
         while self.heap and len(aside) < LOOK and rows < most:
             item = heapq.heappop(self.heap)
@@ -222,16 +232,20 @@ class Lane:
         return taken
 
 
-class Queue:
+class Scheduler:
     """One engine thread and the lanes that share it; tokenising has threads of its own."""
 
     def __init__(
-        self, caps: Caps | None = None, *, readers: int = 2, seen: Callable[[int, int, float], None] | None = None
+        self,
+        caps: QueueLimits | None = None,
+        *,
+        readers: int = 2,
+        seen: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """`seen` is told of each batch: sequences, tokens, seconds; it is called by the engine thread."""
-        self.caps = caps or Caps()
-        self.counts = Counts()
-        self.lanes: list[Lane] = []
+        self.caps = caps or QueueLimits()
+        self.counts = QueueCounters()
+        self.lanes: list[ModelQueue] = []
         self.requests = 0  # that wait now; requests also while they run
         self.tokens = 0  # that wait now; requests also while they run
         self.draining = False
@@ -240,18 +254,18 @@ class Queue:
         self._seen = seen
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._readers = Readers(readers, self.caps.characters)
+        self._readers = TokenizerPool(readers, self.caps.characters)
         self._thread = threading.Thread(target=self._work, name="heedful-engine", daemon=True)
         self._thread.start()
 
-    def lane(self, engine: Steps | None = None) -> Lane:
+    def lane(self, engine: ScheduledEngine | None = None) -> ModelQueue:
         """A place for a model; without an engine it is loading."""
-        lane = Lane(self, engine)
+        lane = ModelQueue(self, engine)
         with self._changed:
             self.lanes.append(lane)
         return lane
 
-    def wait(self, lane: Lane | None = None, more: int = 0) -> float:
+    def wait(self, lane: ModelQueue | None = None, more: int = 0) -> float:
         """In about how many seconds all that runs and waits now will have been answered.
 
         Of one lane, with so many tokens more: lanes take turns, so each of the others takes at most as much time as
@@ -289,28 +303,28 @@ class Queue:
 
     # -- called by the event loop
 
-    def _enter(self, lane: Lane, deadline: float) -> Steps:
+    def _enter(self, lane: ModelQueue, deadline: float) -> ScheduledEngine:
         if self.draining or lane.engine is None:
-            raise Unavailable("this server is stopping" if self.draining else "the model is loading")
+            raise UnavailableError("this server is stopping" if self.draining else "the model is loading")
         if time.monotonic() >= deadline:
             self.counts.expired += 1
-            raise Expired("the deadline passed before the request was read")
+            raise DeadlineExceededError("the deadline passed before the request was read")
         with self._changed:
             if self.requests >= self.caps.requests or self.tokens >= self.caps.tokens:
                 raise self._full(lane)
             self.requests += 1
         return lane.engine
 
-    def _full(self, lane: Lane) -> Full:
+    def _full(self, lane: ModelQueue) -> QueueFullError:
         self.counts.full += 1
-        return Full("too many requests wait already; try again later", self.wait(lane))
+        return QueueFullError("too many requests wait already; try again later", self.wait(lane))
 
-    def _refuse_late(self, lane: Lane, tokens: int, deadline: float) -> None:
+    def _refuse_late(self, lane: ModelQueue, tokens: int, deadline: float) -> None:
         """Where it is not expected to be answered in a part of its time: behind what runs, and its own lane's turns."""
         if self.wait(lane) and self.wait(lane, tokens) > SURE * (deadline - time.monotonic()):
             raise self._full(lane)
 
-    def _reserve(self, job: Job, tokens: int) -> None:
+    def _reserve(self, job: PendingRequest, tokens: int) -> None:
         """Hold room for a request that is to be tokenised, by an estimate, or refuse it now."""
         tokens = min(tokens, self.caps.request_tokens, self.caps.tokens)  # if it has more it will be refused for that
         with self._changed:
@@ -319,13 +333,13 @@ class Queue:
                 raise self._full(job.lane)
             self._give_back(job, -tokens)
 
-    def _add(self, job: Job, parts: Sequence[_Part], more: str = "") -> None:
+    def _add(self, job: PendingRequest, parts: Sequence[_Part], more: str = "") -> None:
         total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
         if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
-            raise TooLong(f"the inputs have {total} tokens in windows{more}, and a request may have {most}")
+            raise TooLongError(f"the inputs have {total} tokens in windows{more}, and a request may have {most}")
         if now >= job.deadline:
             self.counts.expired += 1
-            raise Expired("the deadline passed before the request was read")
+            raise DeadlineExceededError("the deadline passed before the request was read")
         latest = now + AGED * (job.deadline - now)
         with self._changed:
             reserved = job.waiting
@@ -342,10 +356,12 @@ class Queue:
             for place, (size, piece, key, run, sliced) in enumerate(parts):
                 seen += size
                 due = min(now + PACE * seen, latest)
-                heapq.heappush(lane.heap, Item(due, next(self._order), size, job, place, piece, key, run, sliced))
+                heapq.heappush(
+                    lane.heap, QueuedChunk(due, next(self._order), size, job, place, piece, key, run, sliced)
+                )
             self._changed.notify()
 
-    def _leave(self, jobs: Sequence[Job]) -> None:
+    def _leave(self, jobs: Sequence[PendingRequest]) -> None:
         with self._changed:
             self.requests -= 1
             for job in jobs:
@@ -356,7 +372,7 @@ class Queue:
                     lane.heap = [item for item in lane.heap if not item.job.dead]
                     heapq.heapify(lane.heap)
 
-    def _give_back(self, job: Job, tokens: int) -> None:
+    def _give_back(self, job: PendingRequest, tokens: int) -> None:
         job.waiting -= tokens
         job.lane.waiting -= tokens
         self.tokens -= tokens
@@ -373,9 +389,9 @@ class Queue:
             lane, run = chosen
             start = time.monotonic()
             try:
-                ended, done = run.advance(start + SLICE)
+                ended, done = run.advance(start + SLICE_SECONDS)
             except BaseException as error:  # ours: no request may wait for ever
-                ended, done = [(item.job, None, told(error)) for item in run.items], True
+                ended, done = [(item.job, None, public_error(error)) for item in run.items], True
             seconds = time.monotonic() - start
             run.seconds += seconds
             with self._changed:
@@ -385,10 +401,10 @@ class Queue:
                     lane.paused.append(run)
             if done:
                 self._count(lane, run)
-            tell(ended)
+            deliver(ended)
             del chosen, run, ended  # what was answered is not kept while the thread sleeps
 
-    def _count(self, lane: Lane, run: BatchRun) -> None:
+    def _count(self, lane: ModelQueue, run: BatchRun) -> None:
         """Keep in mind how long a batch took."""
         seconds = max(run.seconds, 1e-6)
         if lane.took or run.size >= FULL * self.caps.batch_tokens:
@@ -399,7 +415,7 @@ class Queue:
         if self._seen is not None:
             self._seen(len(run.items), run.size, seconds)
 
-    def _next(self) -> tuple[Lane, BatchRun] | None:
+    def _next(self) -> tuple[ModelQueue, BatchRun] | None:
         if self._closed:
             return None
         for lane in sorted(self.lanes, key=lambda lane: lane.used):
@@ -409,7 +425,7 @@ class Queue:
                     for item in run.items:
                         self._give_back(item.job, item.size)
                 lane.running = run
-                self._until = now + (min(SLICE, run.left / lane.rate) if run.sliced else run.size / lane.rate)
+                self._until = now + (min(SLICE_SECONDS, run.left / lane.rate) if run.sliced else run.size / lane.rate)
                 return lane, run
         return None
 
@@ -418,4 +434,4 @@ def _careful(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except BaseException as error:
-        raise told(error) from None
+        raise public_error(error) from None

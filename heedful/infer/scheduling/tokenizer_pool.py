@@ -13,9 +13,9 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.infer.scheduling.errors import Expired, Full, Unavailable, told
+from heedful.infer.scheduling.errors import DeadlineExceededError, QueueFullError, UnavailableError, public_error
 
-TURN = 16_384  # characters that are tokenised in one turn; a request of more counts as long
+TURN_CHARACTERS = 16_384  # characters that are tokenised in one turn; a request of more counts as long
 DECAY = 0.9  # of characters and seconds in the threads' speed, after each task
 
 
@@ -31,7 +31,7 @@ class _Task:
     seconds: float = 0.0
 
 
-class Readers:
+class TokenizerPool:
     """A pool of tokenising threads with a queue in order of due time.
 
     A function may be, or return, a generator: then each of its parts is a turn, and what is due earlier slips in
@@ -73,19 +73,19 @@ class Readers:
         Raises Full if too many characters of long requests wait. A task whose deadline passed, or whose client has
         `left`, takes no further turn.
         """
-        long = characters > TURN
+        long = characters > TURN_CHARACTERS
         future: Future[Any] = Future()
         task = _Task(
             function=function,
             future=future,
             characters=characters,
-            whole=longest > TURN,
+            whole=longest > TURN_CHARACTERS,
             deadline=deadline,
             left=left,
         )
         with self._changed:
             if long and self.characters and self.characters + characters > self.most:
-                raise Full("too many long texts wait already; try again later", self.wait())
+                raise QueueFullError("too many long texts wait already; try again later", self.wait())
             self.characters += characters if long else 0
             self._push(due, task)
         if long:
@@ -114,7 +114,7 @@ class Readers:
     def _push(self, due: float, task: _Task) -> None:
         if self._closed:
             if not task.future.cancel():
-                task.future.set_exception(Unavailable("this server is stopping"))
+                task.future.set_exception(UnavailableError("this server is stopping"))
             return
         heapq.heappush(self._whole if task.whole else self._short, (due, next(self._order), task))
         self._changed.notify()
@@ -144,7 +144,7 @@ class Readers:
                 self._wholes -= task.whole
                 if not ended:
                     self._push(due, task)
-                elif task.characters > TURN and not task.future.cancelled():
+                elif task.characters > TURN_CHARACTERS and not task.future.cancelled():
                     self._read = DECAY * self._read + task.characters
                     self._took = DECAY * self._took + task.seconds
                 if task.whole:
@@ -159,7 +159,7 @@ class Readers:
             return True
         try:
             if time.monotonic() >= task.deadline or task.left():
-                raise Expired("the deadline passed before the request was read")
+                raise DeadlineExceededError("the deadline passed before the request was read")
             if task.turns is None:
                 made = task.function()
                 if not isinstance(made, Generator):
@@ -172,5 +172,5 @@ class Readers:
             task.future.set_result(stop.value)
         except BaseException as error:
             with contextlib.suppress(InvalidStateError):
-                task.future.set_exception(told(error))
+                task.future.set_exception(public_error(error))
         return True

@@ -18,7 +18,7 @@ from heedful.device import CPU, fast_bfloat16
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.fused_block import AtOnce, fits
+from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
@@ -27,20 +27,22 @@ from heedful.nn.inference_linear import FUSED, Laid, Panels, Rounded, cannot_lay
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Bias, Call, Distance, Layout
 
-Linears = Literal["plain", "laid", "panels", "rounded"]
-MEASURE = "HEEDFUL_AUTOTUNE"  # "off": the same way on every machine, for the same bits, and not the fastest one
-ROWS = (16, 1024)  # of the linear layers that are timed: one short text, a batch
-TEXTS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
+LinearKernel = Literal["plain", "laid", "panels", "rounded"]
+AUTOTUNE_VARIABLE = (
+    "HEEDFUL_AUTOTUNE"  # "off": the same way on every machine, for the same bits, and not the fastest one
+)
+LINEAR_ROWS = (16, 1024)  # of the linear layers that are timed: one short text, a batch
+TEXT_LENGTHS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
 ROUNDS = 7
-GAIN = 0.97  # another way is taken when it takes at most so much of the time
+MAX_TIME_RATIO = 0.97  # another way is taken when it takes at most so much of the time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class ExecutionPlan:
     """How a model is computed, and why so."""
 
     precision: Precision
-    linears: Linears = "plain"
+    linears: LinearKernel = "plain"
     attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
     why: tuple[str, ...] = ()
 
@@ -51,19 +53,19 @@ class _Laying(NamedTuple):
     cannot: Callable[[nn.Linear], str]
 
 
-WAYS: dict[Linears, _Laying] = {
+LINEAR_KERNELS: dict[LinearKernel, _Laying] = {
     "laid": _Laying(Laid, tuple(FUSED), lambda linear: cannot_lay(linear.weight.dtype)),
     "panels": _Laying(Panels, ("gelu",), cannot_panel),
     "rounded": _Laying(Rounded, ("gelu",), lambda linear: ""),
 }
 
 
-def dtype_of(precision: Precision) -> torch.dtype:
+def activation_dtype(precision: Precision) -> torch.dtype:
     """Of the rows, and of weights that stay as they are; whole numbers beside bfloat16 where the processor has it."""
     return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and fast_bfloat16()) else torch.float32
 
 
-def cannot_be(precision: Precision, model: ModelConfig, device: torch.device) -> str:
+def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
     """Why such a model does not answer in that precision on that device, or nothing."""
     if precision == "int8" and device.type != "cpu":
         return f"int8 is for the processor: on {device.type} take float32, bfloat16 or auto"
@@ -72,15 +74,15 @@ def cannot_be(precision: Precision, model: ModelConfig, device: torch.device) ->
     return ""
 
 
-def prepare(loaded: Loaded, precision: Precision) -> Way:
+def autotune(loaded: Loaded, precision: Precision) -> ExecutionPlan:
     """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
 
     The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and learns no
     more.
     """
-    if reason := cannot_be(precision, loaded.config.model, next(loaded.parameters()).device):
+    if reason := unsupported_reason(precision, loaded.config.model, next(loaded.parameters()).device):
         raise HeedfulError(f"{loaded.source}: {reason}")
-    way = fastest(loaded, precision)
+    way = fastest_plan(loaded, precision)
     model = loaded.model
     if way.linears != "plain":
         for stack in (model.encoder, model.decoder):
@@ -92,14 +94,14 @@ def prepare(loaded: Loaded, precision: Precision) -> Way:
             if isinstance(each, Attention) and way.attention:
                 each.kernel = way.attention
         for block in model.encoder.blocks:
-            if isinstance(block, Block) and fits(block):
-                block.at_once = AtOnce()
+            if isinstance(block, Block) and can_fuse(block):
+                block.at_once = FusedBlock()
     return way
 
 
-def _exchange(blocks: nn.ModuleList, linears: Linears) -> None:
+def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
     for above in list(blocks.modules()):
-        way = WAYS[linears]
+        way = LINEAR_KERNELS[linears]
         if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
             above.add_module("up", way.make(above.up, name))
             above.activation = _as_it_is
@@ -122,42 +124,44 @@ def _as_it_is(x: Tensor) -> Tensor:
 # -- the fastest way ------------------------------------------------------------------------------------------
 
 
-def measures() -> bool:
+def autotune_enabled() -> bool:
     """Whether ways are measured at all: not where HEEDFUL_AUTOTUNE is off."""
-    return os.environ.get(MEASURE) != "off"
+    return os.environ.get(AUTOTUNE_VARIABLE) != "off"
 
 
-def fastest(loaded: Loaded, precision: Precision) -> Way:
+def fastest_plan(loaded: Loaded, precision: Precision) -> ExecutionPlan:
     """Of a model in its precision on its device: as was measured on this machine before, or now, in a moment."""
     stack = loaded.config.model.encoder or loaded.config.model.decoder
     parameter = next(loaded.parameters())
     if stack is None:
-        return Way(precision=precision, why=("without a stack of blocks there is one way",))
+        return ExecutionPlan(precision=precision, why=("without a stack of blocks there is one way",))
     if parameter.device.type != "cpu":
-        return Way(precision=precision, why=(f"on {parameter.device.type} PyTorch's own products are taken",))
-    if not measures():
-        linears: Linears = "rounded" if precision == "int8" else "plain"
-        return Way(precision=precision, linears=linears, why=(f"nothing was measured: {MEASURE} is off",))
-    facts = {"machine": tuning_cache.machine(), "precision": precision, "stack": repr(stack)}
-    way = tuning_cache.get(facts, _read)
+        return ExecutionPlan(precision=precision, why=(f"on {parameter.device.type} PyTorch's own products are taken",))
+    if not autotune_enabled():
+        linears: LinearKernel = "rounded" if precision == "int8" else "plain"
+        return ExecutionPlan(
+            precision=precision, linears=linears, why=(f"nothing was measured: {AUTOTUNE_VARIABLE} is off",)
+        )
+    facts = {"machine": tuning_cache.machine_facts(), "precision": precision, "stack": repr(stack)}
+    way = tuning_cache.read_entry(facts, _read)
     if way is None:
         way = _measured(loaded, stack, precision)
-        tuning_cache.keep(facts, asdict(way))
+        tuning_cache.write_entry(facts, asdict(way))
     return way
 
 
-def _read(found: Any) -> Way:
+def _read(found: Any) -> ExecutionPlan:
     """Return a way from plain data; raises a TypeError, KeyError or ValueError for anything else."""
-    way = Way(**{**found, "why": tuple(found["why"])})
+    way = ExecutionPlan(**{**found, "why": tuple(found["why"])})
     kernels = ("", *(each.name for each in KERNELS))
-    known = way.precision in get_args(Precision) and way.linears in get_args(Linears) and way.attention in kernels
+    known = way.precision in get_args(Precision) and way.linears in get_args(LinearKernel) and way.attention in kernels
     if not known or not all(isinstance(each, str) for each in way.why):
         raise ValueError(f"{found} is not a way to compute a model")
     return way
 
 
-def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:
-    way = Way(precision=precision)
+def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> ExecutionPlan:
+    way = ExecutionPlan(precision=precision)
     dtype = next(loaded.parameters()).dtype
     with torch.inference_mode():
         # those have a bias of each row's own, beside which kernels take their time for other things
@@ -169,21 +173,21 @@ def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:
         return _with_linears(way, linear)
 
 
-def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
-    bounds = [sum(TEXTS[:number]) for number in range(len(TEXTS) + 1)]
+def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype) -> ExecutionPlan:
+    bounds = [sum(TEXT_LENGTHS[:number]) for number in range(len(TEXT_LENGTHS) + 1)]
     q, k, v = _rows(3 * bounds[-1], config.heads * config.head_width, dtype).view(
         3, bounds[-1], config.heads, config.head_width
     )
-    bias = like_bias(config, bounds[-1], max(TEXTS), dtype, CPU)
+    bias = example_bias(config, bounds[-1], max(TEXT_LENGTHS), dtype, CPU)
     call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
 
-    times = timed({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
+    times = median_times({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
 
 
-def like_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
+def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
     """A bias of the kind and shape that a stack adds to the scores of texts with so many rows; all of it is 0."""
     match config.relation:
         case Buckets(reach=reach):
@@ -200,18 +204,20 @@ def like_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, 
     return Distance(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
 
 
-def _with_linears(way: Way, plain: nn.Linear) -> Way:
-    reasons: dict[Linears, str] = {name: each.cannot(plain) for name, each in WAYS.items() if name != "rounded"}
-    made = {name: WAYS[name].make(plain, None) for name, reason in reasons.items() if not reason}
-    ratios: dict[Linears, float] = dict.fromkeys(made, 1.0)
+def _with_linears(way: ExecutionPlan, plain: nn.Linear) -> ExecutionPlan:
+    reasons: dict[LinearKernel, str] = {
+        name: each.cannot(plain) for name, each in LINEAR_KERNELS.items() if name != "rounded"
+    }
+    made = {name: LINEAR_KERNELS[name].make(plain, None) for name, reason in reasons.items() if not reason}
+    ratios: dict[LinearKernel, float] = dict.fromkeys(made, 1.0)
     told = []
-    for rows in ROWS if made else ():
+    for rows in LINEAR_ROWS if made else ():
         x = _rows(rows, plain.in_features, plain.weight.dtype)
-        times = timed({name: partial(layer, x) for name, layer in {"plain": plain, **made}.items()})
+        times = median_times({name: partial(layer, x) for name, layer in {"plain": plain, **made}.items()})
         ratios = {name: ratio * times[name] / times["plain"] for name, ratio in ratios.items()}
         told.append(f"{_shown(times)} for {rows} rows")
-    best: Linears = min(ratios, key=ratios.__getitem__, default="plain")
-    if made and ratios[best] > GAIN**2:
+    best: LinearKernel = min(ratios, key=ratios.__getitem__, default="plain")
+    if made and ratios[best] > MAX_TIME_RATIO**2:
         best = "plain"
     told += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
     return replace(way, linears=best, why=(*way.why, f"linear layers: {best} ({'; '.join(told)})"))
@@ -221,7 +227,7 @@ def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def timed(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+def median_times(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
     """Seconds of each, the median over rounds in which all have their turn, after one that warms up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):

@@ -48,7 +48,7 @@ class _Made(NamedTuple):
     held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
 
 
-class AtOnce:
+class FusedBlock:
     """What a block asks before it computes part by part; made for one block, of whose weights it keeps the places."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class AtOnce:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the block has its weights elsewhere, and so has the block once it was sent to a process."""
         self._made = None
-        return AtOnce, ()
+        return FusedBlock, ()
 
     def __call__(self, block: Block, x: Tensor, sight: Sight, placed: Placed) -> Tensor | None:
         """The block's rows; None: it has to be computed part by part."""
@@ -72,7 +72,7 @@ class AtOnce:
         if cannot_attend(heads, heads, heads, call):
             return None
         if self._made is None or _places(self._made.norms) != self._made.places:
-            self._made = _described(block) if fits(block) else None
+            self._made = _described(block) if can_fuse(block) else None
         if self._made is None:
             return None
         described = ctypes.addressof(self._made.block)
@@ -94,7 +94,7 @@ class AtOnce:
         return z
 
 
-def fits(block: Block) -> bool:
+def can_fuse(block: Block) -> bool:
     """Whether its parts are of those kinds."""
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]

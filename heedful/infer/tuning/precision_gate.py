@@ -26,24 +26,27 @@ from heedful.checkpoint import RUN_MODEL, folder_of, load
 from heedful.checkpoint.folder_json import read_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.engine import Engine, Piece
+from heedful.infer.engine import Chunk, Engine
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.autotune import cannot_be, dtype_of, measures, prepare, timed
+from heedful.infer.tuning.autotune import activation_dtype, autotune, autotune_enabled, median_times, unsupported_reason
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.seq2seq import GenerationConfig
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
-FEW, HOPELESS = 256, 3  # what takes so many times as long as float32 for so many tokens is not measured further
-WRITING = GenerationConfig(
+SAMPLE_INPUTS, SAMPLE_TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
+BRIEF_TOKENS, HOPELESS_RATIO = (
+    256,
+    3,
+)  # what takes so many times as long as float32 for so many tokens is not measured further
+TIMED_GENERATION = GenerationConfig(
     max_new_tokens=16
 )  # how models that write are timed: few rows a step, beside what is remembered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
+class Tolerance:
     """What a precision may lose."""
 
     scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
@@ -51,7 +54,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Measurement:
     """One precision, measured."""
 
     precision: Precision
@@ -68,25 +71,25 @@ class Trial:
         return told + (f"; refused: {self.refused}" if self.refused else "")
 
 
-def decide(
+def choose_precision(
     name: str | Path,
     asked: PrecisionOrAuto,
     *,
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
-) -> tuple[Precision, tuple[Trial, ...]]:
+) -> tuple[Precision, tuple[Measurement, ...]]:
     """The precision to answer in, and what it was decided on; one that was asked for by name and is refused is an
     error with its measurement."""
     if asked == "float32":
         return "float32", ()
-    found = tried(name, revision=revision, head=head, device=device)
+    found = measure_precisions(name, revision=revision, head=head, device=device)
     if asked == "auto":
-        return fastest(found), found
+        return fastest_accepted(found), found
     trial = next((each for each in found if each.precision == asked), None)
     if trial is None:
         model = load(name, revision=revision, head=head).config.model
-        raise HeedfulError(f"{name}: {cannot_be(asked, model, device)}")
+        raise HeedfulError(f"{name}: {unsupported_reason(asked, model, device)}")
     if trial.refused:
         lines = "\n  ".join(each.line() for each in found)
         raise HeedfulError(
@@ -96,49 +99,53 @@ def decide(
     return asked, found
 
 
-def fastest(trials: Sequence[Trial]) -> Precision:
+def fastest_accepted(trials: Sequence[Measurement]) -> Precision:
     """The fastest that is not refused; float32 never is."""
     return max((each for each in trials if not each.refused), key=lambda each: each.speed).precision
 
 
-def tried(
+def measure_precisions(
     name: str | Path,
     *,
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
-    bounds: Bounds | None = None,
+    bounds: Tolerance | None = None,
     measure_metric: Callable[[Engine], float] | None = None,
     anew: bool = False,
-) -> tuple[Trial, ...]:
+) -> tuple[Measurement, ...]:
     """Every precision, measured in turn on this machine, or as it was measured before.
 
     `measure_metric` returns the metric of an engine on the task, larger is better; with it, or `anew`,
     nothing that was kept is taken, but what `measure_metric` returned for these weights before, where it is not given.
     """
-    limits = bounds or Bounds()
+    limits = bounds or Tolerance()
     folder = folder_of(name, revision)
     read_json(folder / "config.json")  # says why there is none
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
     facts: dict[str, Any] = {
-        "machine": tuning_cache.machine(device),
+        "machine": tuning_cache.machine_facts(device),
         "weights": weights,
         "sample": _stamps(_predictions(name)),
     }
-    facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
+    facts |= {"head": head, "bounds": asdict(limits), "measured": autotune_enabled()}
 
-    def before() -> tuple[Trial, ...] | None:
-        return None if measure_metric is not None else tuning_cache.get(facts, _read)
+    def before() -> tuple[Measurement, ...] | None:
+        return None if measure_metric is not None else tuning_cache.read_entry(facts, _read)
 
     found = None if anew else before()
     if found is None:
-        with tuning_cache.alone(facts) as lasting:  # processes that begin at once would be measured beside each other
+        with tuning_cache.measuring_lock(
+            facts
+        ) as lasting:  # processes that begin at once would be measured beside each other
             found = before()
             if anew or found is None:
                 plain = Engine(load(name, revision=revision, head=head))
-                inputs, model = sample(plain), plain.loaded.config.model
-                several = [each for each in PRECISIONS if not cannot_be(each, model, device)]
-                engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
+                inputs, model = calibration_inputs(plain), plain.loaded.config.model
+                several = [each for each in PRECISIONS if not unsupported_reason(each, model, device)]
+                engines = {
+                    each: open_in_precision(name, each, revision=revision, head=head, device=device) for each in several
+                }
                 told = {each.precision: each.metric_value for each in found or ()}
                 metrics = {
                     each: told.get(each) if measure_metric is None else partial(measure_metric, engines[each])
@@ -146,13 +153,13 @@ def tried(
                 }
                 found = tuple(_trials(engines, inputs, limits, metrics))
                 if lasting:
-                    tuning_cache.keep(facts, {"trials": [asdict(each) for each in found]})
+                    tuning_cache.write_entry(facts, {"trials": [asdict(each) for each in found]})
     return found
 
 
-def _read(found: Any) -> tuple[Trial, ...]:
+def _read(found: Any) -> tuple[Measurement, ...]:
     """Return trials from plain data; raises a TypeError, KeyError or ValueError for anything else."""
-    trials = tuple(Trial(**each) for each in found["trials"])
+    trials = tuple(Measurement(**each) for each in found["trials"])
     names = [each.precision for each in trials]
     if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
         raise ValueError(f"trials of {names}")
@@ -170,7 +177,7 @@ def _read(found: Any) -> tuple[Trial, ...]:
     return trials
 
 
-def ready(
+def open_in_precision(
     name: str | Path,
     precision: Precision,
     *,
@@ -179,8 +186,8 @@ def ready(
     device: torch.device = CPU,
 ) -> Engine:
     """An engine in that precision, whatever it loses."""
-    engine = Engine(load(name, revision=revision, head=head, dtype=dtype_of(precision), device=device))
-    engine.way = prepare(engine.loaded, precision)
+    engine = Engine(load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device))
+    engine.way = autotune(engine.loaded, precision)
     return engine
 
 
@@ -192,16 +199,20 @@ def _stamps(files: Iterable[Path]) -> list[list[Any]]:
 def _trials(
     engines: dict[Precision, Engine],
     inputs: Sequence[Any],
-    bounds: Bounds,
+    bounds: Tolerance,
     metrics: Mapping[Precision, float | Callable[[], float] | None],
-) -> list[Trial]:
-    pieces = pieces_of(engines["float32"], inputs)
-    few = _first(pieces, FEW)
-    looks = timed({name: partial(engine.score, few, WRITING) for name, engine in engines.items()}, ROUNDS)
-    brief = {name for name in engines if looks[name] > HOPELESS * looks["float32"]}
+) -> list[Measurement]:
+    pieces = calibration_chunks(engines["float32"], inputs)
+    few = _first(pieces, BRIEF_TOKENS)
+    looks = median_times(
+        {name: partial(engine.score, few, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
+    )
+    brief = {name for name in engines if looks[name] > HOPELESS_RATIO * looks["float32"]}
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
-    times = timed({name: partial(engine.score, pieces, WRITING) for name, engine in whole.items()}, ROUNDS)
+    times = median_times(
+        {name: partial(engine.score, pieces, TIMED_GENERATION) for name, engine in whole.items()}, ROUNDS
+    )
     numbers = {name: _number(metric) for name, metric in metrics.items() if name in whole}
     least, trials = numbers["float32"], []
     if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
@@ -218,7 +229,9 @@ def _trials(
         found = numbers.get(name)
         refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
         trials.append(
-            Trial(precision=name, speed=speed, scores=off, metric_value=found, refused=refused, brief=name in brief)
+            Measurement(
+                precision=name, speed=speed, scores=off, metric_value=found, refused=refused, brief=name in brief
+            )
         )
     return trials
 
@@ -236,7 +249,7 @@ def _number(metric: float | Callable[[], float] | None) -> float | None:
 
 
 def _refusal(
-    off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Bounds
+    off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Tolerance
 ) -> str:
     """Why a precision is not taken, or nothing; numbers and speeds are float32's and its own."""
     (least, found), (fair, speed) = numbers, speeds
@@ -249,12 +262,12 @@ def _refusal(
     return ""
 
 
-def pieces_of(engine: Engine, inputs: Sequence[Any], most: int = TOKENS) -> list[Piece]:
+def calibration_chunks(engine: Engine, inputs: Sequence[Any], most: int = SAMPLE_TOKENS) -> list[Chunk]:
     """Windows of inputs that one answerer takes, up to so many tokens, fewer where it writes.
 
     Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
     """
-    pieces: list[Piece] = []
+    pieces: list[Chunk] = []
     cutting = copy.copy(engine)
     cutting.cut = engine.limit and engine.limit // 2  # what goes on from a text has room beside it
     for given in inputs:
@@ -268,24 +281,24 @@ def pieces_of(engine: Engine, inputs: Sequence[Any], most: int = TOKENS) -> list
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
     answerer = pieces[0].answerer
     own = [piece for piece in pieces if piece.answerer is answerer]
-    return _first(own, most if answerer.writes is None else min(most, FEW))
+    return _first(own, most if answerer.writes is None else min(most, BRIEF_TOKENS))
 
 
-def _first(pieces: list[Piece], most: int) -> list[Piece]:
+def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
     """The first ones, up to so many tokens, and at least one."""
     totals = accumulate(len(piece.encoded) for piece in pieces)
     return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
 
 
-def _tokens(engine: Engine, pieces: Sequence[Piece]) -> int:
+def _tokens(engine: Engine, pieces: Sequence[Chunk]) -> int:
     """How many it reads to answer, and writes."""
     read = sum(len(piece.encoded) for piece in pieces)
     if pieces[0].answerer.writes is None:
         return read
-    return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, WRITING))
+    return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, TIMED_GENERATION))
 
 
-def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
+def _scores(engine: Engine, pieces: Sequence[Chunk]) -> Tensor:
     if pieces[0].answerer.writes is None:
         return torch.cat([each.flatten() for each in engine.score(pieces)])
     device = next(engine.loaded.parameters()).device
@@ -298,7 +311,7 @@ def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
 # -- the calibration sample -----------------------------------------------------------------------------------
 
 
-def sample(engine: Engine, count: int = INPUTS) -> list[Any]:
+def calibration_inputs(engine: Engine, count: int = SAMPLE_INPUTS) -> list[Any]:
     """So many inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
     for path in _predictions(engine.loaded.source):
         if given := _spread(path, count):

@@ -22,7 +22,7 @@ from heedful.errors import HeedfulWarning
 Found = TypeVar("Found")
 
 
-def machine(device: torch.device = CPU) -> dict[str, Any]:
+def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
     """What a measurement holds for: this processor, so many threads, these versions, and the GPU, if on one."""
     there = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return there | {
@@ -34,7 +34,7 @@ def machine(device: torch.device = CPU) -> dict[str, Any]:
     }
 
 
-def get(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found | None:
+def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found | None:
     """Return what was found under exactly these facts, as `read` makes it of plain data.
 
     None if there is nothing, if others than this user and root may have written it, or if it is damaged: `read` raises
@@ -50,7 +50,7 @@ def get(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found | None:
     return None
 
 
-def keep(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def write_entry(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Write down what was found; a disk that cannot be written to costs measuring again, and nothing else.
 
     Warns where the cache cannot be trusted.
@@ -67,7 +67,7 @@ def keep(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def alone(facts: Mapping[str, Any]) -> Iterator[bool]:
+def measuring_lock(facts: Mapping[str, Any]) -> Iterator[bool]:
     """Hold off other processes that want to measure under the same facts; they wait, a minute at most.
 
     Yields whether what is measured can be kept: not where no lock can be had, so that another process may be measuring

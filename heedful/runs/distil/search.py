@@ -16,7 +16,7 @@ from heedful.checkpoint.new_head import attach
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
-from heedful.infer.tuning.precision_gate import Trial
+from heedful.infer.tuning.precision_gate import Measurement
 from heedful.model.config import Classes
 from heedful.runs.distil.plan import DistilPlan, check_classic_student, plan_distil
 from heedful.runs.distil.run import distil_task
@@ -137,7 +137,7 @@ def search(
         return done
 
 
-def fastest_precision(trials: Sequence[Trial]) -> Precision:
+def fastest_precision(trials: Sequence[Measurement]) -> Precision:
     """The precision that is the fastest, whether it is refused or not."""
     return max(trials, key=lambda each: each.speed).precision
 

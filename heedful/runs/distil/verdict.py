@@ -15,7 +15,13 @@ from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.data import Source, Tagged
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
-from heedful.infer.tuning.precision_gate import Trial, fastest, ready, sample, tried
+from heedful.infer.tuning.precision_gate import (
+    Measurement,
+    calibration_inputs,
+    fastest_accepted,
+    measure_precisions,
+    open_in_precision,
+)
 from heedful.runs import timing
 from heedful.runs.card.finetuned import escape_markdown, markdown_table
 from heedful.runs.card.finetuned import format_number as shown
@@ -91,7 +97,7 @@ def _asked(
     place: str, precision: Precision, *, source: Source[Any], split: str, metric: str, long_inputs: LongInputs
 ) -> float:
     """The metric of a model in the precision in which it is served."""
-    engine = ready(place, precision)
+    engine = open_in_precision(place, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
     return float(task.result(evaluate_task(task, engine, source.examples(split)))[metric])
@@ -131,16 +137,18 @@ def compare_speeds(
     places: dict[str, str],
     settings: VerdictSettings,
     inputs: Sequence[Any] | None = None,
-    choose: Callable[[Sequence[Trial]], Precision] = fastest,
+    choose: Callable[[Sequence[Measurement]], Precision] = fastest_accepted,
 ) -> dict[str, ServingSpeed]:
     """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
         asked = settings.precision
-        precisions[name] = choose(tried(place)) if asked == "auto" else asked
-        engines[name] = ready(place, precisions[name])
-    given = list(inputs if inputs is not None else sample(engines["student"], settings.texts))[: settings.texts]
+        precisions[name] = choose(measure_precisions(place)) if asked == "auto" else asked
+        engines[name] = open_in_precision(place, precisions[name])
+    given = list(inputs if inputs is not None else calibration_inputs(engines["student"], settings.texts))[
+        : settings.texts
+    ]
     return {
         name: ServingSpeed(precision=precisions[name], **each)
         for name, each in time_engines(engines, given, settings.rounds).items()

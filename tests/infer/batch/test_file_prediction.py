@@ -28,7 +28,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.batch import BatchSettings, Progress, file_prediction, predict_files, shared_output
 from heedful.infer.engine import Engine
 from heedful.infer.ray import Predict
-from heedful.infer.tuning.precision_gate import ready
+from heedful.infer.tuning.precision_gate import open_in_precision
 from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make
 
 TEXTS = [
@@ -196,10 +196,10 @@ def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> 
 def test_small_chunks_give_the_same(single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = texts(tmp_path / "in.jsonl", 23)
     predict_files(single, file, tmp_path / "one", JSONL)
-    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     predict_files(single, file, tmp_path / "two", JSONL)
-    monkeypatch.setattr(file_prediction, "CHUNK", 1000)
-    monkeypatch.setattr(file_prediction, "CHARACTERS", 10)
+    monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr(file_prediction, "CHUNK_CHARACTERS", 10)
     predict_files(single, file, tmp_path / "three", JSONL)
     assert near(written(tmp_path / "two"), written(tmp_path / "one"))
     assert near(written(tmp_path / "three"), written(tmp_path / "one"))
@@ -423,7 +423,7 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
     with pytest.raises(HeedfulError, match='settings format was "jsonl" and is "parquet" now'):
         predict_files(single, file, out, BatchSettings(rows=5))
     with pytest.raises(HeedfulError, match='precision was "float32" and is "bfloat16" now'):
-        predict_files(ready(folders["single"], "bfloat16"), file, out, JSONL)
+        predict_files(open_in_precision(folders["single"], "bfloat16"), file, out, JSONL)
     with pytest.raises(HeedfulError, match='model was "sha256:'):
         predict_files(folders["multiple"], file, out, JSONL)
     with pytest.raises(HeedfulError, match="data max_row_bytes was"):
@@ -581,7 +581,7 @@ def child(*given: object) -> subprocess.Popen[str]:
 def test_killed_in_the_middle_of_a_part(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     file, out = texts(tmp_path / "in.jsonl", 23), tmp_path / "out"
     with child(folders["single"], file, out, 0.1) as process:
         assert process.stdout is not None
@@ -599,7 +599,7 @@ def test_killed_in_the_middle_of_a_part(
 def test_two_at_once_share_the_parts(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     monkeypatch.setattr(shared_output, "POLL", 0.05)
     file = texts(tmp_path / "in.jsonl", 60)
     predict_files(single, file, tmp_path / "whole", JSONL)
@@ -618,7 +618,7 @@ def test_two_at_once_share_the_parts(
 def test_the_part_of_one_that_was_killed_is_taken_over(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_prediction, "CHUNK", 2)
+    monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     monkeypatch.setattr(shared_output, "POLL", 0.05)
     file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
     waited = []

@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 
 import heedful.infer.scheduling.scheduler as queue_module
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Asked, Engine, Piece
-from heedful.infer.scheduling.errors import Expired, Failed, Full, TooLong, Unavailable
-from heedful.infer.scheduling.limits import Caps
-from heedful.infer.scheduling.scheduler import Queue
+from heedful.infer.engine import Chunk, EncodedInput, Engine
+from heedful.infer.scheduling.errors import (
+    DeadlineExceededError,
+    InferenceFailedError,
+    QueueFullError,
+    TooLongError,
+    UnavailableError,
+)
+from heedful.infer.scheduling.limits import QueueLimits
+from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
 from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
@@ -38,17 +44,17 @@ class Fake:
         self.go = threading.Event()
         self.go.set()
 
-    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
         if "panic" in inputs:
             raise BaseException("the tokenizer panicked")
         if "wrong" in inputs:
             raise HeedfulError("input 0 is wrong")
         return [
-            Asked(given, EMBED_HEAD, [Piece(EMBED_HEAD, encoded(part), []) for part in given.split(" ") if part])
+            EncodedInput(given, EMBED_HEAD, [Chunk(EMBED_HEAD, encoded(part), []) for part in given.split(" ") if part])
             for given in inputs
         ]
 
-    def score(self, pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
+    def score(self, pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
         self.batches.append(texts)
         assert self.go.wait(20)
@@ -57,7 +63,7 @@ class Fake:
             raise RuntimeError("poisoned")
         return [torch.tensor(math.nan if "?" in text else float(len(text))) for text in texts]
 
-    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
+    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
         return {"text": asked.given, "scores": [float(score) for score in scores], "of": self.name}
 
 
@@ -68,7 +74,7 @@ class Slow(Fake):
         super().__init__(name=name)
         self.clock, self.step, self.order = clock, step, order
 
-    def score(self, pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
+    def score(self, pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
         scores = super().score(pieces, writing, **more)
         self.clock[0] += self.step
         self.order.append(self.name)
@@ -82,12 +88,12 @@ def encoded(text: str) -> Encoded:
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Queue]]:
+def made() -> Iterator[Callable[..., Scheduler]]:
     """Queues that are closed afterwards."""
-    queues: list[Queue] = []
+    queues: list[Scheduler] = []
 
-    def make(caps: Caps | None = None, **more: Any) -> Queue:
-        queues.append(Queue(caps, **more))
+    def make(caps: QueueLimits | None = None, **more: Any) -> Scheduler:
+        queues.append(Scheduler(caps, **more))
         return queues[-1]
 
     yield make
@@ -160,21 +166,21 @@ def test_no_batch_takes_what_somebody_asked_who_left(made: Any) -> None:
 
 def test_the_caps_are_never_exceeded(made: Any) -> None:
     engine = Fake(0.001)
-    queue = made(Caps(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
+    queue = made(QueueLimits(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
     lane = queue.lane(engine)
     seen = []
 
     async def one(n: int) -> str:
         try:
             await lane.ask(["abcdefghij " * (n % 4 + 1)], deadline=soon())
-        except Full:
+        except QueueFullError:
             return "full"
         finally:
             seen.append((queue.requests, queue.tokens))
         return "answered"
 
     async def main() -> list[str]:
-        with pytest.raises(TooLong, match="50 tokens in windows, and a request may have 40"):
+        with pytest.raises(TooLongError, match="50 tokens in windows, and a request may have 40"):
             await lane.ask(["abcdefghij " * 5], deadline=soon())
         ends = []
         for _ in range(5):
@@ -194,14 +200,14 @@ def test_loading_and_draining_are_unavailable(made: Any) -> None:
     lane = queue.lane()
 
     async def main() -> None:
-        with pytest.raises(Unavailable, match="loading"):
+        with pytest.raises(UnavailableError, match="loading"):
             await lane.ask(["a"], deadline=soon())
         lane.engine = engine
         first = await held(lane, engine)
         second = asyncio.create_task(lane.ask(["b"], deadline=soon()))
         await asyncio.sleep(0.01)
         queue.drain()
-        with pytest.raises(Unavailable, match="stopping"):
+        with pytest.raises(UnavailableError, match="stopping"):
             await lane.ask(["c"], deadline=soon())
         engine.go.set()
         assert (await first)[0][0]["text"] == "held" and (await second)[0][0]["text"] == "b"
@@ -217,11 +223,11 @@ def test_an_expired_request_is_told_at_once_and_never_started(made: Any) -> None
     async def main() -> None:
         first = await held(lane, engine)
         start = time.monotonic()
-        with pytest.raises(Expired):
+        with pytest.raises(DeadlineExceededError):
             await lane.ask(["late"], deadline=start + 0.05)
         assert time.monotonic() - start < 10  # the batch before it takes 20 s
         assert queue.tokens == 0
-        with pytest.raises(Expired):
+        with pytest.raises(DeadlineExceededError):
             await lane.ask(["too late"], deadline=time.monotonic())
         engine.go.set()
         await first
@@ -244,8 +250,8 @@ def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
         tasks = [asyncio.create_task(lane.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
         await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
         refused = [task.exception() for task in tasks if task.done()]
-        assert all(isinstance(each, Full) for each in refused) and queue.wait() == 40
-        with pytest.raises(Full):  # before its words are looked up, or what is wrong with it
+        assert all(isinstance(each, QueueFullError) for each in refused) and queue.wait() == 40
+        with pytest.raises(QueueFullError):  # before its words are looked up, or what is wrong with it
             await lane.ask(["wrong"], deadline=soon(60))
         with queue._changed:
             now = time.monotonic()
@@ -264,7 +270,7 @@ def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
 
 
 def test_cancelled_clients_never_reach_the_model(made: Any) -> None:
-    queue, engine = made(Caps(batch_tokens=8)), Fake()
+    queue, engine = made(QueueLimits(batch_tokens=8)), Fake()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -292,7 +298,7 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
     """By a clock that each batch moves on, while four short requests always wait."""
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, engine = made(Caps(batch_tokens=32)), Slow(clock, step, [])
+    queue, engine = made(QueueLimits(batch_tokens=32)), Slow(clock, step, [])
     engine.seconds = 0.01  # in which those that were answered ask again
     lane = queue.lane(engine)
     done = asyncio.Event()
@@ -327,7 +333,7 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
     n=st.integers(1, 70), poison=st.sets(st.integers(0, 69), max_size=3), nan=st.sets(st.integers(0, 69), max_size=2)
 )
 def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
-    queue, engine = Queue(Caps(batch_tokens=10_000)), Fake()
+    queue, engine = Scheduler(QueueLimits(batch_tokens=10_000)), Fake()
     lane = queue.lane(engine)
     poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
 
@@ -345,8 +351,8 @@ def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -
         ends = asyncio.run(main())
     finally:
         queue.close()
-    assert {number for number, end in enumerate(ends) if isinstance(end, Failed)} == poison | nan
-    assert all(isinstance(end, Failed | tuple) for end in ends)
+    assert {number for number, end in enumerate(ends) if isinstance(end, InferenceFailedError)} == poison | nan
+    assert all(isinstance(end, InferenceFailedError | tuple) for end in ends)
     assert len(engine.batches) - 2 == queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 1)
 
 
@@ -355,7 +361,7 @@ def test_a_batch_that_fails_once_is_no_ones_fault(made: Any) -> None:
     lane = queue.lane(engine)
     score, calls = engine.score, []
 
-    def flaky(pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
+    def flaky(pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
         calls.append(len(pieces))
         if len(calls) == 2:
             raise MemoryError
@@ -382,12 +388,12 @@ def test_errors_are_the_askers_or_ours(made: Any) -> None:
     async def main() -> None:
         with pytest.raises(HeedfulError, match="input 0 is wrong"):
             await lane.ask(["wrong"], deadline=soon())
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(InferenceFailedError) as caught:
             await lane.ask(["panic"], deadline=soon())
         assert "panicked" not in str(caught.value) + caught.value.reason
         assert caught.value.reason.startswith("BaseException in tokenize:")
         assert (await lane.ask(["fine"], deadline=soon()))[1] == 4
-        with pytest.raises(Failed):
+        with pytest.raises(InferenceFailedError):
             await lane.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
         assert await lane.call(lambda given: given is engine, tokens=5, deadline=soon())
         assert await lane.read(lambda given: given is engine, deadline=soon())
@@ -399,7 +405,7 @@ def test_errors_are_the_askers_or_ours(made: Any) -> None:
 def test_models_take_turns_by_the_time_they_use(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, order = made(Caps(batch_tokens=4)), []
+    queue, order = made(QueueLimits(batch_tokens=4)), []
     slow, quick = Slow(clock, 0.01, order, "slow"), Slow(clock, 0.001, order, "quick")
     lanes = [queue.lane(slow), queue.lane(quick)]
 
@@ -418,7 +424,7 @@ def test_models_take_turns_by_the_time_they_use(made: Any, monkeypatch: pytest.M
 
 
 def test_an_engine_is_exchanged_under_load(made: Any) -> None:
-    queue = made(Caps(batch_tokens=16))
+    queue = made(QueueLimits(batch_tokens=16))
     lane = queue.lane(Fake(name="0"))
     answered = []
 
@@ -441,7 +447,7 @@ def test_an_engine_is_exchanged_under_load(made: Any) -> None:
 
 def test_answers_are_those_of_the_engine_alone(made: Any, tmp_path: Any) -> None:
     engine = Engine(make(tmp_path, "tag"))
-    queue = made(Caps(batch_tokens=300))
+    queue = made(QueueLimits(batch_tokens=300))
     lane = queue.lane(engine)
     draw = random.Random(1)
     words = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
@@ -495,21 +501,21 @@ class Writer(Fake):
         super().__init__(seconds)
         self.steps: list[str] = []
 
-    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
-        return [Asked(given, SEQ2SEQ_HEAD, [Piece(SEQ2SEQ_HEAD, encoded(given), [])]) for given in inputs]
+    def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
+        return [EncodedInput(given, SEQ2SEQ_HEAD, [Chunk(SEQ2SEQ_HEAD, encoded(given), [])]) for given in inputs]
 
-    def decode(self, pieces: Sequence[Piece], writing: Any = None) -> Decoding:
+    def decode(self, pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
         self.batches.append(texts)
         return Steps(texts, writing.max_new_tokens, self.seconds, self.steps)
 
-    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
+    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
         ((written, *_),) = scores
         return {"text": bytes(written.tokens).decode()}
 
 
 def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "SLICE", 0.02)
+    monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.02)
     queue, writer, other = made(), Writer(), Fake()
     writes, reads = queue.lane(writer), queue.lane(other)
 
@@ -534,7 +540,7 @@ def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: py
 
 
 def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "SLICE", 0.01)
+    monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.01)
     queue, writer = made(), Writer(0.002)
     lane, ends = queue.lane(writer), []
 
@@ -556,8 +562,8 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch:
 
 
 def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "SLICE", 0.001)
-    queue, writer = made(Caps(batch_tokens=8)), Writer(0.002)
+    monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.001)
+    queue, writer = made(QueueLimits(batch_tokens=8)), Writer(0.002)
     lane, held_at_once = queue.lane(writer), []
 
     async def watch() -> None:
@@ -578,13 +584,13 @@ def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPat
         watching.cancel()
 
     asyncio.run(main())
-    assert max(held_at_once) == queue_module.DECODINGS
+    assert max(held_at_once) == queue_module.MAX_DECODINGS
 
 
 def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "SLICE", 0.03)
+    monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.03)
     queue, writer = made(), Writer(0.02)
     lane = queue.lane(writer)
     gone = threading.Event()
@@ -604,7 +610,7 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
         cancelled.cancel()
         gone.set()
         assert (await stays)[0] == [{"text": "s" * 60}]
-        with pytest.raises(Expired):
+        with pytest.raises(DeadlineExceededError):
             await late
         await asyncio.wait([cancelled, left], timeout=10)
         assert cancelled.cancelled() and left.cancelled()
@@ -620,7 +626,7 @@ def writer_gate(writer: Writer) -> Writer:
     """One whose next batch waits until writer.go is set."""
     decode = writer.decode
 
-    def gated(pieces: Sequence[Piece], writing: Any = None) -> Decoding:
+    def gated(pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
         found = decode(pieces, writing)
         assert writer.go.wait(20)
         return found
@@ -634,7 +640,7 @@ def writer_gate(writer: Writer) -> Writer:
     n=st.integers(1, 20), poison=st.sets(st.integers(0, 19), max_size=2), nan=st.sets(st.integers(0, 19), max_size=2)
 )
 def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
-    queue, writer = Queue(Caps(batch_tokens=100_000)), Writer(0.0)
+    queue, writer = Scheduler(QueueLimits(batch_tokens=100_000)), Writer(0.0)
     lane = queue.lane(writer)
     poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
 
@@ -659,7 +665,7 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
         ends = asyncio.run(main())
     finally:
         queue.close()
-    assert {number for number, end in enumerate(ends) if isinstance(end, Failed)} == poison | nan
+    assert {number for number, end in enumerate(ends) if isinstance(end, InferenceFailedError)} == poison | nan
     assert queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 2)
 
 
@@ -668,7 +674,7 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, how: Any
 ) -> None:
     """With a slice for each step, and another model in between."""
-    monkeypatch.setattr(queue_module, "SLICE", 0.0)
+    monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.0)
     engine, queue = Engine(make_writer(tmp_path)), made()
     writes, reads = queue.lane(engine), queue.lane(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
@@ -706,10 +712,10 @@ def test_what_other_models_have_to_do_counts_as_far_as_their_turns(made: Any) ->
 def test_what_does_not_fit_is_refused_before_it_is_tokenised(made: Any) -> None:
     """By the characters of its texts, as tokens of earlier requests had them; those being tokenised count."""
     engine, read = Fake(), []
-    queue = made(Caps(tokens=100, request_tokens=60))
+    queue = made(QueueLimits(tokens=100, request_tokens=60))
     lane = queue.lane(engine)
 
-    def encode(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
+    def encode(engine: Any, inputs: Sequence[Any]) -> list[EncodedInput]:
         read.append(inputs)
         return engine.tokenize(inputs)
 
@@ -720,7 +726,7 @@ def test_what_does_not_fit_is_refused_before_it_is_tokenised(made: Any) -> None:
         fits = [asyncio.create_task(lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)) for _ in range(2)]
         await until(lambda: len(read) == 2 and queue.tokens >= 76)
         read.clear()
-        with pytest.raises(Full):
+        with pytest.raises(QueueFullError):
             await lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)
         assert not read
         engine.go.set()

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.infer.scheduling.errors import Expired, Failed, Full
-from heedful.infer.scheduling.tokenizer_pool import TURN, Readers
+from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, QueueFullError
+from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPool
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Readers]]:
+def made() -> Iterator[Callable[..., TokenizerPool]]:
     """Readers that are closed afterwards."""
-    several: list[Readers] = []
+    several: list[TokenizerPool] = []
 
-    def make(threads: int = 1, most: int = 10 * TURN) -> Readers:
-        several.append(Readers(threads, most))
+    def make(threads: int = 1, most: int = 10 * TURN_CHARACTERS) -> TokenizerPool:
+        several.append(TokenizerPool(threads, most))
         return several[-1]
 
     yield make
@@ -29,7 +29,7 @@ def made() -> Iterator[Callable[..., Readers]]:
         readers.close()
 
 
-def held(readers: Readers, **more: Any) -> threading.Event:
+def held(readers: TokenizerPool, **more: Any) -> threading.Event:
     """One of the threads is busy until this is set."""
     go, busy = threading.Event(), threading.Event()
 
@@ -64,7 +64,7 @@ def test_short_ones_slip_in_between_the_turns_of_a_long_one(made: Any) -> None:
             yield
         return "read"
 
-    future = readers.submit(long, characters=4 * TURN, longest=TURN, due=9.0)
+    future = readers.submit(long, characters=4 * TURN_CHARACTERS, longest=TURN_CHARACTERS, due=9.0)
     assert begun.wait(20)
     short = readers.submit(lambda: order.append("short"), characters=5, due=1.0)
     go.set()
@@ -74,8 +74,8 @@ def test_short_ones_slip_in_between_the_turns_of_a_long_one(made: Any) -> None:
 
 def test_texts_that_cannot_be_divided_leave_a_thread_to_others(made: Any) -> None:
     readers = made(3)
-    gates = [held(readers, characters=2 * TURN, longest=2 * TURN) for _ in range(2)]
-    third = readers.submit(lambda: "long", characters=2 * TURN, longest=2 * TURN)
+    gates = [held(readers, characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS) for _ in range(2)]
+    third = readers.submit(lambda: "long", characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS)
     for _ in range(5):
         assert readers.submit(lambda: "short", due=1e9).result(20) == "short"
     assert not third.running() and not third.done()
@@ -85,31 +85,33 @@ def test_texts_that_cannot_be_divided_leave_a_thread_to_others(made: Any) -> Non
 
 
 def test_characters_of_long_requests_are_bounded(made: Any) -> None:
-    readers = made(2, 5 * TURN)
-    go = held(readers, characters=3 * TURN)
-    waits = readers.submit(lambda: None, characters=2 * TURN)
-    with pytest.raises(Full) as caught:
-        readers.submit(lambda: None, characters=TURN + 1)
+    readers = made(2, 5 * TURN_CHARACTERS)
+    go = held(readers, characters=3 * TURN_CHARACTERS)
+    waits = readers.submit(lambda: None, characters=2 * TURN_CHARACTERS)
+    with pytest.raises(QueueFullError) as caught:
+        readers.submit(lambda: None, characters=TURN_CHARACTERS + 1)
     assert caught.value.retry >= 0
-    assert readers.submit(lambda: "short", characters=TURN).result(20) == "short"
+    assert readers.submit(lambda: "short", characters=TURN_CHARACTERS).result(20) == "short"
     go.set()
     waits.result(20)
     end = time.monotonic() + 20
     while readers.characters and time.monotonic() < end:
         time.sleep(0.001)
     assert readers.characters == 0
-    assert readers.submit(lambda: "alone", characters=100 * TURN).result(20) == "alone"  # where nothing else waits
+    assert (
+        readers.submit(lambda: "alone", characters=100 * TURN_CHARACTERS).result(20) == "alone"
+    )  # where nothing else waits
 
 
 def test_nothing_is_read_for_nobody(made: Any) -> None:
     readers, read = made(), []
     go = held(readers)
-    cancelled = readers.submit(lambda: read.append("cancelled"), characters=2 * TURN)
+    cancelled = readers.submit(lambda: read.append("cancelled"), characters=2 * TURN_CHARACTERS)
     left = readers.submit(lambda: read.append("left"), left=lambda: True)
     late = readers.submit(lambda: read.append("late"), deadline=time.monotonic())
     assert cancelled.cancel() and readers.characters == 0
     go.set()
-    with pytest.raises(Expired):
+    with pytest.raises(DeadlineExceededError):
         late.result(20)
     with pytest.raises(CancelledError):
         left.result(20)
@@ -122,7 +124,7 @@ def test_nothing_is_read_for_nobody(made: Any) -> None:
             gone.set()
             yield
 
-    with pytest.raises(Expired):
+    with pytest.raises(DeadlineExceededError):
         readers.submit(turns, left=gone.is_set).result(20)
     assert read == ["turn"]
 
@@ -136,7 +138,7 @@ def test_errors_are_told_and_the_threads_live(made: Any) -> None:
 
     with pytest.raises(HeedfulError, match="the askers"):
         readers.submit(lambda: wrong(HeedfulError("the askers"))).result(20)
-    with pytest.raises(Failed):
+    with pytest.raises(InferenceFailedError):
         readers.submit(lambda: wrong(BaseException("a panic"))).result(20)
     assert readers.submit(lambda: 1).result(20) == 1
 

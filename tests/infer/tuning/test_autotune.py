@@ -18,8 +18,8 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.batch.file_prediction import fingerprint
 from heedful.infer.engine import Engine
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.autotune import Way, prepare, timed
-from heedful.infer.tuning.precision_gate import ready
+from heedful.infer.tuning.autotune import ExecutionPlan, autotune, median_times
+from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.decode import Beam, Greedy, write
 from heedful.nn.inference_linear import Laid, cannot_lay
 from heedful.nn.layout import Call, Distance
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taken(monkeypatch: pytest.MonkeyPatch, **way: Any) -> None:
-    monkeypatch.setattr(module, "fastest", lambda loaded, precision: Way(precision=precision, **way))
+    monkeypatch.setattr(module, "fastest_plan", lambda loaded, precision: ExecutionPlan(precision=precision, **way))
 
 
 @pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
@@ -69,7 +69,7 @@ def test_every_way_computes_the_same(
         expected = our_rows(plain, given)
         for attention in ("products", "fused"):
             taken(monkeypatch, linears="laid", attention=attention)
-            prepare(changed, "float32")
+            autotune(changed, "float32")
             scale = expected.abs().max()
             assert (our_rows(changed, given) - expected).abs().max() < 1e-5 * scale
     blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
@@ -89,7 +89,7 @@ def test_laid_out_layers_write_the_same(
     save_tiny(tmp_path, family, architecture)
     plain, changed = load(tmp_path), load(tmp_path)
     taken(monkeypatch, linears="laid", attention="products")
-    prepare(changed, "float32")
+    autotune(changed, "float32")
     prompts = Packed.of([[5, 6, 7], [8]])
     given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
     for how in (Greedy(), Beam(width=3)):
@@ -117,7 +117,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
         assert other(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
     rounded = Engine(load(folder))
     taken(monkeypatch, linears="rounded")
-    prepare(rounded.loaded, "int8")
+    autotune(rounded.loaded, "int8")
     with pytest.raises(HeedfulError, match="answers in int8, its weights are rounded: load it anew"):
         save(rounded.loaded, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
@@ -145,7 +145,7 @@ def test_fingerprints_are_of_what_was_loaded(
     for linears, kernels in zip(ways, (None, "some"), strict=True):
         monkeypatch.setattr(module, "usable", lambda weight, kernels=kernels: kernels)
         taken(monkeypatch, linears=linears)
-        engine = ready(folder, precision)
+        engine = open_in_precision(folder, precision)
         found.append(fingerprint(engine))
     norms = [each for each in engine.loaded.model.encoder.modules() if isinstance(each, torch.nn.LayerNorm)]  # type: ignore[union-attr]
     assert any(each.weight.dtype == torch.float32 for each in norms) and found[0] == found[1]
@@ -160,7 +160,7 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
         assert Engine(folder).way == first
-        patch.setattr(tuning_cache, "machine", lambda: {"threads": 9})
+        patch.setattr(tuning_cache, "machine_facts", lambda: {"threads": 9})
         with pytest.raises(pytest.fail.Exception):
             Engine(folder)
     (file,) = measuring.iterdir()
@@ -184,14 +184,14 @@ def test_a_damaged_measurement_counts_as_none(
     folder: Path, measuring: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_measured", lambda *given: expected)
-    expected = Way(precision="float32", attention="fused", why=("measured",))
+    expected = ExecutionPlan(precision="float32", attention="fused", why=("measured",))
     assert Engine(folder).way == expected
     (file,) = measuring.iterdir()
     held = json.loads(file.read_text())
     changes = isinstance(damage, dict) and damage.keys() != {"a"}
     held["found"] = held["found"] | damage if changes and damage else damage
     file.write_text(json.dumps(held))
-    expected = Way(precision="float32", attention="fused", why=("measured again",))
+    expected = ExecutionPlan(precision="float32", attention="fused", why=("measured again",))
     assert Engine(folder).way == expected
     monkeypatch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
     assert Engine(folder).way == expected
@@ -200,7 +200,7 @@ def test_a_damaged_measurement_counts_as_none(
 def test_a_measurement_that_others_may_have_written_is_not_believed(
     folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = [Way(precision="float32", why=(str(number),)) for number in range(3)]
+    ways = [ExecutionPlan(precision="float32", why=(str(number),)) for number in range(3)]
     left = iter(ways)
     monkeypatch.setattr(module, "_measured", lambda *given: next(left))
     assert Engine(folder).way == ways[0]
@@ -232,7 +232,7 @@ def test_the_faster_one_has_the_smaller_time() -> None:
 
         return turn
 
-    times = timed({"slow": run("slow", long), "quick": run("quick", short)}, rounds=3)
+    times = median_times({"slow": run("slow", long), "quick": run("quick", short)}, rounds=3)
     assert times["quick"] < times["slow"] and calls == ["slow", "quick"] * 4
 
 
@@ -245,7 +245,7 @@ def test_attention_is_measured_with_the_bias_of_the_model(
     monkeypatch.setattr(module, "attend_as", lambda q, k, v, call: calls.append(call) or usual(q, k, v, call))
     save_tiny(tmp_path, family, architecture)
     loaded = load(tmp_path)
-    way = module.fastest(loaded, "float32")
+    way = module.fastest_plan(loaded, "float32")
     if family == "xlnet":  # a bias of each row's own: nothing is measured, and no kernel is named
         assert not calls and way.attention == ""
         return

@@ -16,7 +16,7 @@ from torch import Tensor
 import heedful.infer.tuning.autotune as module
 from heedful.checkpoint import Config, Loaded, create
 from heedful.csrc import Kernels, kernels, library
-from heedful.infer.tuning.autotune import Way, prepare
+from heedful.infer.tuning.autotune import ExecutionPlan, autotune
 from heedful.infer.tuning.fused_block import _Block
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace
@@ -41,9 +41,11 @@ def ready(
         Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
     )
     precision = "int8" if linears == "rounded" else "bfloat16"
-    monkeypatch.setattr(module, "fastest", lambda *_: Way(precision=precision, linears=linears, attention=attention))
+    monkeypatch.setattr(
+        module, "fastest_plan", lambda *_: ExecutionPlan(precision=precision, linears=linears, attention=attention)
+    )
     made = loaded.bfloat16().eval()
-    prepare(made, precision)
+    autotune(made, precision)
     return made
 
 

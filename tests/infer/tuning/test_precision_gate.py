@@ -16,7 +16,16 @@ from heedful import cache
 from heedful.cli import main
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
-from heedful.infer.tuning.precision_gate import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
+from heedful.infer.tuning.precision_gate import (
+    Measurement,
+    Tolerance,
+    calibration_chunks,
+    calibration_inputs,
+    choose_precision,
+    fastest_accepted,
+    measure_precisions,
+    open_in_precision,
+)
 from heedful.runs.bench import RESIDENT
 from tests.support.model_folders import HEADS, long_text, make, make_writer
 
@@ -31,16 +40,16 @@ def clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     monkeypatch.setattr(module, "timed", lambda runs, rounds: {name: seconds[name] for name in runs})
 
 
-def verdicts(trials: tuple[Trial, ...]) -> dict[str, str]:
+def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
     return {each.precision: each.refused for each in trials}
 
 
 def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    found = tried(folder, bounds=Bounds(scores=0.5))
+    found = measure_precisions(folder, bounds=Tolerance(scores=0.5))
     assert verdicts(found)["bfloat16"] == "" and "it is not faster: " in verdicts(found)["int8"]
     assert found[0].scores == 0 and 0 < found[1].scores < 0.05 and 0 < found[2].scores < 0.5
-    assert fastest(found) == "bfloat16"
+    assert fastest_accepted(found) == "bfloat16"
 
 
 def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +61,9 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
         lambda engine, pieces: asked.append((engine.way.precision, len(pieces))) or usual(engine, pieces),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
-    found = tried(folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision])  # type: ignore[union-attr]
+    found = measure_precisions(
+        folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision]
+    )  # type: ignore[union-attr]
     assert [each.brief for each in found] == [False, False, True] and found[2].metric_value is None
     assert "it is not faster: " in found[2].refused and 0 < found[2].scores < 0.5
     sizes = dict(asked)
@@ -61,15 +72,17 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
 
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    found = tried(folder, bounds=Bounds(scores=1e-9))
+    found = measure_precisions(folder, bounds=Tolerance(scores=1e-9))
     assert "of their spread, and 1e-09 is allowed" in verdicts(found)["int8"]
-    assert fastest(found) == "float32" and verdicts(found)["float32"] == ""
+    assert fastest_accepted(found) == "float32" and verdicts(found)["float32"] == ""
 
 
 def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    found = tried(folder, bounds=Bounds(scores=9.0), measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    found = measure_precisions(
+        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: main[engine.way.precision]
+    )  # type: ignore[union-attr]
     assert verdicts(found) == {
         "float32": "",
         "bfloat16": "",
@@ -87,7 +100,7 @@ def test_what_is_refused_is_an_error_with_its_measurement(
     engine = Engine(folder, precision="auto")
     assert engine.way is not None and engine.way.precision == "bfloat16"
     assert engine.explain().count("tokens/s, scores differ by") == 3 and engine(["the cat"])[0]["label"]
-    assert decide(folder, "float32") == ("float32", ())
+    assert choose_precision(folder, "float32") == ("float32", ())
     with pytest.raises(SystemExit, match="2"):
         main(["predict", str(folder), "a text", "--precision", "int4"])
     assert """int4' (did you mean "int8"?): use one of auto, float32""" in capsys.readouterr().err
@@ -98,24 +111,24 @@ def test_what_is_refused_is_an_error_with_its_measurement(
 def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    found = tried(folder)
+    found = measure_precisions(folder)
     monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
-    assert tried(folder) == found
+    assert measure_precisions(folder) == found
     with pytest.raises(pytest.fail.Exception):
-        tried(folder, anew=True)
+        measure_precisions(folder, anew=True)
     with pytest.raises(pytest.fail.Exception):
-        tried(make(tmp_path / "another", "single"))
+        measure_precisions(make(tmp_path / "another", "single"))
 
 
 def test_it_is_measured_anew_on_another_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     folder = make(tmp_path / "model", "single")
-    assert tried(folder) == tried(folder)
+    assert measure_precisions(folder) == measure_precisions(folder)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
     monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
     with pytest.raises(pytest.fail.Exception):
-        tried(folder)
+        measure_precisions(folder)
 
 
 def test_of_those_that_begin_at_once_one_measures(
@@ -123,19 +136,19 @@ def test_of_those_that_begin_at_once_one_measures(
 ) -> None:
     measured = []
 
-    def slowly(*given: Any) -> list[Trial]:
+    def slowly(*given: Any) -> list[Measurement]:
         measured.append(given)
         time.sleep(0.3)
-        return [Trial(precision="float32", speed=1.0, scores=0.0)]
+        return [Measurement(precision="float32", speed=1.0, scores=0.0)]
 
     monkeypatch.setattr(module, "_trials", slowly)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     with ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(tried, [folder, folder])
+        one, other = threads.map(measure_precisions, [folder, folder])
     assert one == other and len(measured) == 1
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # nothing can be kept, or waited for, there
-    assert tried(folder) == one and len(measured) == 2
+    assert measure_precisions(folder) == one and len(measured) == 2
 
 
 def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
@@ -144,17 +157,17 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.2)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *given: [Trial(precision="float32", speed=1.0, scores=0.0)])
-    tried(folder)
+    monkeypatch.setattr(module, "_trials", lambda *given: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    measure_precisions(folder)
     (lock,) = tmp_path.glob("*.lock")
     (file,) = tmp_path.glob("*.json")
     file.unlink()
     with cache.locked(lock, "measuring"), pytest.warns(HeedfulWarning) as said:
-        assert [each.speed for each in tried(folder)] == [1.0]
+        assert [each.speed for each in measure_precisions(folder)] == [1.0]
     first, second = (str(each.message) for each in said)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first
     assert second.startswith("what is measured now is not kept: process ") and not file.exists()
-    tried(folder)
+    measure_precisions(folder)
     assert file.exists()
 
 
@@ -187,15 +200,15 @@ def test_a_damaged_measurement_counts_as_none(
     folder: Path, tmp_path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *given: [Trial(precision="float32", speed=1.0, scores=0.0)])
-    expected = tried(folder)
+    monkeypatch.setattr(module, "_trials", lambda *given: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    expected = measure_precisions(folder)
     (file,) = tmp_path.glob("*.json")
     held = json.loads(file.read_text())
     (trial,) = held["found"]["trials"]
     in_trial = isinstance(damage, dict) and not damage.keys() & {"trials", "a"}
     held["found"] = {"trials": [trial | damage]} if in_trial else damage
     file.write_text(json.dumps(held))
-    assert tried(folder) == expected and json.loads(file.read_text())["found"] == {"trials": [trial]}
+    assert measure_precisions(folder) == expected and json.loads(file.read_text())["found"] == {"trials": [trial]}
 
 
 def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
@@ -203,19 +216,19 @@ def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     trials = [
-        Trial(precision="float32", speed=1.0, scores=0.0),
-        Trial(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
+        Measurement(precision="float32", speed=1.0, scores=0.0),
+        Measurement(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
     ]
     monkeypatch.setattr(module, "_trials", lambda *given: trials)
-    tried(folder)
+    measure_precisions(folder)
     monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
-    assert list(tried(folder)) == trials
+    assert list(measure_precisions(folder)) == trials
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
 def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
-    engine = ready(make(tmp_path, name), "int8")
-    pieces = pieces_of(engine, sample(engine))
+    engine = open_in_precision(make(tmp_path, name), "int8")
+    pieces = calibration_chunks(engine, calibration_inputs(engine))
     assert len(pieces) >= 9 and len(engine.score(pieces)) == len(pieces)
 
 
@@ -226,15 +239,15 @@ def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
 def test_a_run_is_tried_on_what_it_was_measured_on(name: str, given: Any, expected: Any, tmp_path: Path) -> None:
     folder = make(tmp_path / "model", name)
     (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": given}) + "\n" for _ in range(200)))
-    found = sample(Engine(folder))
+    found = calibration_inputs(Engine(folder))
     assert found == [expected] * len(found) and 60 <= len(found) <= 80
 
 
 def test_what_lies_beside_another_folder_is_of_another_model(tmp_path: Path) -> None:
     engine = Engine(make(tmp_path / "mine", "single"))
-    expected = sample(engine)
+    expected = calibration_inputs(engine)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": ["a", "b"]}\n')
-    assert sample(engine) == expected
+    assert calibration_inputs(engine) == expected
 
 
 # -- models that write ------------------------------------------------------------------------------------------
@@ -248,16 +261,18 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "timed", timing)
-    found = tried(make_writer(tmp_path), bounds=Bounds(scores=0.5))
-    assert fastest(found) == "bfloat16" and 0 < found[1].scores < 0.5
+    found = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
+    assert fastest_accepted(found) == "bfloat16" and 0 < found[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
 
 
 def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
     engine = Engine(make_writer(tmp_path))
-    pieces = pieces_of(engine, ["a b c d"] * 1000)
+    pieces = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
-        len(pieces) == module.FEW // 4 < len(pieces_of(ready(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
+        len(pieces)
+        == module.BRIEF_TOKENS // 4
+        < len(calibration_chunks(open_in_precision(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
     )
 
 
@@ -268,11 +283,11 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
     (tmp_path / "predictions-dev.jsonl").write_text(f'{{"input": "{long_text(200)}"}}\n' * 9)
     engine = Engine(folder)
     with pytest.raises(HeedfulError, match="but this model reads 48"):
-        engine(sample(engine))
-    assert [len(each.encoded) for each in pieces_of(engine, sample(engine))] == [24] * 9
+        engine(calibration_inputs(engine))
+    assert [len(each.encoded) for each in calibration_chunks(engine, calibration_inputs(engine))] == [24] * 9
     assert engine.cut is None
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    assert len(tried(folder)) == 3
+    assert len(measure_precisions(folder)) == 3
     given = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
     exec(RESIDENT.format(path=sys.path, name=str(folder), **given), {})
     assert int(capsys.readouterr().out) > 1e7
@@ -281,13 +296,13 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
 def test_a_file_of_predictions_may_be_empty_but_not_wrong(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "single")
     engine, file = Engine(folder), tmp_path / "predictions-dev.jsonl"
-    expected = sample(engine)
+    expected = calibration_inputs(engine)
     file.write_text("")
-    assert sample(engine) == expected
+    assert calibration_inputs(engine) == expected
     for bad in ('{"text": "a"}\n', "[]\n", "nothing\n", '{"input": "a"\n'):
         file.write_text(bad)
         with pytest.raises(HeedfulError, match=r"predictions-dev.jsonl is no file of predictions .*: evaluate the run"):
-            sample(engine)
+            calibration_inputs(engine)
 
 
 def test_a_bench_without_data_keeps_what_one_with_data_refused(
@@ -296,20 +311,22 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    wide = Bounds(scores=9.0)
-    first = tried(folder, bounds=wide, measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
-    assert fastest(tried(folder, bounds=wide, anew=True)) == fastest(first) == "bfloat16"
-    assert fastest(tried(folder, bounds=wide)) == "bfloat16"
-    assert verdicts(tried(folder, bounds=Bounds(scores=9.0, metric=0.1)))["int8"] == ""  # other bounds, another verdict
+    wide = Tolerance(scores=9.0)
+    first = measure_precisions(folder, bounds=wide, measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    assert fastest_accepted(measure_precisions(folder, bounds=wide, anew=True)) == fastest_accepted(first) == "bfloat16"
+    assert fastest_accepted(measure_precisions(folder, bounds=wide)) == "bfloat16"
+    assert (
+        verdicts(measure_precisions(folder, bounds=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
+    )  # other bounds, another verdict
 
 
 def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     usual = module._scores
     monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces)[:1])
-    found = tried(folder)
+    found = measure_precisions(folder)
     assert verdicts(found)["float32"] == "" and all(each.scores == each.scores for each in found)
-    assert fastest(found) in verdicts(found)
+    assert fastest_accepted(found) in verdicts(found)
 
 
 @pytest.mark.parametrize("main", [None, float("nan")])
@@ -321,7 +338,7 @@ def test_float32_that_is_not_finite_is_an_error(
         usual = module._scores
         monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
     with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
-        tried(folder, measure_metric=None if main is None else lambda engine: main)
+        measure_precisions(folder, measure_metric=None if main is None else lambda engine: main)
 
 
 def test_what_was_found_without_measuring_ways_is_kept_apart(
@@ -329,9 +346,9 @@ def test_what_was_found_without_measuring_ways_is_kept_apart(
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    tried(folder)
+    measure_precisions(folder)
     monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
-    tried(folder)
+    measure_precisions(folder)
     monkeypatch.setattr(module, "measures", lambda: True)
     with pytest.raises(pytest.fail.Exception):
-        tried(folder)
+        measure_precisions(folder)
