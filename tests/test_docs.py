@@ -122,8 +122,8 @@ def test_the_table_of_data_settings_is_whole() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(DataSettings)]
 
 
-def test_the_readme_counts_the_lines_of_the_models() -> None:
-    said = re.search(r"about ([\d,]+)\s+lines", (ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_comparison_counts_the_lines_of_the_models() -> None:
+    said = re.search(r"about ([\d,]+)\s+lines", (ROOT / "docs/comparison.md").read_text(encoding="utf-8"))
     files = [file for folder in ("nn", "model", "families") for file in (ROOT / "heedful" / folder).rglob("*.py")]
     lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files)
     assert said and abs(int(said[1].replace(",", "")) - lines) < 0.02 * lines
