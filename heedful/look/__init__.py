@@ -1,4 +1,4 @@
-"""Layer 10: look inside. What a model computes for a text, as data, as a page, and as names for its heads.
+"""Layer 10: look inside a model. Attention and hidden states as data and as a page, and patterns of attention heads.
 
 The module itself can be called: `heedful.look(run, text)` shows the page in a notebook.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    def __call__(self, *given: Any, **more: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `heedful.look.notebook.look`."""
         from heedful.look.notebook import look
 
-        return look(*given, **more)
+        return look(*args, **kwargs)
 
 
 look = sys.modules[__name__]
-look.__class__ = _Callable  # so `heedful.look` is this module, whoever imported what before
+look.__class__ = _Callable  # `heedful.look` is this module, whichever of it and its functions was imported first

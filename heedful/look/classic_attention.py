@@ -1,4 +1,4 @@
-"""What classic models look at: words at words by likeness, bags and trained queries at words and sentences."""
+"""Attention weights of classic models: self-attention over word vectors, bags of words, trained queries."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ from heedful.nn.attend import weights as weights_of
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 
-ALIKE = ("each word alike",)  # a mean, or so many means as there are words
-HIERARCHY = ("word in its sentence", "sentence in the text", "word in the text")
+BAG_NAMES = ("each word alike",)  # uniform weights: the mean or sum of the words
+HIERARCHY_NAMES = ("word in its sentence", "sentence in the text", "word in the text")
 
 
 def attention_parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
-    """Of a classic model: the parts that look, the names of their heads, and whether their rows are tokens or texts."""
+    """Return the parts of a classic model that have attention weights.
+
+    Returns:
+        For each part its name, the names of its heads, and what its rows are: "tokens" or "text".
+    """
     model, head = cast(Classic, loaded.model), loaded.head
-    found: list[tuple[str, tuple[str, ...], str]] = []
+    parts: list[tuple[str, tuple[str, ...], str]] = []
     if isinstance(model.over, SelfAttended):
-        found.append(("over", ("cosine" if model.over.cosine else "dot product",), "tokens"))
+        parts.append(("over", ("cosine" if model.over.cosine else "dot product",), "tokens"))
     if isinstance(head, ReadClasses):
         if hasattr(head, "bag"):
-            found.append(("reader", ALIKE, "text"))
+            parts.append(("reader", BAG_NAMES, "text"))
         elif hasattr(head, "hierarchy"):
-            found.append(("reader", HIERARCHY, "text"))
+            parts.append(("reader", HIERARCHY_NAMES, "text"))
         elif hasattr(head, "queries"):
             count = len(head.queries.queries)
             labels = loaded.config.head.labels if isinstance(loaded.config.head, Classes) else ()
             names = labels if head.each else tuple(f"query {number}" for number in range(count))
-            found.append(("reader", names, "text"))
-    return found
+            parts.append(("reader", names, "text"))
+    return parts
 
 
 def attention_weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
-    """Of one sequence, as the model computes them."""
+    """Return the weights of one part, "over" or "reader", for a batch of one sequence."""
     model, head = cast(Classic, loaded.model), loaded.head
-    below: Tensor = super(Classic, model).forward(batch)
+    below: Tensor = super(Classic, model).forward(batch)  # without self-attention or a recurrent network
     if part == "over":
         assert isinstance(model.over, SelfAttended)
         k = (F.normalize(below, dim=-1) if model.over.cosine else below)[:, None]
@@ -54,15 +58,15 @@ def attention_weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor,
         return below.new_full((1, 1, len(below)), 1 / len(below))
     rows = below if model.over is None else model.over(below, batch.bounds)
     if not hasattr(head, "hierarchy"):
-        read: Tensor = head.queries.weights(rows, batch.bounds)[0]
-        return read[:, None]
+        weights: Tensor = head.queries.weights(rows, batch.bounds)[0]
+        return weights[:, None]
     reader = head.hierarchy
-    words, texts = sentences(batch, reader.ends)
-    within = torch.cat([each[0] for each in reader.words.weights(rows, words)])
-    found = reader.words(rows, words)[:, 0]
+    sentence_bounds, text_bounds = sentences(batch, reader.ends)
+    word_weights = torch.cat([weights[0] for weights in reader.words.weights(rows, sentence_bounds)])
+    vectors = reader.words(rows, sentence_bounds)[:, 0]
     if reader.over is not None:
-        found = reader.over(found, texts)
-    each = reader.sentences.weights(found, texts)[0][0]
-    lengths = torch.tensor([stop - start for start, stop in pairwise(words)])
-    spread = each.repeat_interleave(lengths)
-    return torch.stack([within, spread, within * spread])[:, None]
+        vectors = reader.over(vectors, text_bounds)
+    sentence_weights = reader.sentences.weights(vectors, text_bounds)[0][0]
+    lengths = torch.tensor([stop - start for start, stop in pairwise(sentence_bounds)])
+    per_word = sentence_weights.repeat_interleave(lengths)
+    return torch.stack([word_weights, per_word, word_weights * per_word])[:, None]

@@ -1,66 +1,110 @@
-"""How a decoder writes: each step's distribution over the vocabulary, greedily beside beams."""
+"""Text generation step by step: the decoder's distribution over the vocabulary, greedy search beside beam search."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
-from heedful.errors import HeedfulError
+from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.decode import Beam, Greedy, search, stream
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import sequence_ends
 
-MOST = 48  # tokens
-CANDIDATES = 10
+MAX_NEW_TOKENS = 48
+CANDIDATES = 10  # tokens listed at each step
 
 
-def decoding_report(inside: Inspection, *, num_beams: int = 4, max_new_tokens: int = MOST) -> dict[str, Any]:
-    """{"steps": [{"token", "candidates"}], "greedy", "beams"}: what is written, token by token and by beams."""
-    loaded = inside.loaded
+class Candidate(TypedDict):
+    """A token that could be generated at a step."""
+
+    text: str
+    probability: float
+
+
+class DecodingStep(TypedDict):
+    """One step of greedy search."""
+
+    token: str
+    entropy: float  # of the distribution, in nats
+    candidates: list[Candidate]  # the most likely tokens, in order
+
+
+class GeneratedSequence(TypedDict):
+    """A generated text."""
+
+    text: str
+    log_probability: float
+    tokens: int
+
+
+class DecodingReport(TypedDict):
+    """Greedy search step by step, and the results of both searches."""
+
+    steps: list[DecodingStep]
+    greedy: GeneratedSequence
+    beams: list[GeneratedSequence]  # the best first
+
+
+def decoding_report(
+    inspection: Inspection, *, num_beams: int = 4, max_new_tokens: int = MAX_NEW_TOKENS
+) -> DecodingReport:
+    """Generate by greedy search and by beam search.
+
+    Raises:
+        RequestError: If the model has no language modelling head.
+    """
+    loaded, tokenizer = inspection.loaded, inspection.tokenizer
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
-        raise HeedfulError("this model has no head that writes")
-    mark = sequence_ends(loaded.config.model, inside.tokenizer)
-    prompt, source = inside.source, None
-    if mark.start is not None:
-        prompt, source = Packed.of([[mark.start]]), inside.source
-    shared: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": [mark.stop], "source": source}
-    steps: list[dict[str, Any]] = []
-    ids: list[int] = []
-    total = 0.0
-    for step in stream(loaded.model, loaded.head, prompt, Greedy(), distribution=True, **shared):
+        raise RequestError("this model has no language modelling head: give a model that generates text")
+    ends = sequence_ends(loaded.config.model, tokenizer)
+    prompt, source = inspection.source, None
+    if ends.start is not None:
+        prompt, source = Packed.of([[ends.start]]), inspection.source
+    stop = [ends.stop]
+    steps: list[DecodingStep] = []
+    greedy_ids: list[int] = []
+    log_probability = 0.0
+    for step in stream(
+        loaded.model,
+        loaded.head,
+        prompt,
+        Greedy(),
+        distribution=True,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
+    ):
         assert step.distribution is not None
-        best = step.distribution[0].topk(min(CANDIDATES, step.distribution.shape[1]))
-        names = token_records(best.indices.tolist(), inside.tokenizer)
-        shares = best.values.exp().tolist()
-        entropy = float(-(step.distribution[0].exp() * step.distribution[0].clamp(min=-80)).sum())
-        steps.append(
-            {
-                "token": token_records([step.tokens[0]], inside.tokenizer)[0]["text"],
-                "entropy": entropy,
-                "candidates": [
-                    {"text": name["text"], "probability": share} for name, share in zip(names, shares, strict=True)
-                ],
-            }
-        )
-        ids.append(step.tokens[0])
-        total += step.log_probabilities[0]
-    found = search(loaded.model, loaded.head, prompt, Beam(width=num_beams, best=num_beams, penalty="none"), **shared)[
-        0
-    ]
+        log_probabilities = step.distribution[0]
+        best = log_probabilities.topk(min(CANDIDATES, len(log_probabilities)))
+        names = token_records(best.indices.tolist(), tokenizer)
+        candidates: list[Candidate] = [
+            {"text": name["text"], "probability": probability}
+            for name, probability in zip(names, best.values.exp().tolist(), strict=True)
+        ]
+        entropy = float(-(log_probabilities.exp() * log_probabilities.clamp(min=-80)).sum())
+        token = token_records([step.tokens[0]], tokenizer)[0]["text"]
+        steps.append({"token": token, "entropy": entropy, "candidates": candidates})
+        greedy_ids.append(step.tokens[0])
+        log_probability += step.log_probabilities[0]
+    beam = Beam(width=num_beams, best=num_beams, penalty="none")
+    (sequences, *_) = search(
+        loaded.model, loaded.head, prompt, beam, max_new_tokens=max_new_tokens, stop=stop, source=source
+    )
 
-    def text(written: list[int]) -> str:
-        """Without what ends it; an embedding may have more rows than there are tokens."""
-        return inside.tokenizer.decode([id for id in written if id != mark.stop and id < inside.tokenizer.size]).strip()
+    def decode(ids: list[int]) -> str:
+        """Return the text without its end; an embedding may have more rows than the vocabulary has tokens."""
+        return tokenizer.decode([id for id in ids if id != ends.stop and id < tokenizer.size]).strip()
 
     return {
         "steps": steps,
-        "greedy": {"text": text(ids), "log_probability": total, "tokens": len(ids)},
+        "greedy": {"text": decode(greedy_ids), "log_probability": log_probability, "tokens": len(greedy_ids)},
         "beams": [
             {
-                "text": text(each.tokens),
-                "log_probability": each.log_probability,
-                "tokens": len(each.tokens) + each.complete,
+                "text": decode(sequence.tokens),
+                "log_probability": sequence.log_probability,
+                "tokens": len(sequence.tokens) + sequence.complete,
             }
-            for each in found
+            for sequence in sequences
         ],
     }

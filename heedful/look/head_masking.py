@@ -1,13 +1,13 @@
-"""Heads masked or weighed: what a head adds is multiplied by its gate before the heads are joined.
+"""Head gates: the output of each attention head is multiplied by a gate before the heads are joined.
 
-Michel et al. 2019, sections 2.2 and 4.1.
+A gate of 0 masks the head; the gradient of a loss with respect to a gate measures the importance of its head (Michel et
+al. 2019, sections 2.2 and 4.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,30 +16,31 @@ from torch import Tensor, nn
 from heedful.model.stack import Block, Placed, Transformer
 
 Gates = Mapping[str, Float[Tensor, "layers heads"]]  # by part: encoder, decoder, cross
+ForwardPreHook = Callable[[nn.Module, tuple[object, ...]], tuple[Tensor] | None]
 
 
 @contextmanager
 def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
-    """While it lasts, each head's result counts by its gate: 1 as usual, 0 not at all."""
+    """Context in which each head's output is multiplied by its gate."""
     with ExitStack() as stack:
         for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
             if side is None:
                 continue
             for block in side.blocks:
                 assert isinstance(block, Block)
-                layer: list[int] = [0]
+                layer: list[int] = [0]  # the layer that the block is run as; one block may be several layers
                 stack.enter_context(unfused(block))
-                stack.enter_context(_hooked(block, _noting(layer)))
+                stack.enter_context(_pre_hook(block, _layer_hook(layer)))
                 if part in gates:
-                    stack.enter_context(_hooked(block.attention.out, _scaling(gates[part], layer)))
+                    stack.enter_context(_pre_hook(block.attention.out, _gate_hook(gates[part], layer)))
                 if "cross" in gates and hasattr(block, "cross") and part == "decoder":
-                    stack.enter_context(_hooked(block.cross.out, _scaling(gates["cross"], layer)))
+                    stack.enter_context(_pre_hook(block.cross.out, _gate_hook(gates["cross"], layer)))
         yield
 
 
 @contextmanager
 def unfused(block: Block) -> Iterator[None]:
-    """While it lasts, the block calls its modules, so that hooks on them are heard: a kernel may do all in one call."""
+    """Context in which a block calls its modules one by one, so that their hooks run, instead of a fused kernel."""
     before, block.at_once = block.at_once, None
     try:
         yield
@@ -47,8 +48,13 @@ def unfused(block: Block) -> Iterator[None]:
         block.at_once = before
 
 
+def layer_context(inputs: tuple[object, ...]) -> Placed:
+    """Return the context of the layer among the inputs of a block."""
+    return next(value for value in inputs if isinstance(value, Placed))
+
+
 @contextmanager
-def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
+def _pre_hook(module: nn.Module, hook: ForwardPreHook) -> Iterator[None]:
     handle = module.register_forward_pre_hook(hook)
     try:
         yield
@@ -56,31 +62,33 @@ def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _noting(layer: list[int]) -> Any:
-    """Which layer a block is at, since one block may be several layers."""
+def _layer_hook(layer: list[int]) -> ForwardPreHook:
+    """Return a hook of a block that stores the number of its layer."""
 
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        placed = next(each for each in given if isinstance(each, Placed))
-        layer[0] = placed.layer
+    def store(module: nn.Module, inputs: tuple[object, ...]) -> None:
+        layer[0] = layer_context(inputs).layer
 
-    return note
+    return store
 
 
-def _scaling(gates: Tensor, layer: list[int]) -> Any:
-    def scale(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        (joined,) = given
-        each = gates[layer[0]].to(joined)
-        return ((joined.unflatten(-1, (len(each), -1)) * each[:, None]).flatten(-2),)
+def _gate_hook(gates: Tensor, layer: list[int]) -> ForwardPreHook:
+    """Return a hook of an output projection that multiplies each head's part of its input."""
+
+    def scale(module: nn.Module, inputs: tuple[object, ...]) -> tuple[Tensor]:
+        (heads,) = inputs
+        assert isinstance(heads, Tensor)
+        gate = gates[layer[0]].to(heads)
+        return ((heads.unflatten(-1, (len(gate), -1)) * gate[:, None]).flatten(-2),)
 
     return scale
 
 
 def open_gates(model: Transformer) -> dict[str, Tensor]:
-    """Gates that change nothing."""
-    found = {}
+    """Return gates of 1 for all heads, which change nothing."""
+    gates = {}
     for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
         if side is not None:
-            found[part] = torch.ones(side.config.layers, side.config.heads)
+            gates[part] = torch.ones(side.config.layers, side.config.heads)
             if side.config.cross:
-                found["cross"] = torch.ones(side.config.layers, side.config.heads)
-    return found
+                gates["cross"] = torch.ones(side.config.layers, side.config.heads)
+    return gates

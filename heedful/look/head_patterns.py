@@ -1,7 +1,7 @@
-"""Patterns of heads, found over texts: what share of a head's attention goes where a pattern says, beside chance.
+"""Patterns of attention heads over texts: which share of a head's attention follows a pattern, compared with chance.
 
 The patterns are those of Vig 2019 ("Deconstructing BERT"): the next and the previous word, identical or related words
-in the same and in the other sentence, words that predict the word, delimiters; and broad attention, a bag of words.
+in the same and in the other sentence, words that predict a word, delimiters; and broad attention, a bag of words.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import log, sqrt
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
-from heedful.errors import HeedfulError
-from heedful.look.inspection import Inspection, encode_item, readable_token
+from heedful.errors import RequestError
+from heedful.look.inspection import Inspection, TokenRecord, encode_item, readable_token
 from heedful.nn.layout import allowed, gaps
 
 PATTERNS = {
@@ -28,39 +28,63 @@ PATTERNS = {
     "previous": "the token before",
     "same": "the same or a related word, in the same sentence",
     "other": "the same or a related word, in the other sentence",
-    "predictive": "words that tell the word",
+    "predictive": "words that predict the word",
     "delimiters": "[CLS], [SEP] and punctuation",
     "itself": "the token itself",
     "broad": "many tokens alike, as a bag of words",
 }
-ENDS = frozenset(".,;:!?。、…")
-LIFT = 0.3  # from which on a pattern gives a head its name
-Z = 5.0  # and so many deviations from chance
-BROAD = 0.3  # lift of the spread, from which on a head without a pattern is called broad
-RELATED = 0.6  # cosine of two tokens' static vectors
-KEEN = 10.83  # of the log-likelihood ratio of two words: p < 0.001 (Dunning 1993)
-TEXTS = 400  # that are read
-KINDS = 512  # of tokens that are told apart where deviations are summed
+PUNCTUATION = frozenset(".,;:!?。、…")
+MIN_LIFT = 0.3  # lift from which a pattern names a head
+MIN_Z = 5.0  # and standard deviations from chance
+MIN_BROAD_LIFT = 0.3  # lift of the entropy from which a head without a pattern is called broad
+MIN_COSINE = 0.6  # of the static vectors of two tokens that count as related
+MIN_RATIO = 10.83  # log-likelihood ratio of two words that count as predictive: p < 0.001 (Dunning 1993)
+MAX_TEXTS = 400
+TOKEN_KINDS = 512  # kinds of tokens (ids modulo this) whose standard deviations are added up separately
+
+WordPairs = dict[tuple[str, str], float]  # log-likelihood ratio of two words, in alphabetical order
+
+
+class PatternRecord(TypedDict):
+    """A `PatternScore` as plain data."""
+
+    score: float
+    chance: float
+    lift: float
+    z: float
+    rows: int
+
+
+class HeadRecord(TypedDict):
+    """A head as plain data; importance and effect are known if the model has a loss on the data."""
+
+    part: str
+    layer: int
+    head: int
+    name: str
+    patterns: dict[str, PatternRecord]
+    importance: NotRequired[float]
+    effect: NotRequired[float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatternScore:
-    """One pattern in one head: share of attention, what chance gives, and how far from chance to all."""
+    """One pattern in one head."""
 
-    score: float
-    chance: float
-    z: float  # deviations from chance
-    rows: int  # that have something the pattern speaks of
+    score: float  # share of attention that follows the pattern
+    chance: float  # share that follows it by chance
+    z: float  # standard deviations of the score from chance
+    rows: int  # rows for which the pattern points at a key
 
     @property
     def lift(self) -> float:
-        """0: as much as by chance; 1: all."""
+        """Score relative to chance: 0 for as much as by chance, 1 for all attention."""
         return (self.score - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadPatterns:
-    """One head, its patterns, and the name that the strongest of them gives it."""
+    """One head, the scores of all patterns, and the name of the strongest one."""
 
     part: str
     layer: int
@@ -68,202 +92,232 @@ class HeadPatterns:
     name: str  # one of PATTERNS, or "mixed"
     patterns: Mapping[str, PatternScore]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        each = {
-            name: {"score": found.score, "chance": found.chance, "lift": found.lift, "z": found.z, "rows": found.rows}
-            for name, found in self.patterns.items()
+    def to_dict(self) -> HeadRecord:
+        """Return plain data."""
+        patterns: dict[str, PatternRecord] = {
+            name: {"score": score.score, "chance": score.chance, "lift": score.lift, "z": score.z, "rows": score.rows}
+            for name, score in self.patterns.items()
         }
-        return {"part": self.part, "layer": self.layer, "head": self.head, "name": self.name, "patterns": each}
+        return {"part": self.part, "layer": self.layer, "head": self.head, "name": self.name, "patterns": patterns}
 
 
 @dataclass(eq=False)
 class _Sums:
-    """Over all rows so far, of each layer and head."""
+    """Sums of one pattern over all rows so far, for each layer and head."""
 
-    mass: Tensor
-    chance: Tensor
-    deviation: Tensor  # of each kind of token
+    mass: Float[Tensor, "layers heads"]
+    chance: Float[Tensor, "layers heads"]
+    deviation: Float[Tensor, "kinds layers heads"]  # of each kind of token
     rows: int = 0
 
 
-Sums = dict[tuple[str, str], _Sums]  # by part and pattern
+PatternSums = dict[tuple[str, str], _Sums]  # by part and pattern
 
 
 def find_head_patterns(
-    loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, max_texts: int = TEXTS, related: bool = True
+    loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, max_texts: int = MAX_TEXTS, related: bool = True
 ) -> list[HeadPatterns]:
-    """Every self-attention head of a model, named by what it does on these texts, of which at most so many are taken.
+    """Score all patterns in every self-attention head.
 
-    What the model does not read at once is passed over, see `readable`.
-    score = mean over rows of the sum of weights w_j over the keys j that the pattern points at. Chance shuffles a row's
-    weights over the keys it may see: s of m keys then have the share s/m, with the variance
-    s (m - s) / (m - 1) var(w); z is the distance in deviations of the mean, where rows of one token count as one
-    (their deviations add up), since a head does with a token what it always does. The spread of "broad" is
-    entropy / log m, and its chance that of a random distribution over m keys, uniform on the simplex.
+    The score is the mean over rows of the sum of weights w_j over the keys j that the pattern points at. By chance, if
+    a row's weights were shuffled over its m visible keys, s keys would have the share s/m, with variance
+    s (m - s) / (m - 1) var(w). z is the distance from chance in standard deviations of the mean; the deviations of rows
+    with the same token are added up, as a head treats a token always alike. The score of "broad" is entropy / log m,
+    and its chance that of a random distribution over m keys, uniform on the simplex.
+
+    Args:
+        loaded: The model.
+        texts: Texts or pairs; empty and too long ones are skipped.
+        max_texts: Maximum number of texts to read.
+        related: Whether tokens with similar static vectors count as related.
     """
-    given = list(islice(texts, max_texts))
-    items = [given[place] for place in readable_indices(loaded, given)]
-    alike = _related(loaded) if related else None
-    sums: Sums = {}
-    pairs = _keen(_words(loaded, items))
+    first_texts = list(islice(texts, max_texts))
+    items = [first_texts[index] for index in readable_indices(loaded, first_texts)]
+    vectors = _static_unit_vectors(loaded) if related else None
+    sums: PatternSums = {}
+    pairs = _predictive_pairs(_word_sets(loaded, items))
     for item in items:
-        inside = Inspection(loaded, item)
-        for view in inside.views:
+        inspection = Inspection(loaded, item)
+        for view in inspection.views:
             if view.part in ("encoder", "decoder"):
-                _add(inside, view.part, sums, alike, pairs)
-    return _named(sums)
+                _add_text(inspection, view.part, sums, vectors, pairs)
+    return _named_heads(sums)
 
 
 def readable_indices(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> list[int]:
-    """The numbers of those that the model reads at once, neither empty nor too long; without one, a HeedfulError."""
+    """Return the indices of texts that are neither empty nor too long for the model.
+
+    Raises:
+        RequestError: If there are none.
+    """
     if not texts:
-        raise HeedfulError("no texts were given: patterns are found over texts")
-    found = [number for number, text in enumerate(texts) if not encode_item(loaded, text)[1]]
-    if not found:
-        raise HeedfulError(f"none of the {len(texts)} texts fits the model: give texts it can read at once")
-    return found
+        raise RequestError("no texts were given: patterns are found over texts")
+    indices = [index for index, text in enumerate(texts) if not encode_item(loaded, text)[1]]
+    if not indices:
+        raise RequestError(f"none of the {len(texts)} texts fits the model: give texts it can read at once")
+    return indices
 
 
-def _add(inside: Inspection, part: str, sums: Sums, alike: Any, pairs: Any) -> None:
-    view = inside.view(part)
-    side = inside.sides[view.rows]
-    where = pattern_targets(side, alike, pairs)
-    weights = torch.stack([inside.weights(part, layer) for layer in range(view.layers)]).double()
-    sees = torch.stack([_sees(inside, part, layer, len(side)) for layer in range(view.layers)])[:, None]
-    words = torch.tensor([not each["special"] for each in side])
-    ids = torch.tensor([int(each["id"]) for each in side]) % KINDS
-    counts = sees.sum(-1).double()  # [layers, 1, n]
-    mean = 1 / counts
-    spread = ((weights - mean[..., None]) ** 2 * sees).sum(-1) / counts
-    for name, pointed in where.items():
-        aimed = pointed & sees
-        s = aimed.sum(-1).double()
-        rows = (s > 0) & words & (counts > s)
-        mass = (weights * aimed).sum(-1)
-        variance = s * (counts - s) / (counts - 1).clamp(min=1) * spread
-        _sum(sums, part, name, mass, s / counts, variance.sqrt(), rows, ids)
-    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1) / counts.log().clamp(min=1e-9)
-    harmonic = torch.cat([torch.zeros(1), (1 / torch.arange(1, len(side) + 1)).cumsum(0)]).double()
-    chance = (harmonic[counts.long()] - 1) / counts.log().clamp(min=1e-9)
-    rows = (counts > 3) & words
-    _sum(sums, part, "broad", entropy, chance, torch.zeros_like(entropy), rows, ids)
-
-
-def _sees(inside: Inspection, part: str, layer: int, n: int) -> Bool[Tensor, "n n"]:
-    *_, call = inside.trace.calls[part, layer]
-    return allowed(gaps(n, n), call)
-
-
-def _sum(
-    sums: Sums, part: str, name: str, mass: Tensor, chance: Tensor, deviation: Tensor, rows: Tensor, ids: Tensor
+def _add_text(
+    inspection: Inspection,
+    part: str,
+    sums: PatternSums,
+    vectors: Float[Tensor, "tokens width"] | None,
+    pairs: WordPairs,
 ) -> None:
-    """mass and deviation are [layers, heads, n], chance and rows [layers, 1, n]."""
+    """Add the attention in one text to the sums."""
+    view = inspection.view(part)
+    tokens = inspection.sides[view.rows]
+    weights = torch.stack([inspection.weights(part, layer) for layer in range(view.layers)]).double()
+    visible = torch.stack([_visible_keys(inspection, part, layer) for layer in range(view.layers)])[:, None]
+    is_word = torch.tensor([not token["special"] for token in tokens])
+    kinds = torch.tensor([token["id"] for token in tokens]) % TOKEN_KINDS
+    m = visible.sum(-1).double()  # [layers, 1, n]
+    variance = ((weights - (1 / m)[..., None]) ** 2 * visible).sum(-1) / m
+    for name, points_at in pattern_targets(tokens, vectors, pairs).items():
+        targets = points_at & visible
+        s = targets.sum(-1).double()
+        rows = (s > 0) & is_word & (m > s)
+        mass = (weights * targets).sum(-1)
+        deviation = (s * (m - s) / (m - 1).clamp(min=1) * variance).sqrt()
+        _add_rows(sums, part, name, mass, s / m, deviation, rows, kinds)
+    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1) / m.log().clamp(min=1e-9)
+    harmonic = torch.cat([torch.zeros(1), (1 / torch.arange(1, len(tokens) + 1)).cumsum(0)]).double()
+    chance = (harmonic[m.long()] - 1) / m.log().clamp(min=1e-9)
+    _add_rows(sums, part, "broad", entropy, chance, torch.zeros_like(entropy), (m > 3) & is_word, kinds)
+
+
+def _visible_keys(inspection: Inspection, part: str, layer: int) -> Bool[Tensor, "n n"]:
+    q, *_, call = inspection.trace.calls[part, layer]
+    return allowed(gaps(len(q), len(q)), call)
+
+
+def _add_rows(
+    sums: PatternSums,
+    part: str,
+    name: str,
+    mass: Float[Tensor, "layers heads n"],
+    chance: Float[Tensor, "layers 1 n"],
+    deviation: Float[Tensor, "layers heads n"],
+    rows: Bool[Tensor, "layers 1 n"],
+    kinds: Tensor,
+) -> None:
+    """Add the rows of one text to the sums of one pattern."""
     rows = rows.expand_as(chance)
     shape = mass.shape[:2]
-    held = sums.get((part, name))
-    if held is None:
-        mine, theirs = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
-        held = sums[part, name] = _Sums(mine, theirs, torch.zeros(KINDS, *shape, dtype=torch.float64))
-    held.mass += (mass * rows).sum(-1)
-    held.chance += (chance * rows).sum(-1).expand(shape)
-    held.deviation.index_add_(0, ids, (deviation * rows).permute(2, 0, 1))
-    held.rows += int(rows[0].sum())
+    pattern_sums = sums.get((part, name))
+    if pattern_sums is None:
+        mass_sum, chance_sum = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+        deviation_sum = torch.zeros(TOKEN_KINDS, *shape, dtype=torch.float64)
+        pattern_sums = sums[part, name] = _Sums(mass_sum, chance_sum, deviation_sum)
+    pattern_sums.mass += (mass * rows).sum(-1)
+    pattern_sums.chance += (chance * rows).sum(-1).expand(shape)
+    pattern_sums.deviation.index_add_(0, kinds, (deviation * rows).permute(2, 0, 1))
+    pattern_sums.rows += int(rows[0].sum())
 
 
-def _named(sums: Sums) -> list[HeadPatterns]:
-    found = []
+def _named_heads(sums: PatternSums) -> list[HeadPatterns]:
+    heads = []
     for part in dict.fromkeys(part for part, _ in sums):
-        layers, count = next(held.mass.shape for (each, _), held in sums.items() if each == part)
+        of_part = {name: value for (sums_part, name), value in sums.items() if sums_part == part}
+        layers, count = next(iter(of_part.values())).mass.shape
         for layer in range(layers):
             for head in range(count):
-                each = {
-                    name: _found(held, layer, head)
-                    for (where, name), held in sums.items()
-                    if where == part and held.rows
-                }
-                found.append(HeadPatterns(part=part, layer=layer, head=head, name=_name(each), patterns=each))
-    return found
+                patterns = {name: _pattern_score(value, layer, head) for name, value in of_part.items() if value.rows}
+                name = _strongest_name(patterns)
+                heads.append(HeadPatterns(part=part, layer=layer, head=head, name=name, patterns=patterns))
+    return heads
 
 
-def _found(held: _Sums, layer: int, head: int) -> PatternScore:
-    mass, chance = float(held.mass[layer, head]), float(held.chance[layer, head])
-    deviation = sqrt(float((held.deviation[:, layer, head] ** 2).sum()))
+def _pattern_score(sums: _Sums, layer: int, head: int) -> PatternScore:
+    mass, chance = float(sums.mass[layer, head]), float(sums.chance[layer, head])
+    deviation = sqrt(float((sums.deviation[:, layer, head] ** 2).sum()))
     z = (mass - chance) / deviation if deviation > 1e-12 else 0.0
-    return PatternScore(score=mass / held.rows, chance=chance / held.rows, z=z, rows=held.rows)
+    return PatternScore(score=mass / sums.rows, chance=chance / sums.rows, z=z, rows=sums.rows)
 
 
-def _name(patterns: Mapping[str, PatternScore]) -> str:
-    """The pattern with the largest lift that is no chance; else broad, or mixed."""
-    sure = {name: each.lift for name, each in patterns.items() if name != "broad" and each.z >= Z and each.lift >= LIFT}
-    if sure:
-        return max(sure, key=sure.__getitem__)
-    return "broad" if "broad" in patterns and patterns["broad"].lift >= BROAD else "mixed"
+def _strongest_name(patterns: Mapping[str, PatternScore]) -> str:
+    """Return the significant pattern with the largest lift; else "broad" or "mixed"."""
+    lifts = {
+        name: pattern.lift
+        for name, pattern in patterns.items()
+        if name != "broad" and pattern.z >= MIN_Z and pattern.lift >= MIN_LIFT
+    }
+    if lifts:
+        return max(lifts, key=lifts.__getitem__)
+    return "broad" if "broad" in patterns and patterns["broad"].lift >= MIN_BROAD_LIFT else "mixed"
 
 
-# -- what the patterns point at -----------------------------------------------------------------------------------
+# -- targets of the patterns -----------------------------------------------------------------------------------------
 
 
 def pattern_targets(
-    side: Sequence[Mapping[str, Any]],
-    alike: Float[Tensor, "tokens width"] | None = None,
-    pairs: Mapping[tuple[str, str], float] | None = None,
+    tokens: Sequence[TokenRecord],
+    vectors: Float[Tensor, "tokens width"] | None = None,
+    pairs: WordPairs | None = None,
 ) -> dict[str, Bool[Tensor, "n n"]]:
-    """For each pattern, which keys it points at from each row."""
-    n = len(side)
-    place = torch.arange(n)
-    gap = place[None, :] - place[:, None]
-    special = torch.tensor([bool(each["special"]) for each in side])
-    segment = torch.tensor([-1 if each["segment"] is None else int(each["segment"]) for each in side])
-    ends = special | torch.tensor([_bare(each["text"]) == "" or set(_bare(each["text"])) <= ENDS for each in side])
-    same = _alike(side, alike) & ~ends[:, None] & ~ends[None, :] & (gap != 0)
-    near = segment[:, None] == segment[None, :]
-    found = {
+    """Return for each pattern the keys that it points at from each row.
+
+    Args:
+        tokens: The tokens of a text.
+        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens.
+        pairs: Words that predict each other.
+    """
+    n = len(tokens)
+    positions = torch.arange(n)
+    gap = positions[None, :] - positions[:, None]
+    special = torch.tensor([token["special"] for token in tokens])
+    segment = torch.tensor([-1 if token["segment"] is None else token["segment"] for token in tokens])
+    words = [_bare_word(token["text"]) for token in tokens]
+    delimiters = special | torch.tensor([set(word) <= PUNCTUATION for word in words])
+    same_word = _related_tokens(tokens, vectors) & ~delimiters[:, None] & ~delimiters[None, :] & (gap != 0)
+    same_segment = segment[:, None] == segment[None, :]
+    targets = {
         "next": gap == 1,
         "previous": gap == -1,
-        "same": same & near,
-        "other": same & ~near,
-        "delimiters": ends.expand(n, n) & (gap != 0),
+        "same": same_word & same_segment,
+        "other": same_word & ~same_segment,
+        "delimiters": delimiters.expand(n, n) & (gap != 0),
         "itself": gap == 0,
     }
     if pairs:
-        words = [_bare(each["text"]) for each in side]
-        keen = torch.tensor([[pairs.get(_pair(a, b), 0.0) >= KEEN for b in words] for a in words]).view(n, n)
-        found["predictive"] = keen & (gap.abs() > 1) & ~same
-    return found
+        is_pair = [[pairs.get(_word_pair(a, b), 0.0) >= MIN_RATIO for b in words] for a in words]
+        targets["predictive"] = torch.tensor(is_pair).view(n, n) & (gap.abs() > 1) & ~same_word
+    return targets
 
 
-def _alike(side: Sequence[Mapping[str, Any]], vectors: Tensor | None) -> Bool[Tensor, "n n"]:
-    """The same word whatever its case, one with the same stem, or one with a vector that points the same way."""
-    words = [_bare(each["text"]) for each in side]
-    found = torch.tensor([[a == b or _stem(a, b) for b in words] for a in words]).view(len(side), len(side))
+def _related_tokens(tokens: Sequence[TokenRecord], vectors: Tensor | None) -> Bool[Tensor, "n n"]:
+    """Whether two tokens are the same word ignoring case, share a stem, or have similar static vectors."""
+    words = [_bare_word(token["text"]) for token in tokens]
+    n = len(tokens)
+    related = torch.tensor([[a == b or _share_stem(a, b) for b in words] for a in words]).view(n, n)
     if vectors is not None:
-        rows = vectors[torch.tensor([int(each["id"]) for each in side])]
-        found = found | (rows @ rows.T >= RELATED)
-    return found
+        rows = vectors[torch.tensor([token["id"] for token in tokens])]
+        related = related | (rows @ rows.T >= MIN_COSINE)
+    return related
 
 
-def _bare(name: str) -> str:
-    """A token without the marks of its vocabulary and without case.
+def _bare_word(name: str) -> str:
+    """Return a token's name without the marks of its vocabulary, in lower case.
 
-    >>> _bare("##Ing"), _bare("▁The"), _bare("Ġa")
+    >>> _bare_word("##Ing"), _bare_word("▁The"), _bare_word("Ġa")
     ('ing', 'the', 'a')
     """
     return name.removeprefix("##").lstrip("\u2581\u0120").casefold()
 
 
-def _stem(one: str, other: str) -> bool:
-    """Whether both begin alike for four letters and half of the longer one.
+def _share_stem(a: str, b: str) -> bool:
+    """Whether two words share a prefix of at least four letters and half of the longer word.
 
-    >>> _stem("attends", "attention"), _stem("cat", "cats"), _stem("sitting", "sings")
+    >>> _share_stem("attends", "attention"), _share_stem("cat", "cats"), _share_stem("sitting", "sings")
     (True, False, False)
     """
-    common = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return common >= 4 and common >= 0.5 * max(len(one), len(other)) and one[:common].isalpha()
+    common = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return common >= 4 and common >= 0.5 * max(len(a), len(b)) and a[:common].isalpha()
 
 
-def _related(loaded: Loaded) -> Float[Tensor, "tokens width"]:
-    """The unit vectors of the embedding table around their mean."""
+def _static_unit_vectors(loaded: Loaded) -> Float[Tensor, "tokens width"]:
+    """Return the embedding table, centred, as unit vectors."""
     loaded.settle()
     table = loaded.model.embedding.tokens.weight.detach().float()
     return torch.nn.functional.normalize(table - table.mean(0), dim=-1)
@@ -272,59 +326,70 @@ def _related(loaded: Loaded) -> Float[Tensor, "tokens width"]:
 # -- words that predict words -------------------------------------------------------------------------------------
 
 
-def _words(loaded: Loaded, items: Sequence[str | tuple[str, str]]) -> list[set[str]]:
-    """The words of each text that are no delimiters."""
+def _word_sets(loaded: Loaded, items: Sequence[str | tuple[str, str]]) -> list[set[str]]:
+    """Return the words of each text, without punctuation."""
     assert loaded.tokenizer is not None
-    found = []
+    sets = []
     for item in items:
         encoded = loaded.tokenizer.encode(item)
-        inner = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
-        names = {_bare(readable_token(id, loaded.tokenizer)) for id in inner}
-        found.append({name for name in names if name and not set(name) <= ENDS})
-    return found
+        ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
+        words = {_bare_word(readable_token(id, loaded.tokenizer)) for id in ids}
+        sets.append({word for word in words if word and not set(word) <= PUNCTUATION})
+    return sets
 
 
-def _keen(texts: Sequence[set[str]]) -> dict[tuple[str, str], float]:
-    """The log-likelihood ratio of two words that stand in one text more often than by chance (Dunning 1993)."""
-    alone: Counter[str] = Counter(word for words in texts for word in words)
-    both: Counter[tuple[str, str]] = Counter()
+def _predictive_pairs(texts: Sequence[set[str]]) -> WordPairs:
+    """Return words that occur together more often than by chance, by log-likelihood ratio (Dunning 1993)."""
+    single: Counter[str] = Counter(word for words in texts for word in words)
+    together: Counter[tuple[str, str]] = Counter()
     for words in texts:
-        often = sorted(word for word in words if 2 <= alone[word] <= 0.5 * len(texts))
-        both.update(combinations(often[:256], 2))
-    found = {}
-    for (a, b), k in both.items():
-        if k >= 2 and k * len(texts) > alone[a] * alone[b]:
-            found[a, b] = _ratio(k, alone[a], alone[b], len(texts))
-    return {pair: value for pair, value in found.items() if value >= KEEN}
+        frequent = sorted(word for word in words if 2 <= single[word] <= 0.5 * len(texts))
+        together.update(combinations(frequent[:256], 2))
+    pairs = {}
+    for (a, b), k in together.items():
+        if k >= 2 and k * len(texts) > single[a] * single[b]:
+            ratio = _log_likelihood_ratio(k, single[a], single[b], len(texts))
+            if ratio >= MIN_RATIO:
+                pairs[a, b] = ratio
+    return pairs
 
 
-def _ratio(k: int, a: int, b: int, n: int) -> float:
-    """2 sum k log(k n / (row column)) over the four cells of "has the one" against "has the other"."""
+def _log_likelihood_ratio(k: int, a: int, b: int, n: int) -> float:
+    """Return 2 sum k log(k n / (row column)) over the four cells of "has word a" against "has word b".
+
+    Args:
+        k: Texts that have both words.
+        a: Texts that have the first word.
+        b: Texts that have the second word.
+        n: All texts.
+    """
     cells = [(k, a, b), (a - k, a, n - b), (b - k, n - a, b), (n - a - b + k, n - a, n - b)]
-    return 2 * sum(seen * log(seen * n / (row * column)) for seen, row, column in cells if seen)
+    return 2 * sum(count * log(count * n / (row * column)) for count, row, column in cells if count)
 
 
-def _pair(a: str, b: str) -> tuple[str, str]:
+def _word_pair(a: str, b: str) -> tuple[str, str]:
     return (a, b) if a < b else (b, a)
 
 
-def count_names(found: Sequence[HeadPatterns]) -> dict[str, int]:
-    """How many heads have each name, the most frequent one first."""
-    names = Counter(head.name for head in found)
-    return dict(names.most_common())
+# -- summaries -------------------------------------------------------------------------------------------------------
 
 
-def strongest_heads(found: Sequence[HeadPatterns]) -> dict[str, HeadPatterns]:
-    """The head in which each pattern is furthest above chance, whatever the head is called."""
-    names = [name for name in PATTERNS if any(name in head.patterns for head in found)]
-    return {
-        name: max((head for head in found if name in head.patterns), key=lambda head: head.patterns[name].lift)
-        for name in names
-    }
+def count_names(heads: Sequence[HeadPatterns]) -> dict[str, int]:
+    """Return the number of heads of each name, the most frequent one first."""
+    return dict(Counter(head.name for head in heads).most_common())
 
 
-def name_table(found: Sequence[HeadPatterns], part: str) -> np.ndarray:
-    """The names as [layers, heads]."""
-    mine = [head for head in found if head.part == part]
-    shape = (1 + max(head.layer for head in mine), 1 + max(head.head for head in mine))
-    return np.array([head.name for head in mine]).reshape(shape)
+def strongest_heads(heads: Sequence[HeadPatterns]) -> dict[str, HeadPatterns]:
+    """Return for each pattern the head with the largest lift, whatever its name."""
+    strongest = {}
+    for name in PATTERNS:
+        if candidates := [head for head in heads if name in head.patterns]:
+            strongest[name] = max(candidates, key=lambda head: head.patterns[name].lift)
+    return strongest
+
+
+def name_table(heads: Sequence[HeadPatterns], part: str) -> np.ndarray:
+    """Return the names of the heads of one part, [layers, heads]."""
+    of_part = [head for head in heads if head.part == part]
+    shape = (1 + max(head.layer for head in of_part), 1 + max(head.head for head in of_part))
+    return np.array([head.name for head in of_part]).reshape(shape)

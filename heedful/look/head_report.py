@@ -1,4 +1,4 @@
-"""What a model's heads do and are worth: patterns over texts, importance, what masking costs, the price of pruning."""
+"""Report on the attention heads of a model: patterns, importance, effect of masking each head, loss after pruning."""
 
 from __future__ import annotations
 
@@ -7,88 +7,130 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, LeaveOut, Source, read
-from heedful.errors import HeedfulError
-from heedful.look import head_patterns
+from heedful.errors import HeedfulError, RequestError
 from heedful.look.head_masking import gated_heads, open_gates
+from heedful.look.head_patterns import (
+    MAX_TEXTS,
+    PATTERNS,
+    HeadRecord,
+    count_names,
+    find_head_patterns,
+    readable_indices,
+    strongest_heads,
+)
 from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
 from heedful.packed import Packed
 from heedful.runs.evaluate import build_eval_task, open_for_model
 from heedful.tasks.task import Task
 
-EXAMPLES = 200  # that losses are taken over
-ROWS = 512  # of a batch: importance is a mean over batches
-MASKED = 0.15  # of tokens, where the model fills masks
-POINTS = 12  # of the price's curve
+MAX_EXAMPLES = 200  # examples whose loss is computed
+ROWS_PER_BATCH = 512  # importance is a mean over batches
+MASK_PROB = 0.15  # of the masked language modelling loss
+PRUNING_POINTS = 12  # points of the curve of pruning losses
+Example: TypeAlias = Any  # of the data, by task
+BatchLoss = Callable[[], Tensor]  # returns the sum of the losses of a batch
+HeadIndex = tuple[str, int, int]  # part, layer, head
+
+
+class PruningCurve(TypedDict):
+    """Losses with more and more heads masked."""
+
+    measure: str
+    values: list[float]
+    masked: list[int]
+    said: str
+
+
+class HeadReport(TypedDict):
+    """The report as plain data."""
+
+    model: str
+    data: str
+    texts: int  # texts read
+    passed_over: int  # texts skipped, empty or too long
+    example: str | tuple[str, str]  # a text of medium length
+    patterns: dict[str, str]  # descriptions by name
+    counts: dict[str, int]  # heads by name
+    strongest: list[HeadRecord]  # by pattern
+    heads: list[HeadRecord]
+    said: str
+    measure: str  # what the loss is; "": the model has no loss on the data
+    price: PruningCurve | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeadImportance:
-    """What a loss over some examples says of each head."""
+    """Importance of each head for a loss over some examples."""
 
-    measure: str
-    loss: float  # the loss as it is
+    measure: str  # what the loss is
+    loss: float  # with all heads
     importance: dict[str, Tensor]  # by part, [layers, heads]: mean over batches of |d loss / d gate|
-    effect: dict[str, Tensor]  # by part: the loss with that head masked, less the loss as it is
-    pruning_losses: list[float]  # the loss with the first heads of `order` masked: none, then more and more
-    masked_counts: list[int]  # how many those are
-    order: list[tuple[str, int, int]]  # all heads, the least important ones first
+    effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss
+    order: list[HeadIndex]  # all heads, the least important first
+    masked_counts: list[int]  # numbers of masked heads, from 0 to all
+    pruning_losses: list[float]  # loss with that many heads masked, in the order of `order`
 
 
 def head_importance(
-    loaded: Loaded, batches: Sequence[Callable[[], Tensor]], weights: Sequence[float], measure: str
+    loaded: Loaded, batches: Sequence[BatchLoss], counts: Sequence[float], measure: str
 ) -> HeadImportance:
-    """From batches that give the sum of their losses; `weights` are how many losses each sums (Michel et al. 2019)."""
-    total = sum(weights)
-    if not total:
-        raise HeedfulError("there is nothing in these examples that a loss could be taken of")
+    """Measure the importance of heads by gradients of their gates and by masking (Michel et al. 2019).
 
-    def whole(gates: dict[str, Tensor] | None = None) -> float:
-        with torch.no_grad(), gated_heads(loaded.model, gates or {}):
+    Args:
+        loaded: The model, without gradients of its parameters.
+        batches: Functions that return the sum of the losses of a batch.
+        counts: Number of losses in each batch.
+        measure: What the loss is.
+    """
+    total = sum(counts)
+    if not total:
+        raise RequestError("the examples have nothing to compute a loss of: give other data")
+
+    def mean_loss(masked: Sequence[HeadIndex] = ()) -> float:
+        with torch.no_grad(), gated_heads(loaded.model, _masking_gates(loaded, masked) if masked else {}):
             return sum(float(batch()) for batch in batches) / total
 
-    gates = {part: each.requires_grad_() for part, each in open_gates(loaded.model).items()}
-    importance = {part: torch.zeros_like(each) for part, each in gates.items()}
+    gates = {part: ones.requires_grad_() for part, ones in open_gates(loaded.model).items()}
+    importance = {part: torch.zeros_like(ones) for part, ones in gates.items()}
     with torch.enable_grad(), gated_heads(loaded.model, gates):
         for batch in batches:
-            found = torch.autograd.grad(batch(), list(gates.values()), allow_unused=True)
-            for part, each in zip(gates, found, strict=True):
-                if each is not None:
-                    importance[part] += each.abs() / total
-    as_it_is = whole()
-    effect = {part: torch.zeros_like(each) for part, each in importance.items()}
-    for part, each in effect.items():
-        for layer in range(each.shape[0]):
-            for head in range(each.shape[1]):
-                each[layer, head] = whole(_without(loaded, [(part, layer, head)])) - as_it_is
-    order = sorted(
-        ((part, layer, head) for part, each in effect.items() for layer, head in _places(each)),
-        key=lambda place: float(importance[place[0]][place[1], place[2]]),
-    )
-    masked = sorted({round(len(order) * point / POINTS) for point in range(POINTS + 1)})
+            gradients = torch.autograd.grad(batch(), list(gates.values()), allow_unused=True)
+            for part, gradient in zip(gates, gradients, strict=True):
+                if gradient is not None:
+                    importance[part] += gradient.abs() / total
+    loss = mean_loss()
+    effect = {part: torch.zeros_like(values) for part, values in importance.items()}
+    heads = [(part, layer, head) for part, values in effect.items() for layer, head in _indices(values)]
+    for part, layer, head in heads:
+        effect[part][layer, head] = mean_loss([(part, layer, head)]) - loss
+    order = sorted(heads, key=lambda index: float(importance[index[0]][index[1:]]))
+    masked_counts = sorted({round(len(order) * point / PRUNING_POINTS) for point in range(PRUNING_POINTS + 1)})
     return HeadImportance(
         measure=measure,
-        loss=as_it_is,
+        loss=loss,
         importance=importance,
         effect=effect,
-        pruning_losses=[whole(_without(loaded, order[:count])) for count in masked],
-        masked_counts=masked,
         order=order,
+        masked_counts=masked_counts,
+        pruning_losses=[mean_loss(order[:count]) for count in masked_counts],
     )
 
 
-def _places(each: Tensor) -> list[tuple[int, int]]:
-    return [(layer, head) for layer in range(each.shape[0]) for head in range(each.shape[1])]
+def _indices(values: Tensor) -> list[tuple[int, int]]:
+    """Return layer and head of each entry."""
+    return [(layer, head) for layer in range(values.shape[0]) for head in range(values.shape[1])]
 
 
-def _without(loaded: Loaded, heads: Sequence[tuple[str, int, int]]) -> dict[str, Tensor]:
+def _masking_gates(loaded: Loaded, heads: Sequence[HeadIndex]) -> dict[str, Tensor]:
+    """Return gates that mask these heads."""
     gates = open_gates(loaded.model)
     for part, layer, head in heads:
         gates[part][layer, head] = 0.0
@@ -98,164 +140,218 @@ def _without(loaded: Loaded, heads: Sequence[tuple[str, int, int]]) -> dict[str,
 # -- losses -----------------------------------------------------------------------------------------------------
 
 
-def task_losses(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[Callable[[], Tensor]], list[float]]:
-    """The task's own loss."""
-    batches: list[Any] = []
-    group: list[Any] = []
+def task_losses(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[BatchLoss], list[float]]:
+    """Return the task's loss of each batch of samples, and the number of losses in each batch."""
+    groups: list[list[Any]] = []
     rows = 0
     for sample in samples:
-        if group and rows + len(sample.tokens) > ROWS:
-            batches.append(group)
-            group, rows = [], 0
-        group.append(sample)
+        if not groups or rows + len(sample.tokens) > ROWS_PER_BATCH:
+            groups.append([])
+            rows = 0
+        groups[-1].append(sample)
         rows += len(sample.tokens)
-    batches += [group] if group else []
-    made = [task.batch(each, list(range(len(each)))) for each in batches]
+    batches = [task.batch(group, list(range(len(group)))) for group in groups]
     with torch.no_grad():
-        counts = [float(task.loss(loaded, batch).count) for batch in made]
+        counts = [float(task.loss(loaded, batch).count) for batch in batches]
 
     def loss(batch: Any) -> Tensor:
         return task.loss(loaded, batch).sum
 
-    return [partial(loss, batch) for batch in made], counts
+    return [partial(loss, batch) for batch in batches], counts
 
 
-def mlm_losses(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[Callable[[], Tensor]], list[float]]:
-    """-log p of words that are masked, 15 % of each text (Devlin et al. 2019, section 3.1), always masked."""
+class _MaskedBatch(NamedTuple):
+    """A batch of masked texts."""
+
+    packed: Packed
+    rows: Tensor  # of the masked tokens
+    targets: Tensor  # their ids
+
+
+def mlm_losses(
+    loaded: Loaded, texts: Sequence[str | tuple[str, str]], seed: int = 0
+) -> tuple[list[BatchLoss], list[float]]:
+    """Return the masked language modelling loss of batches of texts, and the number of masked tokens in each.
+
+    15 % of the tokens are masked (Devlin et al. 2019, section 3.1), always by the mask token.
+    """
     tokenizer = loaded.tokenizer
     assert tokenizer is not None and tokenizer.special.mask is not None
     mask = tokenizer.special.mask
-    draws = torch.Generator().manual_seed(seed)
-    batches: list[tuple[Packed, Tensor, Tensor]] = []
+    generator = torch.Generator().manual_seed(seed)
+    batches: list[_MaskedBatch] = []
     ids: list[list[int]] = []
     types: list[list[int]] = []
-    wanted: list[int] = []
-    answers: list[int] = []
+    masked_rows: list[int] = []
+    targets: list[int] = []
     rows = 0
 
-    def close() -> None:
-        nonlocal ids, types, wanted, answers, rows
-        if wanted:
-            batches.append((Packed.of(ids, types), torch.tensor(wanted), torch.tensor(answers)))
-        ids, types, wanted, answers, rows = [], [], [], [], 0
+    def close_batch() -> None:
+        nonlocal ids, types, masked_rows, targets, rows
+        if masked_rows:
+            batches.append(_MaskedBatch(Packed.of(ids, types), torch.tensor(masked_rows), torch.tensor(targets)))
+        ids, types, masked_rows, targets, rows = [], [], [], [], 0
 
     for encoded in tokenizer.encode_batch(list(texts)):
-        if rows + len(encoded) > ROWS:
-            close()
-        inner = [place for place, segment in enumerate(encoded.segments) if segment is not None]
-        chosen = [place for place in inner if float(torch.rand((), generator=draws)) < MASKED]
-        ids.append([mask if place in chosen else id for place, id in enumerate(encoded.ids)])
+        if rows + len(encoded) > ROWS_PER_BATCH:
+            close_batch()
+        positions = [position for position, segment in enumerate(encoded.segments) if segment is not None]
+        masked = [position for position in positions if float(torch.rand((), generator=generator)) < MASK_PROB]
+        ids.append([mask if position in masked else id for position, id in enumerate(encoded.ids)])
         types.append(list(encoded.types))
-        wanted += [rows + place for place in chosen]
-        answers += [encoded.ids[place] for place in chosen]
+        masked_rows += [rows + position for position in masked]
+        targets += [encoded.ids[position] for position in masked]
         rows += len(encoded)
-    close()
+    close_batch()
     head = loaded.head.masked if isinstance(loaded.head, PretrainingHead) else loaded.head
     assert head is not None
 
-    def loss(batch: Packed, places: Tensor, right: Tensor) -> Tensor:
-        scores = head(loaded.rows(batch, wanted=places), batch)
-        return torch.nn.functional.cross_entropy(scores, right, reduction="sum")
+    def loss(batch: _MaskedBatch) -> Tensor:
+        logits = head(loaded.rows(batch.packed, wanted=batch.rows), batch.packed)
+        return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="sum")
 
-    return [partial(loss, *each) for each in batches], [float(len(each[1])) for each in batches]
+    return [partial(loss, batch) for batch in batches], [float(len(batch.rows)) for batch in batches]
 
 
 # -- the report -------------------------------------------------------------------------------------------------
 
 
 def head_report(
-    loaded: Loaded, data: str | Path, *, max_texts: int = head_patterns.TEXTS, settings: DataSettings | None = None
-) -> dict[str, Any]:
-    """Every head with its name, its patterns, and, where the model has a loss on the data, its importance."""
+    loaded: Loaded, data: str | Path, *, max_texts: int = MAX_TEXTS, settings: DataSettings | None = None
+) -> HeadReport:
+    """Describe every head: name, patterns, and if the model has a loss on the data, importance and effect.
+
+    Args:
+        loaded: The model.
+        data: A file or folder of data, labelled or not.
+        max_texts: Maximum number of texts to read.
+        settings: How the data is read.
+
+    Raises:
+        HeedfulError: If the model has no self-attention heads, or no text can be read.
+    """
     if not open_gates(loaded.model):
-        raise HeedfulError(f"{loaded.source} has no heads of self-attention: there is nothing to name in it")
-    source, task, split = _data(loaded, data, settings or DataSettings(dev_fraction=0.0))
-    examples = list(islice(source.examples(split), max_texts))
-    texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples]
-    read = head_patterns.readable_indices(loaded, texts)
-    passed = len(texts) - len(read)
-    examples, texts = [examples[number] for number in read], [texts[number] for number in read]
+        raise RequestError(f"{loaded.source} has no self-attention heads: give another model")
+    dataset, task, split = _open_data(loaded, data, settings or DataSettings(dev_fraction=0.0))
+    examples = list(islice(dataset.examples(split), max_texts))
+    texts = [_example_text(example) for example in examples]
+    indices = readable_indices(loaded, texts)
+    skipped = len(texts) - len(indices)
+    examples, texts = [examples[index] for index in indices], [texts[index] for index in indices]
     training = loaded.training
     loaded.eval()
-    needs = [parameter.requires_grad for parameter in loaded.parameters()]
+    requires_grad = [parameter.requires_grad for parameter in loaded.parameters()]
     loaded.requires_grad_(False)
     try:
-        heads = head_patterns.find_head_patterns(loaded, texts, max_texts=max_texts)
-        found = _worth(loaded, task, examples[:EXAMPLES])
+        heads = find_head_patterns(loaded, texts, max_texts=max_texts)
+        importance = _importance(loaded, task, examples[:MAX_EXAMPLES])
     finally:
         loaded.train(training)
-        for parameter, need in zip(loaded.parameters(), needs, strict=True):
-            parameter.requires_grad_(need)
-    plain = [head.to_dict() for head in heads]
-    if found is not None:
-        across = found.importance.get("cross", torch.zeros(0, 0))  # they look at another text
-        plain += [
-            {"part": "cross", "layer": layer, "head": head, "name": "cross", "patterns": {}}
-            for layer, head in _places(across)
-        ]
-        for each in plain:
-            place = each["part"], each["layer"], each["head"]
-            each["importance"] = float(found.importance[place[0]][place[1:]])
-            each["effect"] = float(found.effect[place[0]][place[1:]])
-    over = f" ({passed} more {'was' if passed == 1 else 'were'} passed over: too long to be read at once, or empty)"
-    took = f"{len(texts)} texts of {data}{over if passed else ''}"
-    told = f"{took}: the share of each head's attention that goes where a pattern says."
-    if bad := sum(source.sieve.bad.values()):
-        first = source.sieve.first[0]
-        left = "1 row was" if bad == 1 else f"{bad} rows were"
-        told += f" {left} left out; line {first.line}: {first.reason}."
-    if found is None:
-        told += f" No head was masked, since there is no loss: {task}"
+        for parameter, value in zip(loaded.parameters(), requires_grad, strict=True):
+            parameter.requires_grad_(value)
+    records = [head.to_dict() for head in heads]
+    if importance is not None:
+        records += _cross_attention_records(importance)
+        for record in records:
+            index = record["layer"], record["head"]
+            record["importance"] = float(importance.importance[record["part"]][index])
+            record["effect"] = float(importance.effect[record["part"]][index])
+    strongest = []
+    for name, head in strongest_heads(heads).items():
+        strongest.append(head.to_dict())
+        strongest[-1]["name"] = name
     return {
         "model": loaded.source,
         "data": str(data),
         "texts": len(texts),
-        "passed_over": passed,
+        "passed_over": skipped,
         "example": min(texts, key=lambda text: abs(len(" ".join(text) if isinstance(text, tuple) else text) - 120)),
-        "patterns": head_patterns.PATTERNS,
-        "counts": head_patterns.count_names(heads),
-        "strongest": [head.to_dict() | {"name": name} for name, head in head_patterns.strongest_heads(heads).items()],
-        "heads": plain,
-        "said": told,
-        "measure": "" if found is None else found.measure,
-        "price": None if found is None else _price(found),
+        "patterns": PATTERNS,
+        "counts": count_names(heads),
+        "strongest": strongest,
+        "heads": records,
+        "said": _summary(data, len(texts), skipped, dataset, task if importance is None else None),
+        "measure": "" if importance is None else importance.measure,
+        "price": None if importance is None else _pruning_curve(importance),
     }
 
 
-def _price(found: HeadImportance) -> dict[str, Any]:
-    half = next(place for place, count in enumerate(found.masked_counts) if 2 * count >= len(found.order))
-    said = (
-        f"{found.measure} is {found.loss:.4f} with all {len(found.order)} heads, and "
-        f"{found.pruning_losses[half]:.4f} with {found.masked_counts[half]} of them masked. "
+def _example_text(example: Example) -> str | tuple[str, str]:
+    """Return the text or pair of an example."""
+    first, *others = example.texts
+    return (first, others[0]) if others else first
+
+
+def _summary(data: str | Path, count: int, skipped: int, dataset: Source[Any], no_loss: Task | str | None) -> str:
+    """Return the sentences that say what was measured.
+
+    Args:
+        no_loss: Why the model has no loss on the data; None if it has one.
+    """
+    verb = "was" if skipped == 1 else "were"
+    others = f" ({skipped} more {verb} skipped: empty, or too long to be read at once)" if skipped else ""
+    sentences = [f"{count} texts of {data}{others}: the share of each head's attention that follows a pattern."]
+    if bad_rows := sum(dataset.sieve.bad.values()):
+        first = dataset.sieve.first[0]
+        rows = "1 row was" if bad_rows == 1 else f"{bad_rows} rows were"
+        sentences.append(f"{rows} left out; line {first.line}: {first.reason}.")
+    if no_loss is not None:
+        sentences.append(f"No head was masked, since there is no loss: {no_loss}")
+    return " ".join(sentences)
+
+
+def _cross_attention_records(importance: HeadImportance) -> list[HeadRecord]:
+    """Return the heads of cross-attention, which have no patterns: their keys are those of another text."""
+    return [
+        {"part": "cross", "layer": layer, "head": head, "name": "cross", "patterns": {}}
+        for layer, head in _indices(importance.importance.get("cross", torch.zeros(0, 0)))
+    ]
+
+
+def _pruning_curve(importance: HeadImportance) -> PruningCurve:
+    total = len(importance.order)
+    half = next(number for number, count in enumerate(importance.masked_counts) if 2 * count >= total)
+    sentence = (
+        f"{importance.measure} is {importance.loss:.4f} with all {total} heads, and "
+        f"{importance.pruning_losses[half]:.4f} with {importance.masked_counts[half]} of them masked. "
         "Nothing was trained afterwards."
     )
-    return {"measure": found.measure, "values": found.pruning_losses, "masked": found.masked_counts, "said": said}
+    return {
+        "measure": importance.measure,
+        "values": importance.pruning_losses,
+        "masked": importance.masked_counts,
+        "said": sentence,
+    }
 
 
-def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> HeadImportance | None:
-    """None: the model's head has no loss on such examples."""
+def _importance(loaded: Loaded, task: Task | str, examples: Sequence[Example]) -> HeadImportance | None:
+    """Return the importance of the heads, or None if the model has no loss on such examples."""
     if isinstance(task, Task):
-        read = task.read(examples)
-        batches, weights = task_losses(loaded, task, read.samples)
-        return head_importance(loaded, batches, weights, f"loss on {read.examples - read.left_out} examples")
+        encoded = task.read(examples)
+        batches, counts = task_losses(loaded, task, encoded.samples)
+        return head_importance(loaded, batches, counts, f"loss on {encoded.examples - encoded.left_out} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):
-        texts: list[Any] = [each.texts[0] for each in examples]
-        batches, weights = mlm_losses(loaded, texts)
-        return head_importance(loaded, batches, weights, f"-log p of masked words in {len(texts)} texts")
+        texts = [example.texts[0] for example in examples]
+        batches, counts = mlm_losses(loaded, texts)
+        return head_importance(loaded, batches, counts, f"-log p of masked words in {len(texts)} texts")
     return None
 
 
-def _data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | str, str]:
-    """The data as the model's head reads it, its task, and the split; heads look at any text, and then why no task."""
+def _open_data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | str, str]:
+    """Open the data for the model's head, or else as any texts.
+
+    Returns:
+        The data, the task or why there is none, and the split to read.
+    """
     try:
-        source = open_for_model(loaded, data, settings, LeaveOut())
-        split = _split(source)
-        return source, build_eval_task(loaded, source, split)[0], split
-    except HeedfulError as error:  # a head that answers what no data can score, or data without what it needs
-        why = str(error)
-    source = read(data, None, settings, on_bad_row=LeaveOut())
-    return source, why, _split(source)
+        dataset = open_for_model(loaded, data, settings, LeaveOut())
+        split = _choose_split(dataset)
+        return dataset, build_eval_task(loaded, dataset, split)[0], split
+    except HeedfulError as error:  # the head has no task, or the data is not labelled for it
+        reason = str(error)
+    dataset = read(data, None, settings, on_bad_row=LeaveOut())
+    return dataset, reason, _choose_split(dataset)
 
 
-def _split(source: Source[Any]) -> str:
-    return next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
+def _choose_split(dataset: Source[Any]) -> str:
+    return next((name for name in ("test", "dev") if name in dataset.splits), dataset.splits[0])

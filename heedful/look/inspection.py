@@ -1,10 +1,10 @@
-"""Inside: one text in one model, with everything between its words and its rows at hand."""
+"""One text in one model: its tokens, hidden states and attention, computed when they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look import classic_attention
 from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What, within
@@ -22,23 +22,35 @@ from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, sequence_ends, start_generation
 from heedful.tokenizer import Encoded, Tokenizer
 
-LONGEST = 4096  # tokens, where the model itself has no limit
-NAME = 200  # characters of a token that are kept: a page shows fewer
-WRITES = 64  # tokens of a target that the model writes itself
+MAX_TOKENS = 4096  # of a text, for models without a limit of their own
+MAX_NAME_CHARS = 200  # characters of a token that are kept; a page shows fewer
+GENERATED_TOKENS = 64  # maximum length of a target that the model generates
 
 Side = Literal["source", "target", "text"]
 
 
+class TokenRecord(TypedDict):
+    """A token as plain data."""
+
+    text: str
+    id: int | None  # None for a row that stands for a text, not a token
+    segment: int | None  # which text of a pair, from 0; None for special tokens
+    special: bool
+    continues: bool  # whether it continues the word of the token before
+    start: NotRequired[int]  # character offsets in its text
+    stop: NotRequired[int]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A part of a model in which rows look at keys: so many layers of so many heads."""
+    """A part of a model that has attention weights: its number of layers and heads, and what rows and keys are."""
 
-    part: str  # "encoder", "decoder", "cross", or of a classic model "over" or "reader"
+    part: str  # "encoder", "decoder", "cross"; "over" or "reader" of a classic model
     layers: int
     heads: int
     rows: Side
     keys: Side
-    names: tuple[str, ...] = ()  # of the heads, where they have any
+    names: tuple[str, ...] = ()  # of the heads, if they have any
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,12 +60,25 @@ class ProjectionTrace(Trace):
     calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, Call]] = field(default_factory=dict, init=False)
 
     def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
-        """Keep them; nothing is computed."""
+        """Keep the arguments of an attention call; compute nothing."""
         self.calls[part, layer] = q, k, v, call
 
 
 class Inspection:
-    """A model and a text, or a pair; weights, scores and states of any layer and head are computed when asked for."""
+    """A model and a text or pair. Weights, scores and states of any layer and head are computed when asked for.
+
+    Args:
+        loaded: The model, with a tokenizer.
+        item: A text, or a pair of texts.
+        target: Text that the decoder beside an encoder reads; None: what the model generates, or the source itself if
+            the model has no language modelling head.
+        name: Name to show; "": the model's source.
+        choices: All candidates of a multiple-choice prompt, of which the second text of `item` is one.
+
+    Raises:
+        ModelError: If the model has no tokenizer or no attention.
+        RequestError: If the text is empty or too long, or a target is given for a model that has none.
+    """
 
     def __init__(
         self,
@@ -64,22 +89,16 @@ class Inspection:
         name: str = "",
         choices: Sequence[str] = (),
     ) -> None:
-        """`target` is what the decoder beside an encoder reads; None: what the model writes, or the text itself.
-
-        `choices` are all candidates of a prompt, of which the item's second text is one.
-        """
-        self.encoded, why = encode_item(loaded, item)
-        if why:
-            raise HeedfulError(why)
+        self.encoded, reason = encode_item(loaded, item)
+        if reason:
+            raise RequestError(reason)
         assert loaded.tokenizer is not None
         self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
         self.name, self.choices = name or loaded.source, tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
-        read, written = self._target(target)
-        self.target = read
-        self.target_is_generated = written
+        self.target, self.target_is_generated = self._decoder_input(target)
         wanted: tuple[What, ...] = ("states", "weights")
-        self.trace = ProjectionTrace(what=[each for each in wanted if each in loaded.model.gives])
+        self.trace = ProjectionTrace(what=[what for what in wanted if what in loaded.model.gives])
         training = loaded.training
         loaded.eval()
         try:
@@ -87,55 +106,55 @@ class Inspection:
                 self.last_hidden_state: Tensor = loaded.rows(self.source, self.target, trace=self.trace)
         finally:
             loaded.train(training)
-        self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None  # see block_steps.py
+        # inputs and outputs of the modules of one block, by (part, layer); a cache of block_steps.py
+        self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
         self.views = tuple(self._views())
-        self.sides: dict[str, list[dict[str, Any]]] = {"source": text_token_records(self.encoded, self.tokenizer)}
-        read_too = self.target if self.target is not None else self._shifted()
-        if read_too is not None:
-            self.sides["target"] = token_records(read_too.tokens.tolist(), self.tokenizer)
+        self.sides: dict[str, list[TokenRecord]] = {"source": text_token_records(self.encoded, self.tokenizer)}
+        decoder_input = self.target if self.target is not None else self._shifted_source()
+        if decoder_input is not None:
+            self.sides["target"] = token_records(decoder_input.tokens.tolist(), self.tokenizer)
         if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "language_model":
-            self.sides["said"] = self._said(self.target)
+            self.sides["said"] = self._generated_tokens(self.target)
         if any(view.rows == "text" for view in self.views):
-            self.sides["text"] = [_token("the text", None)]
+            self.sides["text"] = [_record("the text", None)]
 
-    def _target(self, given: str | None) -> tuple[Packed | None, bool]:
-        """What the decoder reads, and whether the model wrote it."""
+    def _decoder_input(self, target: str | None) -> tuple[Packed | None, bool]:
+        """Return what the decoder reads, and whether the model has generated it."""
         loaded = self.loaded
         if not loaded.needs_target:
-            if given is not None:
-                raise HeedfulError("a target was given, but this model has no decoder that reads one: leave it out")
+            if target is not None:
+                raise RequestError("a target was given, but this model has no decoder that reads one: leave it out")
             return None, False
-        if given is None and loaded.head is None:
+        if target is None and loaded.head is None:
             return self.source.shifted(loaded.config.model.start or 0), False
-        mark = sequence_ends(loaded.config.model, self.tokenizer)
-        start = 0 if mark.start is None else mark.start
-        if given is not None:
-            encoded = self.tokenizer.encode(given)
-            inner = [i for i, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
-            return Packed.of([[start, *inner]]), False
+        ends = sequence_ends(loaded.config.model, self.tokenizer)
+        start = 0 if ends.start is None else ends.start
+        if target is not None:
+            encoded = self.tokenizer.encode(target)
+            ids = [id for id, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
+            return Packed.of([[start, *ids]]), False
         training = loaded.training
         loaded.eval()
+        config = GenerationConfig(max_new_tokens=GENERATED_TOKENS)
         try:
-            ((best, *_),) = start_generation(
-                loaded, self.tokenizer, self.source, GenerationConfig(max_new_tokens=WRITES)
-            ).run()
+            ((best, *_),) = start_generation(loaded, self.tokenizer, self.source, config).run()
         finally:
             loaded.train(training)
         return Packed.of([[start, *best.tokens]]), True
 
-    def _said(self, target: Packed) -> list[dict[str, Any]]:
-        """What stands after each token that the decoder reads; after the last one, what the model would write."""
+    def _generated_tokens(self, target: Packed) -> list[TokenRecord]:
+        """Return the token after each token of the target; after the last one, the token that the model predicts."""
         assert self.loaded.head is not None
         with torch.no_grad():
-            last = self.loaded.head(self.last_hidden_state[-1:], Packed.of([[0]]))
-        return token_records([*target.tokens.tolist()[1:], int(last[0].argmax())], self.tokenizer)
+            logits = self.loaded.head(self.last_hidden_state[-1:], Packed.of([[0]]))
+        return token_records([*target.tokens.tolist()[1:], int(logits[0].argmax())], self.tokenizer)
 
-    def _shifted(self) -> Packed | None:
-        """What a decoder reads whose head reads no other text than the encoder's."""
-        start = self.loaded.config.model.start
+    def _shifted_source(self) -> Packed | None:
+        """Return the decoder's input if it reads the encoder's text, shifted right; else None."""
         model = self.loaded.config.model
-        both = model.encoder is not None and model.decoder is not None
-        return self.source.shifted(start) if both and start is not None else None
+        if model.encoder is None or model.decoder is None or model.start is None:
+            return None
+        return self.source.shifted(model.start)
 
     def _views(self) -> list[View]:
         model = self.loaded.config.model
@@ -147,22 +166,26 @@ class Inspection:
             views.append(View(part="decoder", layers=stack.layers, heads=stack.heads, rows=own, keys=own))
             if stack.cross:
                 views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=own, keys="source"))
-        if ("cross", 0, 0) in self.trace.attention:  # recurrent nets that look without queries and keys
+        if ("cross", 0, 0) in self.trace.attention:  # recurrent models, which attend without queries and keys
             views.append(View(part="cross", layers=1, heads=1, rows="target", keys="source"))
         if isinstance(self.loaded.model, Classic):
             for part, names, rows in classic_attention.attention_parts(self.loaded):
                 side: Side = "text" if rows == "text" else "source"
                 views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))
         if not views:
-            raise HeedfulError(f"{self.loaded.source} has no attention: nothing in it looks at anything")
+            raise ModelError(f"{self.loaded.source} has no attention to show: give another model")
         return views
 
     def view(self, part: str) -> View:
-        """The part of that name."""
+        """Return the view of a part.
+
+        Raises:
+            RequestError: If the model has no such part.
+        """
         for view in self.views:
             if view.part == part:
                 return view
-        raise HeedfulError(f'there is no part "{part}", but {", ".join(view.part for view in self.views)}')
+        raise RequestError(f'part "{part}" does not exist: use one of {", ".join(view.part for view in self.views)}')
 
     def attention(
         self,
@@ -173,129 +196,144 @@ class Inspection:
         heads: Sequence[int] | None = None,
         rows: Sequence[int] | None = None,
     ) -> Attended:
-        """One layer's attention, of the chosen heads and rows."""
+        """Return one layer's attention.
+
+        Args:
+            part: A part of `views`.
+            layer: From 0.
+            what: Which fields to compute.
+            heads: Which heads, from 0; None: all.
+            rows: Which rows, from 0; None: all.
+        """
         view = self.view(part)
         within("layers", [layer], view.layers)
         with torch.no_grad():
             if (part, layer) not in self.trace.calls:
-                found = self._without_scores(part, layer)
-                chosen = list(within("heads", heads, len(found)))
-                return Attended(scale=1.0, weights=found[chosen] if rows is None else found[chosen][:, list(rows)])
+                weights = self._traced_weights(part, layer)
+                chosen = list(within("heads", heads, len(weights)))
+                return Attended(scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)])
             q, k, v, call = self.trace.calls[part, layer]
-            kind: Any = part
+            stack_part = cast(Part, part)
             trace = Trace(what=what, heads=heads, rows=rows)
-            trace.take(kind, layer, 1, q, k, v, call)
-            return trace.attention[kind, layer, 0]
+            trace.take(stack_part, layer, 1, q, k, v, call)
+            return trace.attention[stack_part, layer, 0]
 
-    def _without_scores(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
-        """Weights of what looks without queries and keys that were kept."""
-        kind: Any = part
-        kept = self.trace.attention.get((kind, layer, 0))
-        if kept is None:
+    def _traced_weights(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
+        """Return the weights of attention without queries and keys."""
+        traced = self.trace.attention.get((cast(Part, part), layer, 0))
+        if traced is None:
             return classic_attention.attention_weights(self.loaded, self.source, part)
-        assert kept.weights is not None
-        return kept.weights
+        assert traced.weights is not None
+        return traced.weights
 
     def weights(self, part: str, layer: int, heads: Sequence[int] | None = None) -> Float[Tensor, "heads rows keys"]:
-        """How much each row takes of each key."""
-        found = self.attention(part, layer, heads=heads).weights
-        assert found is not None
-        return found
+        """Return the attention weights of one layer."""
+        weights = self.attention(part, layer, heads=heads).weights
+        assert weights is not None
+        return weights
 
     def thumbnails(self, part: str, layer: int, max_size: int = 48) -> Float[Tensor, "heads rows keys"]:
-        """The same made small: the largest weight of each tile, so that a thin line stays one."""
-        found = self.weights(part, layer)[None]
-        size = tuple(min(max_size, length) for length in found.shape[2:])
-        if size == tuple(found.shape[2:]):
-            return found[0]
-        small: Tensor = F.adaptive_max_pool2d(found, size)[0]
+        """Return the weights of one layer in at most `max_size` rows and keys: the maximum over each tile."""
+        weights = self.weights(part, layer)[None]
+        size = tuple(min(max_size, length) for length in weights.shape[2:])
+        if size == tuple(weights.shape[2:]):
+            return weights[0]
+        small: Tensor = F.adaptive_max_pool2d(weights, size)[0]
         return small
 
     def rollout(self, part: str) -> Float[Tensor, "rows keys"]:
-        """What each row takes of each word through all layers: the product of (A + 1) / 2, A the mean over heads.
+        """Return attention rollout: the product over layers of (A + I) / 2, with A the mean of the heads' weights.
 
-        Abnar and Zuidema 2020, section 3. Half of what goes on is taken to be the residual.
+        The residual connection counts for one half (Abnar and Zuidema 2020, section 3).
         """
         view = self.view(part)
         if view.rows != view.keys or (part, 0) not in self.trace.calls:
-            raise HeedfulError(f"the {part} does not look at its own rows, so its layers cannot be multiplied")
+            raise RequestError(f"rollout needs self-attention, which {part} is not: choose another part")
         with torch.no_grad():
-            mixed = torch.eye(len(self.sides[view.rows]))
+            product = torch.eye(len(self.sides[view.rows]))
             for layer in range(view.layers):
                 mean = self.weights(part, layer).mean(0)
-                mixed = (0.5 * mean + 0.5 * torch.eye(len(mean))) @ mixed
-            return mixed
+                product = (0.5 * mean + 0.5 * torch.eye(len(mean))) @ product
+            return product
 
     def hidden_states(self, part: str) -> list[Float[Tensor, "rows width"]]:
-        """The rows before each block, and those that come out of the last one."""
-        kind: Any = part
-        count = self.view(part).layers
-        return [self.trace.states[kind, layer, 0] for layer in range(count + 1)]
+        """Return the hidden states before each block, and after the last one."""
+        stack_part, count = cast(Part, part), self.view(part).layers
+        return [self.trace.states[stack_part, layer, 0] for layer in range(count + 1)]
 
 
 def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
-    """A text's tokens, and why the model does not read them at once; nothing, where it does."""
+    """Tokenize a text or pair.
+
+    Returns:
+        The tokens, and why the model cannot read them at once; "" if it can.
+    """
     if loaded.tokenizer is None:
-        raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    read = item + loaded.text_suffix if isinstance(item, str) else item
-    (found,) = decoder_prompts(loaded, loaded.tokenizer, [loaded.tokenizer.encode(read)])
-    most = LONGEST if loaded.limit is None else loaded.limit
-    wanted = "a shorter one" if found.ids else "one with words"
-    why = f"the text has {len(found)} tokens, and this model reads 1 to {most} at once: give {wanted}"
-    return found, "" if 1 <= len(found) <= most else why
+        raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+    text = item + loaded.text_suffix if isinstance(item, str) else item
+    (encoded,) = decoder_prompts(loaded, loaded.tokenizer, [loaded.tokenizer.encode(text)])
+    limit = MAX_TOKENS if loaded.limit is None else loaded.limit
+    if 1 <= len(encoded) <= limit:
+        return encoded, ""
+    advice = "a shorter one" if encoded.ids else "one with words"
+    return encoded, f"the text has {len(encoded)} tokens, and this model reads 1 to {limit} at once: give {advice}"
 
 
 def inspect_choices(
     loaded: Loaded, prompt: str, choices: Sequence[str], *, target: str | None = None, name: str = ""
 ) -> list[Inspection]:
-    """A prompt beside each of its candidates."""
+    """Return an inspection of each candidate of a multiple-choice prompt."""
     head = loaded.config.head
     if head is None or head.kind != "multiple_choice":
         kind = "no head" if head is None else f"a {head.kind} head"
-        raise HeedfulError(
+        raise RequestError(
             f"candidates were given, but this model has {kind}: give a run of heedful finetune multiple-choice"
         )
     if len(choices) < 2:
-        raise HeedfulError(f"{len(choices)} candidate was given: give two or more, of which one is chosen")
-    return [Inspection(loaded, (prompt, each), target=target, name=name, choices=choices) for each in choices]
+        raise RequestError(f"{len(choices)} candidate was given: give two or more")
+    return [Inspection(loaded, (prompt, choice), target=target, name=name, choices=choices) for choice in choices]
 
 
-def text_token_records(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Each token as plain data: its name, segment and word, and which characters of its text it stands for."""
+def text_token_records(encoded: Encoded, tokenizer: Tokenizer) -> list[TokenRecord]:
+    """Return the tokens of a text or pair, with their character offsets."""
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
-    found: list[dict[str, Any]] = []
-    last: tuple[int | None, int | None] = (None, None)
+    records: list[TokenRecord] = []
+    previous: tuple[int | None, int | None] = (None, None)
     for id, segment, word, (start, stop) in columns:
-        goes_on = word is not None and (segment, word) == last
-        more = {"start": start, "stop": stop, "segment": segment, "special": segment is None, "continues": goes_on}
-        found.append(_token(readable_token(id, tokenizer), id) | more)
-        last = segment, word
-    return found
+        record = _record(readable_token(id, tokenizer), id)
+        record["start"], record["stop"] = start, stop
+        record["segment"], record["special"] = segment, segment is None
+        record["continues"] = word is not None and (segment, word) == previous
+        records.append(record)
+        previous = segment, word
+    return records
 
 
-def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Tokens that belong to no text, as what a decoder reads; the embedding may have more rows than there are names."""
+def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]:
+    """Return tokens that belong to no text, such as a decoder's input. Ids beyond the vocabulary have no name."""
     special = tokenizer.special
-    around = {special.first, special.separator, special.pad, special.mask}
+    special_ids = {special.first, special.separator, special.pad, special.mask}
     try:
         continues = tokenizer.continues
     except HeedfulError:  # each token is a word
         continues = np.zeros(tokenizer.size, np.bool_)
-    found = []
-    for place, id in enumerate(ids):
+    records = []
+    for position, id in enumerate(ids):
         try:
             name = readable_token(id, tokenizer)
         except HeedfulError:
             name = f"token {id}"
-        goes_on = place > 0 and id < len(continues) and bool(continues[id]) and id not in around
-        found.append(_token(name, id) | {"special": id in around, "continues": goes_on})
-    return found
+        record = _record(name, id)
+        record["special"] = id in special_ids
+        record["continues"] = position > 0 and id < len(continues) and bool(continues[id]) and id not in special_ids
+        records.append(record)
+    return records
 
 
 def readable_token(id: int, tokenizer: Tokenizer) -> str:
-    """A token's name to read: bytes become their characters where they are whole ones, and "\u2581" stands for a space.
+    """Return a token's name with bytes decoded, if they are whole characters, and "\u2581" for a space.
 
-    A byte-level vocabulary spells "\u0120caf\u00c3\u00a9" what is read as "\u2581caf\u00e9".
+    A byte-level vocabulary spells "\u0120caf\u00c3\u00a9" for what is returned as "\u2581caf\u00e9".
     """
     name, space = tokenizer.name(id), tokenizer.id("\u0120")
     if space is None or tokenizer.decode([space], skip_special=False) != " ":
@@ -304,6 +342,6 @@ def readable_token(id: int, tokenizer: Tokenizer) -> str:
     return name if not text or "\ufffd" in text else text.replace(" ", "\u2581")
 
 
-def _token(text: str, id: int | None) -> dict[str, Any]:
-    name = text if len(text) <= NAME else f"{text[:NAME]}… ({len(text):,} characters)"
+def _record(text: str, id: int | None) -> TokenRecord:
+    name = text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}… ({len(text):,} characters)"
     return {"text": name, "id": id, "segment": 0, "special": False, "continues": False}

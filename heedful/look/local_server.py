@@ -1,6 +1,6 @@
-"""The page on this machine: 127.0.0.1, behind a random token, for the one person who started it.
+"""A local HTTP server for the page: 127.0.0.1 only, behind a random token, for the user who started it.
 
-It is Python's own server and not that of `serve`: one reader, GET alone, nothing that has to be installed.
+It uses Python's own HTTP server, not that of `serve`: one reader, GET only, nothing to install.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from heedful.errors import HeedfulError
-from heedful.look import page
+from heedful.look.page import MODULES, POLICY, STYLE, read_asset, to_json
 from heedful.look.page_api import PageAPI
 
-PATIENCE = 20.0  # seconds for a client to say what it wants
-KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+REQUEST_TIMEOUT = 20.0  # seconds that a client may take to send a request
+CONTENT_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 HEADERS = {
-    "Content-Security-Policy": page.POLICY.format(script="'self'", style="'self'", connect="'self'")
+    "Content-Security-Policy": POLICY.format(script="'self'", style="'self'", connect="'self'")
     + "; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -32,78 +31,87 @@ HEADERS = {
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Serves one page; whoever does not know its token finds nothing."""
+    """Serves one page under a secret path.
+
+    Args:
+        api: Answers the questions of the page.
+        port: 0: any free port.
+    """
 
     daemon_threads = True
 
-    def __init__(self, asks: PageAPI, port: int = 0) -> None:
-        self.asks, self.token = asks, secrets.token_urlsafe(24)
-        self.turn = threading.Lock()  # one question at a time: models are watched while they run
+    def __init__(self, api: PageAPI, port: int = 0) -> None:
+        self.api, self.token = api, secrets.token_urlsafe(24)
+        self.lock = threading.Lock()  # one question at a time: modules of a model have hooks while it runs
         super().__init__(("127.0.0.1", port), _Handler)
-        here = self.server_address[1]
-        self.names = {f"127.0.0.1:{here}", f"localhost:{here}"}
+        bound = self.server_address[1]
+        self.hosts = {f"127.0.0.1:{bound}", f"localhost:{bound}"}
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """URL of the page, with its token."""
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that went away is no error."""
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: LocalServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "heedful", ""
-    timeout = PATIENCE
+    timeout = REQUEST_TIMEOUT
 
-    def do_GET(self) -> None:  # the library's name
-        if self.headers.get("Host") not in self.server.names:
-            return self._say(HTTPStatus.FORBIDDEN, "text/plain", b"this is not the name of this page")
-        path = urlsplit(self.path)
-        _, token, *rest = path.path.split("/") if path.path.count("/") >= 2 else ("", "", "")
+    def do_GET(self) -> None:  # name of the base class
+        if self.headers.get("Host") not in self.server.hosts:
+            return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"Host header not allowed")
+        url = urlsplit(self.path)
+        _, token, *path = url.path.split("/") if url.path.count("/") >= 2 else ("", "", "")
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            return self._say(HTTPStatus.NOT_FOUND, "text/plain", b"nothing is here")
-        match rest:
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"not found")
+        match path:
             case [""]:
-                self._file("index.html")
-            case [name] if name in (*page.MODULES, page.STYLE):
-                self._file(name)
+                self._send_asset("index.html")
+            case [name] if name in (*MODULES, STYLE):
+                self._send_asset(name)
             case ["ask", name]:
-                self._answer(name, dict(parse_qsl(path.query, keep_blank_values=True)))
+                self._send_answer(name, dict(parse_qsl(url.query, keep_blank_values=True)))
             case _:
-                self._say(HTTPStatus.NOT_FOUND, "text/plain", b"nothing is here")
+                self._send(HTTPStatus.NOT_FOUND, "text/plain", b"not found")
 
-    def _file(self, name: str) -> None:
-        kind = KINDS[name[name.rindex(".") :]]
-        self._say(HTTPStatus.OK, f"{kind}; charset=utf-8", page.read_asset(name).encode())
+    def _send_asset(self, name: str) -> None:
+        content_type = CONTENT_TYPES[name[name.rindex(".") :]]
+        self._send(HTTPStatus.OK, f"{content_type}; charset=utf-8", read_asset(name).encode())
 
-    def _answer(self, name: str, params: dict[str, str]) -> None:
-        """What cannot be answered is told in the same form: it is for the reader, not for the browser's console."""
+    def _send_answer(self, name: str, params: dict[str, str]) -> None:
+        """Send an answer, or an error message with status 200: the page shows it to the user."""
         try:
-            with self.server.turn:
-                found = page.to_json(self.server.asks(name, params))
+            with self.server.lock:
+                answer = to_json(self.server.api(name, params))
         except HeedfulError as error:
-            found = page.to_json({"error": str(error)})
-        self._say(HTTPStatus.OK, "application/json", found.encode())
+            answer = to_json({"error": str(error)})
+        self._send(HTTPStatus.OK, "application/json", answer.encode())
 
-    def _say(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+        for name, value in {**HEADERS, "Content-Type": content_type, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is printed by the library."""
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
 
 
 @contextmanager
-def serve_in_background(asks: PageAPI, port: int = 0) -> Iterator[LocalServer]:
-    """The page in a thread of this process."""
+def serve_in_background(api: PageAPI, port: int = 0) -> Iterator[LocalServer]:
+    """Context in which a thread of this process serves the page.
+
+    Raises:
+        HeedfulError: If the port cannot be listened on.
+    """
     try:
-        server = LocalServer(asks, port)
+        server = LocalServer(api, port)
     except OSError as error:
         raise HeedfulError(f"port {port} of 127.0.0.1 cannot be listened on: {error.strerror or error}") from error
     thread = threading.Thread(target=server.serve_forever, name="heedful-look", daemon=True)

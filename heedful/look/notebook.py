@@ -1,46 +1,60 @@
-"""The same page in a notebook: Jupyter, VS Code, Colab, marimo."""
+"""The page as a widget in a notebook: Jupyter, VS Code, Colab, marimo."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from heedful.checkpoint import Loaded, load
-from heedful.errors import HeedfulError
-from heedful.look import page
+from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection, inspect_choices
+from heedful.look.page import STYLE, bundled_script, read_asset
 from heedful.look.page_api import PageAPI
 
-TextInput = str | tuple[str, str] | dict[str, Any]  # one text, a pair, or {"prompt": ..., "choices": [...]}
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
+TextInput: TypeAlias = str | tuple[str, str] | dict[str, object]  # a text, a pair, {"prompt": ..., "choices": [...]}
+
+
+def look(model: str | Path | Loaded, *texts: TextInput, target: str | None = None, word: str = "") -> AnyWidget:
+    """Show attention and hidden states of a model in a notebook. Needs pip install 'heedful[notebook]'.
+
+    Args:
+        model: A run, a model folder, NAME[@REVISION] on the hub, or a loaded model.
+        texts: One text or pair, or two to compare; with a `word` any number; or one
+            {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}.
+        target: Text that the decoder reads; None: what the model generates.
+        word: A word to follow through all texts.
+
+    Returns:
+        A widget of anywidget.
+    """
+    return make_widget(make_page_api(model, texts, target=target, word=word))
 
 
 def make_page_api(
     model: str | Path | Loaded, texts: Sequence[TextInput], *, target: str | None = None, word: str = ""
 ) -> PageAPI:
-    """What a page about these texts asks: the first, the second beside it, and with a `word` all of them."""
+    """Return what answers a page about these texts; see `look` for the arguments."""
     if not texts:
-        raise HeedfulError("no text was given: give one after the model")
+        raise RequestError("no text was given: give one after the model")
     loaded = model if isinstance(model, Loaded) else load(model)
-    if any(isinstance(text, dict) for text in texts):
+    plain = [text for text in texts if not isinstance(text, dict)]
+    if len(plain) < len(texts):
         match texts:
             case ({"prompt": str(prompt), "choices": [*choices]},):
-                return PageAPI(inspect_choices(loaded, prompt, [str(each) for each in choices], target=target))
-        raise HeedfulError(
+                return PageAPI(inspect_choices(loaded, prompt, [str(choice) for choice in choices], target=target))
+        raise RequestError(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
-    plain = [text for text in texts if not isinstance(text, dict)]
-    first, *rest = [Inspection(loaded, text, target=target) for text in plain]
-    return PageAPI([first, *([] if word else rest[:1])], extra=rest, word=word)
+    first, *others = [Inspection(loaded, text, target=target) for text in plain]
+    return PageAPI([first, *([] if word else others[:1])], extra=others, word=word)
 
 
-def look(model: str | Path | Loaded, *texts: TextInput, target: str | None = None, word: str = "") -> Any:
-    """A widget that shows what the model does with the text; it needs pip install 'heedful[notebook]'."""
-    return make_widget(make_page_api(model, texts, target=target, word=word))
-
-
-def make_widget(asks: PageAPI) -> Any:
-    """The page as an anywidget, which asks this process."""
+def make_widget(api: PageAPI) -> AnyWidget:
+    """Return the page as a widget whose questions are answered by this process."""
     try:
         import anywidget
     except ModuleNotFoundError:
@@ -49,24 +63,27 @@ def make_widget(asks: PageAPI) -> Any:
         ) from None
 
     class Look(anywidget.AnyWidget):
-        _esm = page.bundled_script() + "\nexport default { render: startWidget };\n"
-        _css = page.read_asset(page.STYLE)
+        _esm = bundled_script() + "\nexport default { render: startWidget };\n"
+        _css = read_asset(STYLE)
 
-    made = Look()
+    widget = Look()
 
-    def answer(_: Any, told: Any, __: Any) -> None:
-        made.send(answer_message(asks, told))
+    def answer(_: AnyWidget, message: object, buffers: object) -> None:
+        widget.send(answer_message(api, message))
 
-    made.on_msg(answer)
-    return made
+    widget.on_msg(answer)
+    return widget
 
 
-def answer_message(asks: PageAPI, told: Any) -> dict[str, Any]:
-    """The answer to a numbered question, or why there is none."""
-    if not isinstance(told, dict) or not isinstance(told.get("params"), dict):
-        return {"number": 0, "error": "a question has a number, a name and params"}
-    number, params = told.get("number"), {str(key): str(value) for key, value in told["params"].items()}
+def answer_message(api: PageAPI, message: object) -> dict[str, object]:
+    """Answer a message {"number", "name", "params"} of the widget: {"number", "answer"} or {"number", "error"}."""
+    match message:
+        case {"params": dict(values), **fields}:
+            params = {str(key): str(value) for key, value in values.items()}
+        case _:
+            return {"number": 0, "error": "a question has a number, a name and params"}
+    number = fields.get("number")
     try:
-        return {"number": number, "answer": asks(str(told.get("name")), params)}
+        return {"number": number, "answer": api(str(fields.get("name")), params)}
     except HeedfulError as error:
         return {"number": number, "error": str(error)}

@@ -1,4 +1,4 @@
-"""The page: plain ES modules beside a style sheet, served as they are, or joined in one file with what it shows."""
+"""The page: ES modules and a style sheet, served as they are, or bundled into one HTML file with its data."""
 
 from __future__ import annotations
 
@@ -10,165 +10,196 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import quote
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection
-from heedful.look.page_api import NOT_FINITE, PageAPI
+from heedful.look.page_api import NOT_FINITE, Json, PageAPI
 from heedful.model.config import Classes, NextToken
 from heedful.model.trace import within
 
-MODULES = (  # in an order in which each needs only those before it
+MODULES = (  # each imports only modules before it
     *("parts.js", "numbers.js", "source.js", "draw.js", "plots.js", "tokens.js"),
     *("head.js", "model.js", "neuron.js", "steps.js", "predict.js", "places.js"),
     *("decoder.js", "align.js", "compare.js", "words.js", "patterns.js", "main.js"),
 )
 STYLE = "look.css"
-PLAIN = "!'()*"  # what encodeURIComponent leaves beside letters, as the page asks
+Params = dict[str, str | int]  # parameters of a question
+UNRESERVED = "!'()*"  # what encodeURIComponent of JavaScript does not escape, beside letters, digits and "-_.~"
 IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?function|const|class)", re.MULTILINE)
 BUDGET = 16_000_000  # bytes of data in a file
-POLICY = (
+MAX_SCORES = 24  # scores of one inspection whose attributions are saved
+MAX_ROWS = 512  # rows whose block steps are saved
+POLICY = (  # Content-Security-Policy
     "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
 
 
 def read_asset(name: str) -> str:
-    """A file of the page."""
+    """Return a file of the page."""
     return (files("heedful.look") / "web" / name).read_text(encoding="utf-8")
 
 
 def bundled_script() -> str:
-    """All modules as one, which needs no other: they share one scope, so imports and exports fall away."""
+    """Return all modules as one script. They share one scope, so imports and exports are removed."""
     return "".join(EXPORT.sub("", IMPORT.sub("", read_asset(name))) for name in MODULES)
 
 
-def question_key(name: str, params: dict[str, Any]) -> str:
-    """How a question is written: the name, and its parameters in the order of their names."""
-    told = "&".join(f"{each}={quote(str(params[each]), safe=PLAIN)}" for each in sorted(params))
-    return f"{name}?{told}"
+def question_key(name: str, params: Params) -> str:
+    """Return the key of a question, as the page computes it: its name and its parameters in alphabetical order."""
+    pairs = "&".join(f"{param}={quote(str(params[param]), safe=UNRESERVED)}" for param in sorted(params))
+    return f"{name}?{pairs}"
 
 
-def to_json(found: Any) -> str:
-    """Return an answer as JSON; one with a number that is not finite is a HeedfulError."""
+def to_json(value: object) -> str:
+    """Return an answer as JSON.
+
+    Raises:
+        RequestError: If a number is not finite.
+    """
     try:
-        return json.dumps(found, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except ValueError:
-        raise HeedfulError(NOT_FINITE) from None
+        raise RequestError(NOT_FINITE) from None
+
+
+# -- answers in a file -----------------------------------------------------------------------------------------------
+
+
+class HeadPosition(NamedTuple):
+    """A head of one of the inspections."""
+
+    side: int
+    part: str
+    layer: int
+    head: int
+
+    def params(self) -> Params:
+        """Return the parameters of a question about the head."""
+        return {"side": self.side, "part": self.part, "layer": self.layer, "head": self.head}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedAnswers:
-    """What a file holds: answers by their questions, and how many of each kind had no room."""
+    """Answers of a file by question, and how many answers of each name were left out for lack of space."""
 
-    answers: dict[str, Any]
+    answers: dict[str, Json]
     left_out: dict[str, int]
     bytes: int
 
 
 def collect_answers(
-    asks: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+    api: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
 ) -> SavedAnswers:
-    """Answers to all that a page may ask of the chosen layers and heads, the most needed first, within the budget.
+    """Answer all questions that a page may ask, the most important first, within a budget.
 
-    `layers` and `heads` count from 0, None stands for all; one that no part of a look has is a HeedfulError, as is an
-    empty list. `budget` is in bytes of JSON.
+    Args:
+        api: What is shown.
+        layers: Layers to include, from 0; None: all.
+        heads: Heads to include, from 0; None: all.
+        budget: Maximum size of the answers in bytes of JSON.
+
+    Raises:
+        HeedfulError: If a list is empty, or names a layer or head that no part has.
     """
-    views = [view for look in asks.inspections for view in look.views]
-    for what, asked, count in (
+    views = [view for inspection in api.inspections for view in inspection.views]
+    for what, numbers, count in (
         ("layers", layers, max(view.layers for view in views)),
         ("heads", heads, max(view.heads for view in views)),
     ):
-        within(what, asked, count)
-        if asked is not None and not asked:
-            raise HeedfulError(f"no {what} were asked for: give numbers from 0 to {count - 1}, or None for all")
-    answers: dict[str, Any] = {}
+        within(what, numbers, count)
+        if numbers is not None and not numbers:
+            raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
+    answers: dict[str, Json] = {}
     left_out: dict[str, int] = {}
-    size = 0
-    for name, params in _questions(asks, layers, heads):
-        if name in left_out:  # others of a kind are as large
-            left_out[name] = left_out.get(name, 0) + 1
+    total = 0
+    for name, params in _questions(api, layers, heads):
+        if name in left_out:  # answers of one name are of similar size
+            left_out[name] += 1
             continue
         try:
-            found: dict[str, Any] = asks(name, {each: str(value) for each, value in params.items()})
-            taken = len(to_json(found))
+            answer = api(name, {param: str(value) for param, value in params.items()})
+            size = len(to_json(answer))
         except HeedfulError as error:
-            found = {"error": str(error)}
-            taken = len(to_json(found))
-        if size + taken > budget and name != "about":
+            answer = {"error": str(error)}
+            size = len(to_json(answer))
+        if total + size > budget and name != "about":
             left_out[name] = 1
             continue
-        answers[question_key(name, params)] = found
-        size += taken
-    return SavedAnswers(answers=answers, left_out=left_out, bytes=size)
+        answers[question_key(name, params)] = answer
+        total += size
+    return SavedAnswers(answers=answers, left_out=left_out, bytes=total)
 
 
-def _questions(
-    asks: PageAPI, layers: list[int] | None, heads: list[int] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) -> Iterator[tuple[str, Params]]:
+    """Yield the questions that a page may ask, as name and parameters, the most important first."""
     yield "about", {}
-    if asks.report is not None:
+    if api.report is not None:
         yield "heads", {}
-    sides = range(len(asks.inspections))
-    places: list[dict[str, Any]] = [
-        {"side": side, "part": view.part, "layer": layer, "head": head}
-        for side in sides
-        for view in asks.inspections[side].views
+    positions = [
+        HeadPosition(side, view.part, layer, head)
+        for side, inspection in enumerate(api.inspections)
+        for view in inspection.views
         for layer in range(view.layers)
         if layers is None or layer in layers
         for head in range(view.heads)
         if heads is None or head in heads
     ]
-    each_layer = {(each["side"], each["part"], each["layer"]): each for each in places}
-    for each in each_layer.values():
-        yield "thumbnails", {name: each[name] for name in ("side", "part", "layer")}
-    for side in sides:
+    for side, part, layer in dict.fromkeys(position[:3] for position in positions):
+        yield "thumbnails", {"side": side, "part": part, "layer": layer}
+    for side, inspection in enumerate(api.inspections):
         yield "prediction", {"side": side}
-        yield from (("prediction", {"side": side} | more) for more in _other_scores(asks.inspections[side]))
+        yield from (("prediction", {"side": side} | score) for score in _other_scores(inspection))
         yield "positions", {"side": side}
         yield "writing", {"side": side}
-        for view in asks.inspections[side].views:
+        for view in inspection.views:
             yield "rollout", {"side": side, "part": view.part}
-    if asks.word:
-        yield "words", {"word": asks.word}
-    yield from (("weights", each) for each in places)
-    if len(asks.inspections) > 1:
-        theirs = {view.part: view.layers for view in asks.inspections[1].views}
-        for each in (each for each in places if each["side"] == 0 and each["part"] in theirs):
-            other = min(each["layer"], theirs[each["part"]] - 1)
-            pair = {"part": each["part"], "layer": each["layer"], "other_layer": other}
-            if each["head"] == min(heads or [0]):
-                yield "compare", pair | {"head": "mean", "other_head": "mean"}
-            yield "compare", pair | {"head": each["head"], "other_head": each["head"]}
-    yield from (("neuron", each) for each in places)
-    yield from (("similarity", each) for each in places)
-    for each, row in product((each for each in places if each["part"] in ("encoder", "decoder")), range(LONG)):
-        inside = asks.inspections[each["side"]]
-        if row < len(inside.sides[inside.view(each["part"]).rows]):
-            yield "steps", each | {"row": row}
+    if api.word:
+        yield "words", {"word": api.word}
+    yield from (("weights", position.params()) for position in positions)
+    if len(api.inspections) > 1:
+        yield from (("compare", params) for params in _comparisons(api, positions, first_head=min(heads or [0])))
+    yield from (("neuron", position.params()) for position in positions)
+    yield from (("similarity", position.params()) for position in positions)
+    stacks = [position for position in positions if position.part in ("encoder", "decoder")]
+    for position, row in product(stacks, range(MAX_ROWS)):
+        inspection = api.inspections[position.side]
+        if row < len(inspection.sides[inspection.view(position.part).rows]):
+            yield "steps", position.params() | {"row": row}
 
 
-def _other_scores(inside: Inspection) -> Iterator[dict[str, int]]:
-    """What else than the first score a reader may ask for: each class, or each token that is written."""
-    match inside.loaded.config.head:
+def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -> Iterator[Params]:
+    """Yield the parameters of comparisons: each layer's mean over heads, and each head with the same head."""
+    other_layers = {view.part: view.layers for view in api.inspections[1].views}
+    for position in positions:
+        if position.side != 0 or position.part not in other_layers:
+            continue
+        other_layer = min(position.layer, other_layers[position.part] - 1)
+        layers: Params = {"part": position.part, "layer": position.layer, "other_layer": other_layer}
+        if position.head == first_head:
+            yield layers | {"head": "mean", "other_head": "mean"}
+        yield layers | {"head": position.head, "other_head": position.head}
+
+
+def _other_scores(inspection: Inspection) -> Iterator[Params]:
+    """Yield the parameters of other scores than the predicted one: each class, or each generated token."""
+    match inspection.loaded.config.head:
         case Classes(labels=labels) if len(labels) > 1:
-            yield from ({"label": number} for number in range(min(SCORES, len(labels))))
+            yield from ({"label": number} for number in range(min(MAX_SCORES, len(labels))))
         case NextToken():
-            yield from ({"place": place} for place in range(min(SCORES, len(inside.sides.get("said", ())))))
-
-
-SCORES = 24  # of one look that may be kept
-LONG = 512  # rows of which steps may be kept
+            count = len(inspection.sides.get("said", ()))
+            yield from ({"place": position} for position in range(min(MAX_SCORES, count)))
 
 
 def render_html(
-    asks: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+    api: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
 ) -> str:
-    """One self-contained file: style, script and data in it, and a policy that lets nothing else in or out."""
-    kept = collect_answers(asks, layers=layers, heads=heads, budget=budget)
-    data = _inert({"answers": kept.answers, "left_out": kept.left_out})
+    """Return one self-contained HTML file, whose policy allows nothing to be loaded. See `collect_answers`."""
+    saved = collect_answers(api, layers=layers, heads=heads, budget=budget)
+    data = _escape_json({"answers": saved.answers, "left_out": saved.left_out})
     script = bundled_script() + "\nstartFile();\n"
     style = read_asset(STYLE)
     policy = POLICY.format(script=_hash(script), style=_hash(style), connect="'none'")
@@ -182,11 +213,12 @@ def render_html(
     )
 
 
-def _inert(value: Any) -> str:
-    """JSON that ends no script and starts none."""
-    plain = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _escape_json(value: object) -> str:
+    """Return JSON that cannot end or begin an element of HTML."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _hash(content: str) -> str:
+    """Return the source expression of an inline script or style for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,34 +1,44 @@
-"""What a page may ask for, as plain data: one function for each name, the same behind a server, a file, a notebook."""
+"""The questions that the page asks, and their answers as JSON; the same for a server, a file and a notebook."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
 
-from heedful.errors import HeedfulError
-from heedful.look import word_vectors
+from heedful.errors import RequestError
+from heedful.look.attribution import Attribution
 from heedful.look.block_steps import block_steps
 from heedful.look.compare import attention_difference, hidden_state_similarity
 from heedful.look.decoding import decoding_report
 from heedful.look.inspection import Inspection, View, inspect_choices
 from heedful.look.positions_view import positions_view
-from heedful.look.prediction import explain_prediction
+from heedful.look.prediction import TextExplanation, explain_prediction
 from heedful.look.qk_spectrum import qk_spectrum
+from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity
 
 Kind = Literal["f4", "u2", "u1"]
-LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # shares from 0 to 1 in whole numbers
+LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # what 1.0 becomes; numbers from 0 to 1 are stored as integers
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
 Params = Mapping[str, str]
+Json: TypeAlias = dict[str, object]
 
 
-def encode_tensor(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
-    """Numbers as a page reads them: their shape, and their bytes, little-endian, in base64.
+class EncodedTensor(TypedDict):
+    """A tensor as the page reads it."""
 
-    >>> pack(torch.tensor([0.0, 1.0]), "u1")
+    kind: Kind  # type of the numbers: float32, uint16, uint8
+    shape: list[int]
+    data: str  # base64 of the bytes, little-endian
+
+
+def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
+    """Encode a tensor; "u2" and "u1" are for numbers from 0 to 1, in 16 or 8 bits.
+
+    >>> encode_tensor(torch.tensor([0.0, 1.0]), "u1")
     {'kind': 'u1', 'shape': [2], 'data': 'AP8='}
     """
     flat = values.detach().to("cpu", torch.float32)
@@ -36,25 +46,23 @@ def encode_tensor(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
         array = flat.contiguous().numpy().astype("<f4")
     else:
         if flat.isnan().any():
-            raise HeedfulError(NOT_FINITE)
+            raise RequestError(NOT_FINITE)
         array = (flat.double().clamp(0, 1) * LEVELS[kind]).round().numpy().astype(f"<{kind}")
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-def encode_tensors(found: Any) -> Any:
-    """The same with its tensors packed."""
-    match found:
-        case Tensor():
-            return encode_tensor(found)
-        case dict():
-            return {name: encode_tensors(each) for name, each in found.items()}
-        case list():
-            return [encode_tensors(each) for each in found]
-    return found
-
-
 class PageAPI:
-    """Answers a page's questions about one look, or about two side by side."""
+    """Answers the questions of a page about one inspection, or about two side by side.
+
+    Args:
+        inspections: What is shown: one text, two, or all candidates of a multiple-choice prompt.
+        extra: Further texts in which `word` is looked for.
+        word: A word to follow through all texts.
+        report: The report on the heads, see head_report.py.
+
+    Raises:
+        RequestError: If the word occurs in no text, or more than two texts are given without a word.
+    """
 
     def __init__(
         self,
@@ -62,191 +70,213 @@ class PageAPI:
         *,
         extra: Sequence[Inspection] = (),
         word: str = "",
-        report: Mapping[str, Any] | None = None,
+        report: Mapping[str, object] | None = None,
     ) -> None:
-        """`more` are further texts in which `word` is looked for; `report` is what heads were found to do.
-
-        A word that stands in none of the texts is a HeedfulError, and so are more than two texts without a word.
-        """
         self.inspections = list(inspections)
         self.extra = list(extra)
         self.word, self.report = word, report
         if word:
-            word_vectors.check_occurs([*self.inspections[:1], *self.extra], word)
+            check_occurs([*self.inspections[:1], *self.extra], word)
         elif len(self.extra) > 1:
-            raise HeedfulError(
-                f"{1 + len(extra)} texts were given: two stand side by side, and a word is followed in more"
+            raise RequestError(
+                f"{1 + len(extra)} texts were given: give one or two, or a word to follow through all of them"
             )
 
-    def __call__(self, name: str, params: Params) -> dict[str, Any]:
-        """The answer to one question; what cannot be answered is a HeedfulError."""
+    def __call__(self, name: str, params: Params) -> Json:
+        """Answer a question.
+
+        Raises:
+            HeedfulError: If there is no such question, or it has no answer.
+        """
         if name not in ENDPOINTS:
-            raise HeedfulError(f'a page asks for {", ".join(ENDPOINTS)}, not for "{name[:40]}"')
+            raise RequestError(f'"{name[:40]}" is not a question of the page: use one of {", ".join(ENDPOINTS)}')
         return ENDPOINTS[name](self, params)
 
     def side(self, params: Params) -> Inspection:
-        """Which of the looks is meant."""
-        return self.inspections[parse_index(params, "side", len(self.inspections), usual=0)]
+        """Return the inspection that a question is about."""
+        return self.inspections[parse_index(params, "side", len(self.inspections), default=0)]
 
-    def look(self, params: Params) -> dict[str, Any]:
-        """Another text in the place of one look, or beside it."""
+    def look(self, params: Params) -> Json:
+        """Replace an inspection by one of another text, or add one beside it."""
         text, pair = params.get("text", ""), params.get("pair", "")
-        place = parse_index(params, "side", max(2, len(self.inspections)), usual=0)
-        beside = self.inspections[min(place, len(self.inspections) - 1)]
-        if beside.choices and place < len(self.inspections) and pair:
-            candidates = [*beside.choices]
-            candidates[place] = pair
-            self.inspections = inspect_choices(beside.loaded, text, candidates, name=beside.name)
+        side = parse_index(params, "side", max(2, len(self.inspections)), default=0)
+        replaced = self.inspections[min(side, len(self.inspections) - 1)]
+        if replaced.choices and side < len(self.inspections) and pair:
+            choices = [*replaced.choices]
+            choices[side] = pair
+            self.inspections = inspect_choices(replaced.loaded, text, choices, name=replaced.name)
             return self.about({})
+        item = (text, pair) if pair else text
         target = params.get("target") or None
-        self.inspections[place : place + 1] = [
-            Inspection(beside.loaded, (text, pair) if pair else text, target=target, name=beside.name)
-        ]
+        self.inspections[side : side + 1] = [Inspection(replaced.loaded, item, target=target, name=replaced.name)]
         return self.about({})
 
-    def about(self, params: Params) -> dict[str, Any]:
-        """What is looked at."""
+    def about(self, params: Params) -> Json:
+        """Return models, texts and tokens."""
         return {
-            "looks": [_about(each) for each in self.inspections],
+            "looks": [_about(inspection) for inspection in self.inspections],
             "word": self.word,
-            "texts": [each.item for each in self.extra],
+            "texts": [inspection.item for inspection in self.extra],
             "report": self.report is not None,
         }
 
-    def weights(self, params: Params) -> dict[str, Any]:
-        """[rows, keys] of one head."""
-        inside = self.side(params)
-        view, layer, head = _place(inside, params)
-        return {"weights": encode_tensor(inside.weights(view.part, layer, [head])[0], "u2")}
+    def weights(self, params: Params) -> Json:
+        """Return the attention weights of one head, [rows, keys]."""
+        inspection = self.side(params)
+        view, layer, head = _view_layer_head(inspection, params)
+        return {"weights": encode_tensor(inspection.weights(view.part, layer, [head])[0], "u2")}
 
-    def thumbnails(self, params: Params) -> dict[str, Any]:
-        """[heads, at most 48, at most 48] of one layer."""
-        inside = self.side(params)
-        view, layer, _ = _place(inside, params)
-        return {"heads": encode_tensor(inside.thumbnails(view.part, layer), "u1")}
+    def thumbnails(self, params: Params) -> Json:
+        """Return the weights of all heads of one layer, [heads, at most 48, at most 48]."""
+        inspection = self.side(params)
+        view, layer, _ = _view_layer_head(inspection, params)
+        return {"heads": encode_tensor(inspection.thumbnails(view.part, layer), "u1")}
 
-    def rollout(self, params: Params) -> dict[str, Any]:
-        """[rows, keys] through all layers."""
-        inside = self.side(params)
-        return {"weights": encode_tensor(inside.rollout(params.get("part", inside.views[0].part)), "u2")}
+    def rollout(self, params: Params) -> Json:
+        """Return attention rollout through all layers, [rows, keys]."""
+        inspection = self.side(params)
+        return {"weights": encode_tensor(inspection.rollout(params.get("part", inspection.views[0].part)), "u2")}
 
-    def neuron(self, params: Params) -> dict[str, Any]:
-        """q [rows, d] and k [keys, d] of one head, and its scores, which are scale q k + bias."""
-        inside = self.side(params)
-        view, layer, head = _place(inside, params)
-        one = inside.attention(view.part, layer, ("q", "k", "scores", "weights"), heads=[head])
-        if one.q is None or one.k is None or one.scores is None or one.weights is None:
-            raise HeedfulError(f"the {view.part} of this model has no queries and keys to take apart")
-        q, k, scores = one.q[:, 0], one.k[:, 0], one.scores[0]
-        seen = scores > -torch.inf
-        plain = one.scale * q @ k.T
-        biased = bool((plain - scores)[seen].abs().max() > 1e-4) if bool(seen.any()) else False
+    def neuron(self, params: Params) -> Json:
+        """Return q [rows, width], k [keys, width] and the scores of one head: scale * q k (+ bias)."""
+        inspection = self.side(params)
+        view, layer, head = _view_layer_head(inspection, params)
+        attention = inspection.attention(view.part, layer, ("q", "k", "scores", "weights"), heads=[head])
+        if attention.q is None or attention.k is None or attention.scores is None or attention.weights is None:
+            raise RequestError(f"{view.part} of this model has no queries and keys to show")
+        q, k, scores = attention.q[:, 0], attention.k[:, 0], attention.scores[0]
+        visible = scores > -torch.inf
+        bias = (attention.scale * q @ k.T - scores)[visible]
         return {
             "q": encode_tensor(q),
             "k": encode_tensor(k),
-            "scale": one.scale,
-            "biased": biased,
+            "scale": attention.scale,
+            "biased": bool(visible.any()) and bool(bias.abs().max() > 1e-4),
             "scores": encode_tensor(scores),
         }
 
-    def steps(self, params: Params) -> dict[str, Any]:
-        """One block, step by step."""
-        inside = self.side(params)
-        view, layer, head = _place(inside, params)
-        row = parse_index(params, "row", len(inside.sides[view.rows]), usual=0)
-        found = block_steps(inside, view.part, layer, head, row)
+    def steps(self, params: Params) -> Json:
+        """Return the steps of one block for one token."""
+        inspection = self.side(params)
+        view, layer, head = _view_layer_head(inspection, params)
+        row = parse_index(params, "row", len(inspection.sides[view.rows]), default=0)
         return {
             "steps": [
                 {
-                    "name": each.name,
-                    "formula": each.formula,
-                    "about": each.about,
-                    "over": each.over,
+                    "name": step.name,
+                    "formula": step.formula,
+                    "about": step.about,
+                    "over": step.over,
                     "vectors": [
-                        {"name": name, "values": encode_tensor(vector)} for name, vector in each.vectors.items()
+                        {"name": name, "values": encode_tensor(vector)} for name, vector in step.vectors.items()
                     ],
                 }
-                for each in found
+                for step in block_steps(inspection, view.part, layer, head, row)
             ]
         }
 
-    def prediction(self, params: Params) -> dict[str, Any]:
-        """What the head says, and what it rests on."""
+    def prediction(self, params: Params) -> Json:
+        """Return the prediction and its attribution to tokens."""
         place, label = (int(params[key]) if params.get(key, "").isdecimal() else None for key in ("place", "label"))
-        found = explain_prediction(
-            self.inspections, parse_index(params, "side", len(self.inspections), usual=0), place, label
-        )
-        shown: dict[str, Any] = encode_tensors(found)
-        return shown
+        side = parse_index(params, "side", len(self.inspections), default=0)
+        explanation = explain_prediction(self.inspections, side, place, label)
+        score, shares = explanation.score, explanation.attention.shares
+        choices = score and {
+            "place": score.row,
+            "label": score.label,
+            "places": score.positions,
+            "labels": score.labels,
+        }
+        return {
+            "answer": explanation.answer,
+            "told": explanation.answer_error,
+            "attribution": explanation.attribution and _attribution(explanation.attribution),
+            "why": explanation.attribution_error,
+            "choices": choices,
+            "texts": explanation.texts and [_text_explanation(text) for text in explanation.texts],
+            "attention": None if shares is None else encode_tensor(shares),
+            "from": explanation.attention.source,
+        }
 
-    def positions(self, params: Params) -> dict[str, Any]:
-        """How the model knows places."""
-        return {"clocks": encode_tensors(positions_view(self.side(params).loaded))}
+    def positions(self, params: Params) -> Json:
+        """Return how the model represents positions."""
+        return {
+            "clocks": [
+                {"name": view.name, "about": view.about}
+                | {name: encode_tensor(tensor) for name, tensor in view.tensors.items()}
+                for view in positions_view(self.side(params).loaded)
+            ]
+        }
 
-    def writing(self, params: Params) -> dict[str, Any]:
-        """How the decoder writes."""
-        return decoding_report(self.side(params))
+    def writing(self, params: Params) -> Json:
+        """Return the steps of greedy search, and the results of beam search."""
+        return {**decoding_report(self.side(params))}
 
-    def compare(self, params: Params) -> dict[str, Any]:
-        """Both looks and their difference."""
+    def compare(self, params: Params) -> Json:
+        """Return the attention of both inspections, its difference, and the similarity of hidden states."""
         if len(self.inspections) < 2:
-            raise HeedfulError("there is one text: give another one to compare it with")
+            raise RequestError("there is one text: give another one to compare it with")
         a, b = self.inspections[:2]
         view = a.view(params.get("part", a.views[0].part))
         other = b.view(view.part)
-        layer = parse_index(params, "layer", view.layers, usual=0)
-        layers = layer, parse_index(params, "other_layer", other.layers, usual=layer)
-        heads = _maybe(params, "head", view.heads), _maybe(params, "other_head", other.heads)
-        found = attention_difference(a, b, view.part, layers, heads)
-        answer = {
-            "a": encode_tensor(found["a"], "u2"),
-            "b": encode_tensor(found["b"], "u2"),
-            "difference": encode_tensor(found["difference"]),
-            "rows": found["rows"],
-            "keys": found["keys"],
+        layer = parse_index(params, "layer", view.layers, default=0)
+        layers = layer, parse_index(params, "other_layer", other.layers, default=layer)
+        heads = _parse_head(params, "head", view.heads), _parse_head(params, "other_head", other.heads)
+        comparison = attention_difference(a, b, view.part, layers, heads)
+        answer: Json = {
+            "a": encode_tensor(comparison.a, "u2"),
+            "b": encode_tensor(comparison.b, "u2"),
+            "difference": encode_tensor(comparison.difference),
+            "rows": comparison.rows,
+            "keys": comparison.keys,
         }
         try:
-            alike = hidden_state_similarity(a, b, view.part)
-            answer |= {"tokens": alike["tokens"], "cosines": encode_tensor(alike["cosines"])}
-        except HeedfulError as error:
-            answer["apart"] = str(error)
-        return answer
+            similarity = hidden_state_similarity(a, b, view.part)
+        except RequestError as error:
+            return answer | {"apart": str(error)}
+        return answer | {"tokens": similarity.tokens, "cosines": encode_tensor(similarity.cosines)}
 
-    def words(self, params: Params) -> dict[str, Any]:
-        """One word in all texts."""
+    def words(self, params: Params) -> Json:
+        """Return the similarity of all occurrences of a word."""
         word = params.get("word", "") or self.word
-        found = word_vectors.contextual_similarity([*self.inspections[:1], *self.extra], word)
-        return found | {"layers": [encode_tensor(each) for each in found["layers"]]}
-
-    def analogy(self, params: Params) -> dict[str, Any]:
-        """a is to b as c is to these."""
-        loaded = self.side(params).loaded
-        a, b, c = (params.get(each, "") for each in "abc")
-        return {"words": word_vectors.analogy(loaded, a, b, c)}
-
-    def similarity(self, params: Params) -> dict[str, Any]:
-        """The spectrum of one head's W_Q W_K."""
-        inside = self.side(params)
-        view, layer, head = _place(inside, params)
-        found = qk_spectrum(inside.loaded, view.part, layer, head)
+        similarity = contextual_similarity([*self.inspections[:1], *self.extra], word)
         return {
-            "singular": encode_tensor(found.singular_values),
-            "eigenvalues": encode_tensor(found.eigenvalues),
-            "symmetric": found.symmetric_share,
-            "positive": found.positive_share,
-            "said": found.summary,
+            "places": similarity.occurrences,
+            "layers": [encode_tensor(layer) for layer in similarity.layers],
+            "names": similarity.names,
+            "neighbours": similarity.neighbours,
+            "static": similarity.static,
+            "unknown": similarity.static_error,
         }
 
-    def heads(self, params: Params) -> dict[str, Any]:
-        """What the model's heads were found to do."""
+    def analogy(self, params: Params) -> Json:
+        """Return the words d for which a is to b as c is to d."""
+        a, b, c = (params.get(name, "") for name in "abc")
+        return {"words": analogy(self.side(params).loaded, a, b, c)}
+
+    def similarity(self, params: Params) -> Json:
+        """Return the spectrum of one head's query-key matrix."""
+        inspection = self.side(params)
+        view, layer, head = _view_layer_head(inspection, params)
+        spectrum = qk_spectrum(inspection.loaded, view.part, layer, head)
+        return {
+            "singular": encode_tensor(spectrum.singular_values),
+            "eigenvalues": encode_tensor(spectrum.eigenvalues),
+            "symmetric": spectrum.symmetric_share,
+            "positive": spectrum.positive_share,
+            "said": spectrum.summary,
+        }
+
+    def heads(self, params: Params) -> Json:
+        """Return the report on the heads."""
         if self.report is None:
-            raise HeedfulError("heads were not named: run heedful look RUN --heads DATA")
+            raise RequestError("there is no report on the heads: run heedful look RUN --heads DATA")
         return dict(self.report)
 
 
-ENDPOINTS: dict[str, Callable[[PageAPI, Params], dict[str, Any]]] = {
-    each.__name__: each
-    for each in (
+ENDPOINTS: dict[str, Callable[[PageAPI, Params], Json]] = {
+    method.__name__: method
+    for method in (
         PageAPI.about,
         PageAPI.look,
         PageAPI.weights,
@@ -266,37 +296,64 @@ ENDPOINTS: dict[str, Callable[[PageAPI, Params], dict[str, Any]]] = {
 }
 
 
-def parse_index(params: Params, name: str, count: int, *, usual: int) -> int:
-    """A whole number from 0 to count - 1."""
+def parse_index(params: Params, name: str, count: int, *, default: int) -> int:
+    """Return a parameter as a whole number from 0 to count - 1, or the default if it is missing.
+
+    Raises:
+        RequestError: If it is no such number.
+    """
     text = params.get(name, "")
     if not text:
-        return min(usual, count - 1)
+        return min(default, count - 1)
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) >= count:
-        raise HeedfulError(f"{name} is {text[:40]!r}; expected a whole number from 0 to {count - 1}")
+        raise RequestError(f"{name} is {text[:40]!r}; expected a whole number from 0 to {count - 1}")
     return int(text)
 
 
-def _maybe(params: Params, name: str, count: int) -> int | None:
-    return None if params.get(name, "") in ("", "mean") else parse_index(params, name, count, usual=0)
+def _parse_head(params: Params, name: str, count: int) -> int | None:
+    """Return the number of a head, or None for the mean over heads."""
+    return None if params.get(name, "") in ("", "mean") else parse_index(params, name, count, default=0)
 
 
-def _place(inside: Inspection, params: Params) -> tuple[View, int, int]:
-    view = inside.view(params.get("part", inside.views[0].part))
-    return view, parse_index(params, "layer", view.layers, usual=0), parse_index(params, "head", view.heads, usual=0)
+def _view_layer_head(inspection: Inspection, params: Params) -> tuple[View, int, int]:
+    view = inspection.view(params.get("part", inspection.views[0].part))
+    layer = parse_index(params, "layer", view.layers, default=0)
+    return view, layer, parse_index(params, "head", view.heads, default=0)
 
 
-def _about(inside: Inspection) -> dict[str, Any]:
-    loaded = inside.loaded
+def _attribution(attribution: Attribution) -> Json:
+    return {
+        "score": attribution.score,
+        "values": encode_tensor(attribution.values),
+        "at_text": attribution.at_text,
+        "at_baseline": attribution.at_baseline,
+        "missing": attribution.missing,
+    }
+
+
+def _text_explanation(text: TextExplanation) -> Json:
+    shares = text.attention.shares
+    return {
+        "item": text.item,
+        "tokens": text.tokens,
+        "attribution": _attribution(text.attribution),
+        "attention": None if shares is None else encode_tensor(shares),
+        "from": text.attention.source,
+    }
+
+
+def _about(inspection: Inspection) -> Json:
+    loaded = inspection.loaded
     head = loaded.config.head
     return {
-        "name": inside.name,
+        "name": inspection.name,
         "family": loaded.config.family,
         "head": None if head is None else head.kind,
         "parameters": loaded.count(),
-        "item": inside.item,
-        "written": inside.target_is_generated,
-        "choices": list(inside.choices),
-        "sides": inside.sides,
+        "item": inspection.item,
+        "written": inspection.target_is_generated,
+        "choices": list(inspection.choices),
+        "sides": inspection.sides,
         "views": [
             {
                 "part": view.part,
@@ -306,7 +363,7 @@ def _about(inside: Inspection) -> dict[str, Any]:
                 "keys": view.keys,
                 "names": list(view.names),
             }
-            for view in inside.views
+            for view in inspection.views
         ],
         "takes_target": loaded.needs_target,
     }

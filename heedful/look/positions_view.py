@@ -1,8 +1,8 @@
-"""The clock of a model: how it knows where a token stands."""
+"""How a model represents positions: its tables, sinusoids, rotations or distance biases, as tensors to plot."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,85 +13,102 @@ from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal, Sta
 from heedful.model.stack import Stack
 from heedful.nn.positions import BucketRelation, ShawRelation, buckets, sinusoid
 
-ORDER = (
-    "A recurrent net reads one token after another, so each state knows what came before; it needs no clock, and has "
-    "no two places at once."
+RECURRENT = (
+    "A recurrent network reads one token after another, so that each state depends on the order of the tokens before "
+    "it; it needs no positions, and cannot read two of them in parallel."
 )
-PLACES = 128  # that are shown
-FAR = 64  # distances in each direction
+MAX_POSITIONS = 128  # positions that are shown
+MAX_DISTANCE = 64  # distances that are shown in each direction
 
 
-def positions_view(loaded: Loaded, places: int = PLACES) -> list[dict[str, Any]]:
-    """What a model has for positions, each as {"name", "about", "rows"...}; tensors stay tensors."""
-    found = []
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PositionsView:
+    """One way in which a model represents positions.
+
+    Tensors by name: "bands" [positions, width], the vectors; "dots" [positions, positions], their dot products;
+    "distance" [distances], the mean product at each distance; "gaps" [distances], the distances of "buckets" and
+    "bias"; "buckets" [distances], bucket numbers; "bias" [heads, distances], what is added to scores.
+    """
+
+    name: str
+    about: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def positions_view(loaded: Loaded, max_positions: int = MAX_POSITIONS) -> list[PositionsView]:
+    """Return the ways in which a model represents positions; empty if it does not."""
+    views = []
     with torch.no_grad():
-        table = loaded.model.embedding.config.positions
-        match table:
+        match loaded.model.embedding.config.positions:
             case Learned(count=count, offset=offset):
-                weight = loaded.model.embedding.positions.weight[offset : offset + min(places, count - offset)]
-                about = f"A trained vector for each of {count - offset} places, added to the token's vector."
-                found.append({"name": "Learned table", "about": about, **_bands(weight)})
+                shown = min(max_positions, count - offset)
+                weight = loaded.model.embedding.positions.weight[offset : offset + shown]
+                about = f"A trained vector for each of {count - offset} positions, added to the token's vector."
+                views.append(PositionsView(name="Learned table", about=about, tensors=_table_tensors(weight)))
             case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
                 size = width or loaded.model.embedding.config.width
-                waves = sinusoid(torch.arange(offset, offset + places), size, layout, base)
-                about = "Sines and cosines of growing wavelength, added to the token's vector: no place needs training."
-                found.append({"name": "Sinusoids", "about": about, **_bands(waves)})
+                waves = sinusoid(torch.arange(offset, offset + max_positions), size, layout, base)
+                about = "Sines and cosines of growing wavelength, added to the token's vector; they are not trained."
+                views.append(PositionsView(name="Sinusoids", about=about, tensors=_table_tensors(waves)))
         for stack in (loaded.model.encoder, loaded.model.decoder):
             if stack is not None and stack.config.relation is not None:
-                found.append(_relation(stack, places))
+                views.append(_relation_view(stack, max_positions))
     if isinstance(config := loaded.config.model, ClassicConfig):
-        nets = isinstance(config.reader, Writer) or isinstance(config.reader.over, Recurrent)
-        found += [{"name": "Order itself", "about": ORDER}] if nets else []
-    return found
+        is_recurrent = isinstance(config.reader, Writer) or isinstance(config.reader.over, Recurrent)
+        views += [PositionsView(name="Order itself", about=RECURRENT)] if is_recurrent else []
+    return views
 
 
-def _bands(table: Tensor) -> dict[str, Any]:
-    """The table, its dot products, and the mean dot product (of unit vectors) at each distance."""
+def _table_tensors(table: Tensor) -> dict[str, Tensor]:
+    """Return a table of vectors, their dot products (of centred unit vectors) and their mean at each distance."""
     unit = torch.nn.functional.normalize(table.double() - table.double().mean(0), dim=-1)
     dots = unit @ unit.T
-    distance = torch.stack([dots.diagonal(gap).mean() for gap in range(min(FAR, len(table)))])
+    distance = torch.stack([dots.diagonal(gap).mean() for gap in range(min(MAX_DISTANCE, len(table)))])
     return {"bands": table, "dots": dots, "distance": distance}
 
 
-def _relation(stack: Stack, places: int) -> dict[str, Any]:
+def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
     config: StackConfig = stack.config
-    where = stack.part.capitalize()
-    gaps = torch.arange(-FAR, 1 if config.causal else FAR + 1)
+    part = stack.part.capitalize()
+    gaps = torch.arange(-MAX_DISTANCE, 1 if config.causal else MAX_DISTANCE + 1)
     match config.relation:
         case Rotary(base=base):
-            waves = sinusoid(torch.arange(places), config.head_width, "halves", base)
+            waves = sinusoid(torch.arange(max_positions), config.head_width, "halves", base)
             about = (
-                "Queries and keys are turned by angles that grow with the place, each pair of numbers at its own pace; "
-                "a score then depends on the distance alone. The curve is the product of two equal vectors so turned."
+                "Queries and keys are rotated by angles proportional to the position, each pair of numbers at its own "
+                "speed, so that a score depends on the distance alone. The curve is the product of two equal vectors "
+                "after rotation."
             )
-            return {"name": f"{where}: rotary", "about": about, "bands": waves, "distance": _turned(config, base)}
+            tensors = {"bands": waves, "distance": _rotary_product(config, base)}
+            return PositionsView(name=f"{part}: rotary", about=about, tensors=tensors)
         case Buckets(count=count, reach=reach):
             (relation,) = stack.relations
             assert isinstance(relation, BucketRelation)
             numbers = buckets(gaps, count, reach, config.causal)
             about = (
-                f"Distances fall into {count} buckets, near ones exact and far ones coarse, up to {reach}; each head "
-                "has a trained number for each bucket, which is added to its scores."
+                f"Distances fall into {count} buckets, exact for near ones and coarse for far ones, up to {reach}; "
+                "each head has a trained bias for each bucket, which is added to its scores."
             )
-            bias = relation.table(numbers).T
-            return {"name": f"{where}: buckets", "about": about, "buckets": numbers, "bias": bias, "gaps": gaps}
+            tensors = {"buckets": numbers, "bias": relation.table(numbers).T, "gaps": gaps}
+            return PositionsView(name=f"{part}: buckets", about=about, tensors=tensors)
         case Shaw(reach=reach):
             relation = stack.relations[0]
             assert isinstance(relation, ShawRelation)
-            about = f"A trained vector for each distance up to {reach}, added to keys (here the first layer's)."
-            found = _bands(relation.keys.weight)
-            del found["distance"]  # these are distances themselves
-            near = torch.arange(-reach, reach + 1)
-            return {"name": f"{where}: relative vectors", "about": about, **found, "gaps": near}
+            about = f"A trained vector for each distance up to {reach}, added to keys (those of the first layer)."
+            tensors = _table_tensors(relation.keys.weight)
+            del tensors["distance"]  # rows of the table are distances already
+            tensors["gaps"] = torch.arange(-reach, reach + 1)
+            return PositionsView(name=f"{part}: relative vectors", about=about, tensors=tensors)
         case TransformerXl():
             waves = sinusoid(gaps.flip(0), config.width, "halves")
             about = "Sinusoids of the distance, projected in each layer and multiplied with the query."
-            return {"name": f"{where}: relative sinusoids", "about": about, "bands": waves, "gaps": gaps.flip(0)}
+            tensors = {"bands": waves, "gaps": gaps.flip(0)}
+            return PositionsView(name=f"{part}: relative sinusoids", about=about, tensors=tensors)
     raise AssertionError(config.relation)
 
 
-def _turned(config: StackConfig, base: float) -> Tensor:
-    """The mean over pairs of numbers of cos(angle) at each distance."""
+def _rotary_product(config: StackConfig, base: float) -> Tensor:
+    """Return the mean over pairs of numbers of cos(angle) at each distance."""
     width = config.head_width
-    pace = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    return (torch.arange(FAR)[:, None] * pace).cos().mean(1)
+    frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return (torch.arange(MAX_DISTANCE)[:, None] * frequencies).cos().mean(1)

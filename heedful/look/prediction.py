@@ -1,131 +1,179 @@
-"""What the head says of a text, what that rests on, and what attention shows beside it."""
+"""Explanation of a prediction: the engine's answer, its attribution to tokens, and attention to the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, RequestError
 from heedful.infer.engine import Engine
-from heedful.look.attribution import ExplainedScore, explained_score, integrated_gradients, similarity_score
-from heedful.look.classic_attention import HIERARCHY
+from heedful.look.attribution import (
+    Attribution,
+    ExplainedScore,
+    explained_score,
+    integrated_gradients,
+    similarity_score,
+)
+from heedful.look.classic_attention import HIERARCHY_NAMES
 from heedful.look.inspection import Inspection
 from heedful.tasks.answer_heads import answer_heads_of
 
 
-def explain_prediction(looks: Sequence[Inspection], side: int, place: int | None, label: int | None) -> dict[str, Any]:
-    """Of one look: {"answer", "told", "attribution", "why", "texts", "choices", "attention", "from"}.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionShares:
+    """Attention to each token, beside the attribution to it."""
 
-    `place` and `label` say which score is explained, see `score_of`. A model that gives vectors is asked how alike two
-    texts are, each of which it reads by itself; "texts" are then both, each with what its tokens add.
+    shares: Tensor | None = None  # [tokens]; None: the model has none to compare
+    source: str = ""  # sentence that says which attention it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TextExplanation:
+    """One of two texts whose embeddings are compared."""
+
+    item: str | tuple[str, str]
+    tokens: list[str]
+    attribution: Attribution
+    attention: AttentionShares
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Explanation:
+    """The explanation of a prediction; parts that are not available are None, with the reason."""
+
+    answer: dict[str, Any] | None = None  # the engine's answer, as JSON
+    answer_error: str = ""
+    attribution: Attribution | None = None
+    score: ExplainedScore | None = None  # the explained score
+    texts: list[TextExplanation] | None = None  # both texts, if the prediction is their similarity
+    attribution_error: str = ""
+    attention: AttentionShares
+
+
+def explain_prediction(
+    inspections: Sequence[Inspection], side: int, position: int | None, label: int | None
+) -> Explanation:
+    """Explain the prediction for one of the inspected texts.
+
+    A model of embeddings predicts the similarity of two texts, which are the two of a pair or of two inspections.
+
+    Args:
+        inspections: All inspections.
+        side: Which of them is explained, from 0.
+        position: See `explained_score`.
+        label: See `explained_score`.
     """
-    inside = looks[side]
-    found: dict[str, Any] = {"answer": None, "told": "", "attribution": None, "why": "", "choices": None, "texts": None}
-    pair = _compared(looks, side)
+    inspection = inspections[side]
+    explanation = Explanation(attention=AttentionShares())
+    pair = _compared_texts(inspections, side)
     try:
-        found["answer"] = engine_answer(inside, pair)
+        explanation.answer = engine_answer(inspection, pair)
     except HeedfulError as error:
-        found["told"] = str(error)
-    aim: ExplainedScore | None = None
+        explanation.answer_error = str(error)
+    score: ExplainedScore | None = None
     try:
         if pair is not None:
-            found["texts"] = [_text(one, other) for one, other in (pair, pair[::-1])]
+            explanation.texts = [_explain_similarity(one, other) for one, other in (pair, pair[::-1])]
         else:
-            aim = explained_score(inside, place, label)
-            found["attribution"] = _attributed(inside, aim)
-            found["choices"] = {"place": aim.row, "label": aim.label, "places": aim.positions, "labels": aim.labels}
+            score = explained_score(inspection, position, label)
+            explanation.attribution = integrated_gradients(inspection, score.score, score.name)
+            explanation.score = score
     except HeedfulError as error:
-        found["why"] = str(error)
-    shown = {"attention": None, "from": ""} if found["texts"] else _attention(inside, aim)
-    return found | shown
+        explanation.attribution_error = str(error)
+    if explanation.texts is None:
+        explanation.attention = attention_shares(inspection, score)
+    return explanation
 
 
-def engine_answer(inside: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> dict[str, Any] | None:
-    """The engine's answer to the text; None: the model has no head that answers it."""
-    head = inside.loaded.config.head
+def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> dict[str, Any] | None:
+    """Return the engine's answer to the text, without embeddings; None if the head answers no such input.
+
+    Args:
+        pair: The two texts whose embeddings are compared, if there are any.
+    """
+    head = inspection.loaded.config.head
     if head is None or not answer_heads_of(head.kind):
         return None
-    given: Any = inside.item
+    item: Any = inspection.item
     if pair is not None:
-        given = tuple(each.item for each in pair)
+        item = tuple(text.item for text in pair)
     elif head.kind == "question_answering":
-        if isinstance(given, str):
+        if isinstance(item, str):
             return None
-        given = {"question": given[0], "context": given[1]}
+        item = {"question": item[0], "context": item[1]}
     elif head.kind == "multiple_choice":
-        if not inside.choices:
-            raise HeedfulError("one candidate has no share: give all of them, each with --choice")
-        given = {"prompt": given[0], "choices": list(inside.choices)}
-    elif head.kind == "next_sentence" and isinstance(given, str):
+        if not inspection.choices:
+            raise RequestError("one candidate has no probability: give all candidates, each with --choice")
+        item = {"prompt": item[0], "choices": list(inspection.choices)}
+    elif head.kind == "next_sentence" and isinstance(item, str):
         return None
-    found = Engine(inside.loaded)([given], top_k=8)[0]
+    answer = Engine(inspection.loaded)([item], top_k=8)[0]
     if head.kind == "multiple_choice":
-        found["choices"] = list(inside.choices)
-    return {name: value for name, value in found.items() if name not in ("vector", "vectors")}
+        answer["choices"] = list(inspection.choices)
+    return {name: value for name, value in answer.items() if name not in ("vector", "vectors")}
 
 
-def _compared(looks: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
-    """The two texts of which a model that gives vectors says how alike they are, the present one first."""
-    inside = looks[side]
-    head = inside.loaded.config.head
+def _compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
+    """Return the two texts whose embeddings are compared, the one at `side` first; None if there are not two."""
+    inspection = inspections[side]
+    head = inspection.loaded.config.head
     if head is None or head.kind != "embedding":
         return None
-    if isinstance(inside.item, tuple):
-        one, other = (Inspection(inside.loaded, text, name=inside.name) for text in inside.item)
+    if isinstance(inspection.item, tuple):
+        one, other = (Inspection(inspection.loaded, text, name=inspection.name) for text in inspection.item)
         return one, other
-    others = [each for each in looks if each is not inside and each.loaded is inside.loaded]
-    return (inside, others[0]) if others and isinstance(others[0].item, str) else None
+    others = [other for other in inspections if other is not inspection and other.loaded is inspection.loaded]
+    return (inspection, others[0]) if others and isinstance(others[0].item, str) else None
 
 
-def _text(one: Inspection, other: Inspection) -> dict[str, Any]:
-    return {
-        "item": one.item,
-        "tokens": [each["text"] for each in one.sides["source"]],
-        "attribution": _attributed(one, similarity_score(one, other)),
-        **_attention(one, None),
-    }
+def _explain_similarity(inspection: Inspection, other: Inspection) -> TextExplanation:
+    score = similarity_score(inspection, other)
+    return TextExplanation(
+        item=inspection.item,
+        tokens=[token["text"] for token in inspection.sides["source"]],
+        attribution=integrated_gradients(inspection, score.score, score.name),
+        attention=attention_shares(inspection, None),
+    )
 
 
-def _attributed(inside: Inspection, aim: ExplainedScore) -> dict[str, Any]:
-    taken = integrated_gradients(inside, aim.score, aim.name)
-    return {
-        "score": taken.score,
-        "values": taken.values,
-        "at_text": taken.at_text,
-        "at_baseline": taken.at_baseline,
-        "missing": taken.missing,
-    }
+def attention_shares(inspection: Inspection, score: ExplainedScore | None) -> AttentionShares:
+    """Return the attention to each source token: cross-attention, rollout, or the pooling of a classic model.
+
+    Args:
+        score: The explained score, whose row attends; None: all rows.
+    """
+    first, last = inspection.views[0].part, inspection.views[-1].part
+    row = None if score is None else score.row
+    if "said" in inspection.sides and row is not None and last == "cross":
+        layers = range(inspection.view("cross").layers)
+        weights = torch.stack([inspection.weights("cross", layer)[:, row].mean(0) for layer in layers])
+        return AttentionShares(
+            shares=weights.mean(0), source="Cross-attention for this token: the mean of all layers and heads."
+        )
+    if first in ("encoder", "decoder"):
+        rollout = inspection.rollout(first)
+        own_row = None if first != last else row  # the decoder's row is not one of the encoder's
+        rows = "all rows" if own_row is None else f"the row of {inspection.sides['source'][own_row]['text']}"
+        return AttentionShares(
+            shares=rollout.mean(0) if own_row is None else rollout[own_row],
+            source=f"Attention through all layers (rollout), from {rows}.",
+        )
+    if last == "reader":
+        return _pooling_shares(inspection, score)
+    return AttentionShares()
 
 
-def _attention(inside: Inspection, aim: ExplainedScore | None) -> dict[str, Any]:
-    """What attention says of the same tokens, as shares: {"attention", "from"}."""
-    part, row = inside.views[0].part, None if aim is None else aim.row
-    shares: Tensor | None = None
-    told = ""
-    if "said" in inside.sides and row is not None and inside.views[-1].part == "cross":
-        layers = range(inside.view("cross").layers)
-        shares = torch.stack([inside.weights("cross", layer)[:, row].mean(0) for layer in layers]).mean(0)
-        told = "Where the decoder looked when it wrote this token: the mean of all layers and heads."
-    elif part in ("encoder", "decoder"):
-        mixed = inside.rollout(part)
-        one = None if part != inside.views[-1].part else row  # the decoder's row is not one of the encoder's
-        shares = mixed.mean(0) if one is None else mixed[one]
-        where = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
-        told = f"Attention through all layers (rollout), from {where}."
-    elif inside.views[-1].part == "reader":
-        shares, told = _read(inside, aim)
-    return {"attention": shares, "from": told}
-
-
-def _read(inside: Inspection, aim: ExplainedScore | None) -> tuple[Tensor, str]:
-    """What a classic model takes of each token when it reads the text: for the class that is explained, or in all."""
-    heads, names = inside.weights("reader", 0)[:, 0], inside.views[-1].names
-    told = "What the model takes of each token when it reads the text"
-    if names == HIERARCHY:
-        return heads[-1], f"{told}."
-    if aim is not None and aim.label is not None and names == tuple(name for _, name in aim.labels):
-        return heads[aim.label], f'{told} for "{names[aim.label]}".'
-    return heads.mean(0), f"{told}{': the mean of its queries' if len(names) > 1 else ''}."
+def _pooling_shares(inspection: Inspection, score: ExplainedScore | None) -> AttentionShares:
+    """Return the weights with which a classic model pools the tokens: of the explained class, or the mean."""
+    heads, names = inspection.weights("reader", 0)[:, 0], inspection.views[-1].names
+    source = "Weights with which the model pools the tokens"
+    if names == HIERARCHY_NAMES:
+        return AttentionShares(shares=heads[-1], source=f"{source}.")
+    if score is not None and score.label is not None and names == tuple(name for _, name in score.labels):
+        return AttentionShares(shares=heads[score.label], source=f'{source} for "{names[score.label]}".')
+    mean = ": the mean of its queries'" if len(names) > 1 else ""
+    return AttentionShares(shares=heads.mean(0), source=f"{source}{mean}.")

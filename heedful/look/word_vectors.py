@@ -1,10 +1,11 @@
-"""Words in context: the vectors of one word in several texts, layer by layer, beside its static one; analogies."""
+"""Word vectors: one word in several texts, layer by layer; nearest neighbours of static vectors; analogies."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -12,156 +13,195 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look.inspection import Inspection, readable_token
-from heedful.model.classic import Classic
+from heedful.model.classic import Classic, SelfAttended
 from heedful.model.recurrent_seq2seq import RecurrentWriter
 
-NEIGHBOURS = 10
+NEIGHBOURS = 10  # that are listed
 
 
-def occurrences(inside: Inspection, word: str) -> list[tuple[str, list[int]]]:
-    """The text and the rows of each occurrence of a word, whatever its case; one of several tokens has several rows."""
+class Neighbour(TypedDict):
+    """A word and its cosine similarity."""
+
+    text: str
+    cosine: float
+
+
+class Occurrence(TypedDict):
+    """Where a word occurs: character offsets in a text."""
+
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ContextualSimilarity:
+    """Cosine similarities of all occurrences of a word. A word's vector is the mean of its tokens' vectors."""
+
+    occurrences: list[Occurrence]
+    layers: list[Float[Tensor, "occurrences occurrences"]]  # before the first block and after each
+    names: list[str]  # of the layers
+    neighbours: list[list[Neighbour]]  # of each occurrence: the nearest tokens of its text after the last layer
+    static: list[Neighbour]  # of the vector in the embedding table
+    static_error: str  # why there is no static vector
+
+
+def occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
+    """Return the text and the token positions of each occurrence of a word, ignoring case."""
     if not word.strip():
-        raise HeedfulError("the word is empty: give one that stands in the texts")
-    whole = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
-    encoded, found = inside.encoded, []
-    for segment, text in enumerate((inside.item,) if isinstance(inside.item, str) else inside.item):
-        for hit in whole.finditer(text):
-            rows = [
-                place
-                for place, (first, last) in enumerate(encoded.offsets)
-                if encoded.segments[place] == segment and first < hit.end() and last > hit.start()
+        raise RequestError("the word is empty: give one that occurs in the texts")
+    pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
+    encoded, hits = inspection.encoded, []
+    for segment, text in enumerate((inspection.item,) if isinstance(inspection.item, str) else inspection.item):
+        for match in pattern.finditer(text):
+            positions = [
+                position
+                for position, (start, stop) in enumerate(encoded.offsets)
+                if encoded.segments[position] == segment and start < match.end() and stop > match.start()
             ]
-            if rows:
-                found.append((text, rows))
-    return found
+            if positions:
+                hits.append((text, positions))
+    return hits
 
 
-def check_occurs(insides: Sequence[Inspection], word: str) -> None:
-    """A HeedfulError where a word stands in none of the texts."""
-    if not any(occurrences(inside, word) for inside in insides):
-        raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
+def check_occurs(inspections: Sequence[Inspection], word: str) -> None:
+    """Raise a RequestError if a word occurs in none of the texts."""
+    if not any(occurrences(inspection, word) for inspection in inspections):
+        raise RequestError(f'"{word}" occurs in none of the texts: give texts that contain it')
 
 
-def contextual_similarity(insides: Sequence[Inspection], word: str) -> dict[str, Any]:
-    """The cosines of all occurrences of a word with each other, before the first block and after each, and neighbours.
-
-    {"places": [{"text", "start", "stop"}], "layers": [one matrix for each], "names": [of the layers], "neighbours":
-    [for each place], "static": [{"text", "cosine"}], "unknown": why there are no static ones}; a word's vector is the
-    mean of its tokens'.
-    """
-    check_occurs(insides, word)
+def contextual_similarity(inspections: Sequence[Inspection], word: str) -> ContextualSimilarity:
+    """Compare the hidden states of all occurrences of a word, layer by layer."""
+    check_occurs(inspections, word)
     names: list[str] = []
-    vectors: list[list[Tensor]] = []
-    places: list[dict[str, Any]] = []
-    others: list[list[tuple[str, list[Tensor]]]] = []
-    for inside in insides:
-        names, states = _states(inside)
-        for text, rows in occurrences(inside, word):
-            vectors.append([state[rows].mean(0) for state in states])
-            spans = [inside.encoded.offsets[row] for row in rows]
-            places.append({"text": text, "start": spans[0][0], "stop": spans[-1][1]})
-            others.append(_others(inside, states, rows))
-    layers = [F.normalize(torch.stack(each), dim=-1) for each in zip(*vectors, strict=True)]
-    return {
-        "places": places,
-        "layers": [each @ each.T for each in layers],
-        "names": names,
-        "neighbours": [_nearest(mine, around) for mine, around in zip(vectors, others, strict=True)],
-        **_static(insides[0].loaded, word),
-    }
+    vectors: list[list[Tensor]] = []  # by occurrence and layer
+    places: list[Occurrence] = []
+    others: list[list[tuple[str, Tensor]]] = []  # other tokens of the text, after the last layer
+    for inspection in inspections:
+        names, states = _layer_states(inspection)
+        for text, positions in occurrences(inspection, word):
+            vectors.append([state[positions].mean(0) for state in states])
+            offsets = [inspection.encoded.offsets[position] for position in positions]
+            places.append({"text": text, "start": offsets[0][0], "stop": offsets[-1][1]})
+            others.append(_other_tokens(inspection, states[-1], positions))
+    layers = [F.normalize(torch.stack(layer), dim=-1) for layer in zip(*vectors, strict=True)]
+    static, static_error = list[Neighbour](), ""
+    try:
+        static = neighbours(inspections[0].loaded, word)
+    except HeedfulError as error:
+        static_error = str(error)
+    return ContextualSimilarity(
+        occurrences=places,
+        layers=[layer @ layer.T for layer in layers],
+        names=names,
+        neighbours=[_nearest(word_states[-1], tokens) for word_states, tokens in zip(vectors, others, strict=True)],
+        static=static,
+        static_error=static_error,
+    )
 
 
-def _states(inside: Inspection) -> tuple[list[str], list[Tensor]]:
-    """The rows of the text's tokens as they are embedded and after each layer, and what these are called."""
-    model = inside.loaded.model
+def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor, "tokens width"]]]:
+    """Return names and values of the token embeddings and the hidden states after each layer."""
+    model = inspection.loaded.model
     part = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
     if part is not None:
-        states = inside.hidden_states(part)
+        states = inspection.hidden_states(part)
         return ["in the embedding", *(f"after block {layer}" for layer in range(len(states) - 1))], states
     with torch.no_grad():
-        table = model.embedding(inside.source)
+        embeddings = model.embedding(inspection.source)
         if isinstance(model, RecurrentWriter):
-            return ["in the embedding", "after the net"], [table, model.reading(table, inside.source.bounds)]
+            states = [embeddings, model.reading(embeddings, inspection.source.bounds)]
+            return ["in the embedding", "after the recurrent network"], states
     if not isinstance(model, Classic) or model.over is None:
-        return ["in the embedding"], [table]
-    return ["in the embedding", "after the net"], [table, inside.last_hidden_state]
+        return ["in the embedding"], [embeddings]
+    layer = "self-attention" if isinstance(model.over, SelfAttended) else "the recurrent network"
+    return ["in the embedding", f"after {layer}"], [embeddings, inspection.last_hidden_state]
 
 
-def _static(loaded: Loaded, word: str) -> dict[str, Any]:
-    try:
-        return {"static": neighbours(loaded, word), "unknown": ""}
-    except HeedfulError as error:
-        return {"static": [], "unknown": str(error)}
-
-
-def _others(inside: Inspection, states: list[Tensor], rows: list[int]) -> list[tuple[str, list[Tensor]]]:
-    side = inside.sides["source"]
-    rest = [place for place in range(len(side)) if place not in rows and not side[place]["special"]]
-    return [(str(side[place]["text"]), [state[place] for state in states]) for place in rest]
-
-
-def _nearest(mine: list[Tensor], around: list[tuple[str, list[Tensor]]]) -> list[dict[str, Any]]:
-    """The words of the same text that are nearest to it after the last layer."""
-    if not around:
-        return []
-    names, vectors = zip(*around, strict=True)
-    last = torch.stack([each[-1] for each in vectors])
-    cosines = F.cosine_similarity(last, mine[-1][None])
-    best = cosines.topk(min(NEIGHBOURS, len(names)))
+def _other_tokens(
+    inspection: Inspection, states: Float[Tensor, "tokens width"], positions: list[int]
+) -> list[tuple[str, Tensor]]:
+    """Return the tokens of a text that are neither special nor part of the word."""
+    tokens = enumerate(inspection.sides["source"])
     return [
-        {"text": names[place], "cosine": value}
-        for place, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        (token["text"], states[position])
+        for position, token in tokens
+        if position not in positions and not token["special"]
     ]
+
+
+def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour]:
+    """Return the tokens that are most similar to a vector."""
+    if not tokens:
+        return []
+    names, vectors = zip(*tokens, strict=True)
+    cosines = F.cosine_similarity(torch.stack(vectors), vector[None])
+    best = cosines.topk(min(NEIGHBOURS, len(names)))
+    ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [{"text": names[position], "cosine": cosine} for position, cosine in ranked]
 
 
 # -- static vectors ---------------------------------------------------------------------------------------------
 
 
 def static_vector(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
-    """The mean of the embedding table's rows of a word's tokens, and these tokens' ids."""
+    """Return the mean of the embedding table's rows of a word's tokens, and the ids of these tokens.
+
+    Raises:
+        RequestError: If the word is empty or not in the vocabulary.
+    """
     tokenizer = loaded.tokenizer
     if tokenizer is None:
-        raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+        raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
     encoded = tokenizer.encode(word)
-    ids = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
+    ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
     if not ids:
-        raise HeedfulError(f'"{word}" has no tokens: give a word')
+        raise RequestError(f'"{word}" has no tokens: give a word')
     if tokenizer.special.unknown in ids:
-        raise HeedfulError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
+        raise RequestError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
     loaded.settle()
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 
-def neighbours(loaded: Loaded, word: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
-    """The tokens whose static vectors point most nearly the same way."""
+def neighbours(loaded: Loaded, word: str, count: int = NEIGHBOURS) -> list[Neighbour]:
+    """Return the tokens whose static vectors are most similar to that of a word."""
     vector, ids = static_vector(loaded, word)
-    return _closest(loaded, vector, set(ids), count)
+    return nearest_tokens(loaded, vector, set(ids), count)
 
 
-def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
-    """a is to b as c is to what? The tokens nearest to b - a + c, of unit vectors (Mikolov et al. 2013)."""
+def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
+    """Return the tokens d for which a is to b as c is to d (Mikolov et al. 2013).
+
+    These are the tokens nearest to b - a + c, with a, b and c as unit vectors.
+    """
     parts = [static_vector(loaded, word) for word in (a, b, c)]
     one, two, three = (F.normalize(vector, dim=-1) for vector, _ in parts)
-    return _closest(loaded, two - one + three, {id for _, ids in parts for id in ids}, count)
+    return nearest_tokens(loaded, two - one + three, {id for _, ids in parts for id in ids}, count)
 
 
-def _closest(loaded: Loaded, vector: Tensor, without: set[int], count: int) -> list[dict[str, Any]]:
+def nearest_tokens(loaded: Loaded, vector: Tensor, exclude: set[int], count: int) -> list[Neighbour]:
+    """Return the tokens whose static vectors are most similar to a vector, without special tokens.
+
+    Args:
+        exclude: Ids of other tokens to leave out.
+        count: Maximum number of tokens.
+    """
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     loaded.settle()
     table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
     cosines = F.cosine_similarity(table, vector[None])
     special = tokenizer.special
-    left_out = without | {special.first, special.separator, special.pad, special.mask, special.unknown}
+    left_out = exclude | {special.first, special.separator, special.pad, special.mask, special.unknown}
     cosines[[id for id in left_out if id is not None and id < len(cosines)]] = -2.0
-    found: list[dict[str, Any]] = []
+    tokens: list[Neighbour] = []
     for id in cosines.argsort(descending=True).tolist():
-        if len(found) == count:
+        if len(tokens) == count:
             break
         try:
-            found.append({"text": readable_token(id, tokenizer), "cosine": float(cosines[id])})
-        except HeedfulError:
+            tokens.append({"text": readable_token(id, tokenizer), "cosine": float(cosines[id])})
+        except HeedfulError:  # an id without a name
             continue
-    return found
+    return tokens

@@ -191,7 +191,7 @@ def test_classic_models_show_what_they_look_at() -> None:
     vectors = loaded.rows(inside.source)  # of the last one: softmax(X X) X
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
-    with pytest.raises(HeedfulError, match="nothing in it looks at anything"):
+    with pytest.raises(HeedfulError, match="no attention"):
         Inspection(bare(READERS["plain attention"]), text)
     assert set(READERS) >= {"structured"}
 
@@ -223,12 +223,12 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     kept = collect_answers(student, layers=[3], heads=[0]).answers  # beside layer 3 of four stands the last of two
     assert "difference" in kept["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
     told = contextual_similarity([one, other], "mat")
-    assert len(told["places"]) == 2 and torch.allclose(told["layers"][1].diagonal(), torch.ones(2))
+    assert len(told.occurrences) == 2 and torch.allclose(told.layers[1].diagonal(), torch.ones(2))
     row = one.hidden_states("encoder")[2][6]
     again = torch.nn.functional.cosine_similarity(row, other.hidden_states("encoder")[2][6], dim=0)
-    assert torch.isclose(told["layers"][2][0, 1], again, atol=1e-6)
+    assert torch.isclose(told.layers[2][0, 1], again, atol=1e-6)
     pair = contextual_similarity([Inspection(loaded, ("The cat sat", "on the mat"))], "the")
-    assert [(each["text"], each["start"], each["stop"]) for each in pair["places"]] == [
+    assert [(each["text"], each["start"], each["stop"]) for each in pair.occurrences] == [
         ("The cat sat", 0, 3),
         ("on the mat", 3, 6),
     ]
@@ -272,8 +272,8 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
     other = Inspection(loaded, TEXT, target=TEXT[:7])
     moved = hidden_state_similarity(inside, other, "cross")  # what looks across are the decoder's rows
-    assert len(moved["tokens"]) == len(other.sides["target"]) < len(inside.sides["target"])
-    assert torch.allclose(moved["cosines"][0], torch.ones(len(moved["tokens"])), atol=1e-6)
+    assert len(moved.tokens) == len(other.sides["target"]) < len(inside.sides["target"])
+    assert torch.allclose(moved.cosines[0], torch.ones(len(moved.tokens)), atol=1e-6)
 
 
 def test_static_vectors_have_analogies_and_neighbours() -> None:
@@ -289,14 +289,14 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
     assert best["text"] == "not" and best["cosine"] == pytest.approx(1.0)
     with pytest.raises(HeedfulError, match='"king" is not in the vocabulary'):
         analogy(plain, "good", "king", "very")
-    for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the net"])):
+    for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the recurrent network"])):
         inside = Inspection(loaded, "the film was good . the end was not good")
         told = contextual_similarity([inside], "good")
-        assert told["names"] == names and len(told["places"]) == 2 and not told["unknown"]
+        assert told.names == names and len(told.occurrences) == 2 and not told.static_error
         rows = loaded.rows(inside.source) if loaded is net else loaded.model.embedding(inside.source)
         cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
-        assert torch.isclose(told["layers"][-1][0, 1], cosine)
-    assert told["layers"][0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
+        assert torch.isclose(told.layers[-1][0, 1], cosine)
+    assert told.layers[0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
 
 
 def test_recurrent_nets_show_what_they_looked_at() -> None:
@@ -322,12 +322,12 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
     inside = Inspection(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
     ask = PageAPI([inside])
     for name, params, why in (
-        ("weights", {"part": "cross"}, 'there is no part "cross", but encoder'),
+        ("weights", {"part": "cross"}, 'part "cross" does not exist: use one of encoder'),
         ("weights", {"layer": "9"}, "layer is '9'; expected a whole number from 0 to 1"),
         ("weights", {"head": "٣"}, "head is '٣'; expected a whole number from 0 to 3"),
-        ("passwords", {}, 'not for "passwords"'),
+        ("passwords", {}, '"passwords" is not a question'),
         ("compare", {}, "there is one text: give another one"),
-        ("words", {"word": "dog"}, '"dog" stands in none of the texts'),
+        ("words", {"word": "dog"}, '"dog" occurs in none of the texts'),
         ("look", {"text": "cat " * 60}, "the text has 62 tokens, and this model reads 1 to 48 at once"),
     ):
         with pytest.raises(HeedfulError) as raised:

@@ -17,10 +17,10 @@ from heedful.checkpoint import Config, Loaded, create
 from heedful.csrc import library
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
-from heedful.look.block_steps import _embedding
-from heedful.look.head_patterns import _related
+from heedful.look.block_steps import _embedding_steps
+from heedful.look.head_patterns import _static_unit_vectors
 from heedful.look.inspection import Inspection
-from heedful.look.word_vectors import _closest, static_vector
+from heedful.look.word_vectors import nearest_tokens, static_vector
 from heedful.model.config import Classes, EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
@@ -268,9 +268,9 @@ def test_several_ranks_have_whole_gradients() -> None:
     [
         lambda loaded: loaded.state_dict(),
         lambda loaded: static_vector(loaded, "cat"),
-        lambda loaded: _closest(loaded, torch.ones(32), set(), 3),
-        lambda loaded: _related(loaded),
-        lambda loaded: next(_embedding(Inspection(loaded, "a cat"), "encoder", 1)),
+        lambda loaded: nearest_tokens(loaded, torch.ones(32), set(), 3),
+        lambda loaded: _static_unit_vectors(loaded),
+        lambda loaded: next(_embedding_steps(Inspection(loaded, "a cat"), "encoder", 1)),
     ],
     ids=["state_dict", "static", "closest", "related", "steps"],
 )
