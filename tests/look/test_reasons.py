@@ -13,7 +13,7 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
-from heedful.look.attribution import _span
+from heedful.look.attribution import span_score
 from heedful.look.decoding import decoding_report
 from heedful.look.head_report import head_report
 from heedful.look.inspection import Inspection, inspect_choices
@@ -63,7 +63,7 @@ def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) 
     outputs = torch.zeros(len(inside.encoded), 2)
     outputs[first + 1, 0] = outputs[first + 35, 1] = 9.0
     outputs[first + 4, 1] = 5.0
-    assert '"b" as the start and "e" as the end' in _span(inside, outputs).name
+    assert '"b" as the start and "e" as the end' in span_score(inside, outputs).name
     found = PageAPI([inside])("prediction", {})
     start, end = found["answer"]["answer"][0], found["answer"]["answer"][-1]
     assert f'"{start}" as the start and "{end}" as the end' in found["attribution"]["score"]
