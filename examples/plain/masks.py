@@ -1,0 +1,41 @@
+"""Masks: a causal mask hides later tokens, a padding mask hides tokens that are not there, packing needs neither.
+
+A masked score is minus infinity, so its weight is exactly 0.
+"""
+
+import torch
+
+from heedful.nn.attend import attend
+from heedful.nn.layout import Layout
+
+WIDTH = 8
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Attention where `mask` is True; [..., n, d] and [..., n, m]."""
+    scores = (q @ k.mT / WIDTH**0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def main() -> None:
+    """Compare a causal mask, a padded batch and packed rows."""
+    torch.manual_seed(0)
+    lengths = [4, 2]
+    sequences = [torch.randn(length, WIDTH) for length in lengths]
+    rows = torch.cat(sequences)
+    layout = Layout.of([0, 4, 6])
+
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    plain = attention(*[sequences[0]] * 3, causal)
+    packed = attend(*[rows[:, None]] * 3, layout, scale=WIDTH**-0.5, causal=True)[:4, 0]
+    assert torch.allclose(plain, packed, atol=1e-6)
+
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)  # [2, 4, d]: two rows are padding
+    present = torch.arange(4)[None] < torch.tensor(lengths)[:, None]  # [2, 4]
+    output = attention(*[padded] * 3, present[:, None, :])
+    packed = attend(*[rows[:, None]] * 3, layout, scale=WIDTH**-0.5)[:, 0]
+    assert torch.allclose(output[present], packed, atol=1e-6)  # 8 rows computed, or 6
+
+
+if __name__ == "__main__":
+    main()
