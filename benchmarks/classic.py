@@ -97,7 +97,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     done = finetune(
         "classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), reporter=Told()
     )
-    if done.stop_reason != "completed":
+    if done.status != "completed":
         raise SystemExit(130)
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]
     engine = heedful.Engine(run)

@@ -30,8 +30,8 @@ from report import RESULTS, grid
 from report import write as write_record
 
 from heedful.data import Labelled, Scored, Tagged
+from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.run import distil
-from heedful.runs.distil.verdict import VERDICT
 from heedful.runs.finetune.run import finetune
 
 KINDS = {"SST-2": "classify", "CoNLL-2003": "tag", "STS-B": "embed"}
@@ -111,7 +111,7 @@ def teacher(task: str, run: Run) -> Path:
     """MiniLM, fine-tuned once."""
     folder = run.folder / f"{task}-teacher"
     more = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
-    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).stop_reason != "completed":
+    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).status != "completed":
         raise SystemExit(130)
     return folder
 
@@ -130,7 +130,7 @@ def student(
         (folder / VERDICT).unlink(missing_ok=True)
     began = time.monotonic()
     done = distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
-    if done.stop_reason != "completed":
+    if done.status != "completed":
         raise SystemExit(130)
     seeds = done.results["seeds"]
     step = sum(each["seconds"] for each in seeds) / sum(each["steps"] for each in seeds)

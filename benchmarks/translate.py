@@ -133,7 +133,7 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     pairs, run = data(folder), folder / f"{arm}-{seed}"
     wishes = (*ARMS[arm], f"train.seed={seed}")
     done = finetune("seq2seq", pairs, run, assignments=wishes, reporter=Told())
-    if done.stop_reason != "completed":
+    if done.status != "completed":
         raise SystemExit(130)
     loaded = heedful.load(run)
     examples = list(read(pairs, Rewritten).examples("test"))

@@ -94,11 +94,10 @@ def finetune(
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
     )  # fmt: skip
-    finished = finetune_run.finetune(
+    return finetune_run.finetune(
         task, data, output_dir, model=model, recipe=_recipe(recipe, settings), overrides=values,
         on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
-    return _result(finished)
 
 
 def pretrain(
@@ -142,11 +141,10 @@ def pretrain(
         overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, seed=seed, device=device, precision=precision,
     )  # fmt: skip
-    finished = pretrain_run.pretrain(
+    return pretrain_run.pretrain(
         data, output_dir, objective=objective, size=size, model=model, tokenizer=tokenizer, teacher=teacher,
         recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
-    return _result(finished)
 
 
 def distil(
@@ -192,11 +190,10 @@ def distil(
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
     )  # fmt: skip
-    finished = distil_run.distil(
+    return distil_run.distil(
         teacher, data, output_dir, student=student, loss=loss, unlabelled=unlabelled,
         recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
-    return _result(finished)
 
 
 def predict(
@@ -249,7 +246,3 @@ def _recipe(recipe: str | Path | None, settings: Any) -> Any:
     if recipe is not None and settings is not None:
         raise SettingError("recipe and settings are given; give one of them", code="duplicate")
     return recipe if settings is None else to_mapping(settings)
-
-
-def _result(finished: finetune_run.Finished | pretrain_run.Pretrained) -> RunResult:
-    return RunResult(output_dir=finished.folder, status=finished.stop_reason, results=finished.results)

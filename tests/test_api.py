@@ -47,7 +47,7 @@ print(heedful.evaluate("run", "data.csv").to_dict())
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", 3)
-    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 
 
 @pytest.mark.usefixtures("quick")
@@ -91,9 +91,9 @@ def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.Monkey
 
 
 def finished() -> Any:
-    from heedful.runs.finetune.run import Finished
+    from heedful.runs.results import RunResult
 
-    return Finished(folder=Path("run"), stop_reason="interrupted", results={})
+    return RunResult(output_dir=Path("run"), status="interrupted", results={})
 
 
 def test_an_engine_has_its_options_already(tmp_path: Path) -> None:

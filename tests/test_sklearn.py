@@ -36,7 +36,7 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", 3)
     monkeypatch.setattr(expected, "PROBE", 1)
-    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 
 
 def test_a_classifier_predicts_the_classes_that_it_was_given() -> None:

@@ -121,23 +121,23 @@ def distil(
             result = run(
                 teacher, files, folder, overrides=overrides, on_bad_row=bad_rows, reporter=reporter, ranks=group
             )
-    if result.stop_reason == "interrupted":
+    if result.status == "interrupted":
         if group.first:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return
     if as_json:
-        return write_json({"folder": str(result.folder)} | result.results)
+        return write_json({"folder": str(result.output_dir)} | result.results)
     show_verdict(result.results)
-    print(f"\nThe run is in {result.folder}: model, verdict, plots, model card.\nNext:")
-    print(f"  heedful bench {quote(str(result.folder))}")
+    print(f"\nThe run is in {result.output_dir}: model, verdict, plots, model card.\nNext:")
+    print(f"  heedful bench {quote(str(result.output_dir))}")
 
 
 def show_verdict(results: Mapping[str, Any]) -> None:
     """Print the students that a search has tried, and the comparison of student, teacher and baseline."""
+    from heedful.runs.card.verdict import verdict_table
     from heedful.runs.distil.search import FLATTERED
-    from heedful.runs.distil.verdict import verdict_table
 
     if search := results.get("search"):
         print(f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}")

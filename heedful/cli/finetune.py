@@ -106,7 +106,7 @@ def finetune(
     ):
         reporter = with_trackers(progress, track)
         result = run(task, files, folder, overrides=overrides, on_bad_row=bad_rows, reporter=reporter, ranks=group)
-    if result.stop_reason == "interrupted":
+    if result.status == "interrupted":
         if group.first:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)

@@ -180,7 +180,7 @@ def note(text: str) -> None:
 def note_data_settings(settings: DataSettings) -> None:
     """Report the data settings that were taken from a run, if they are not the defaults."""
     from heedful.data import DataOptions, DataSettings
-    from heedful.runs.finetune.settings import changed_settings
+    from heedful.runs.overrides import changed_settings
 
     if names := changed_settings(DataOptions(data=settings), DataOptions(data=DataSettings(dev_fraction=0.0))):
         note(escape(f"data settings of the run are used: {', '.join(names)}; change them with --data.NAME=VALUE"))

@@ -95,7 +95,7 @@ def pretrain(
 
     from heedful.cli.progress import Progress
     from heedful.runs.card.baseline import baseline_lines
-    from heedful.runs.pretrain.run import run
+    from heedful.runs.pretrain.run import pretrain_with
     from heedful.train.ranks import connect_ranks
 
     with (
@@ -104,8 +104,8 @@ def pretrain(
         replacing_run(folder, group, overwrite),
     ):
         policy, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
-        result = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
-    if result.stop_reason == "interrupted":
+        result = pretrain_with(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
+    if result.status == "interrupted":
         if group.first:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)

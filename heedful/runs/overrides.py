@@ -166,6 +166,33 @@ def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
     return Overrides(assignments=assignments).resolve(defaults).settings
 
 
+# -- settings by path -----------------------------------------------------------------------------------
+
+
+def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their whole names.
+
+    >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
+    [('seeds', 1), ('train.optimizer.lr', 0.1)]
+    """
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten_settings(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def changed_settings(settings: Any, usual: Any) -> list[str]:
+    """What is not as usual, as arguments of a command.
+
+    >>> from heedful.train.settings import AdamW
+    >>> changed(AdamW(lr=0.1), AdamW())
+    ['lr=0.1']
+    """
+    now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
+    return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulError
-from heedful.runs.finetune.settings import flatten_settings
+from heedful.runs.overrides import flatten_settings
 from heedful.settings import load_mapping
 
 Settings = TypeVar("Settings")
@@ -29,23 +29,23 @@ def pin_models(settings: Settings, folder: Path) -> Settings:
     with suppress(OSError, HeedfulError):
         known = dict(flatten_settings(load_mapping(folder / SETTINGS)))
     for path in MODELS:
-        value = _get(settings, path)
+        value = setting_at(settings, path)
         if isinstance(value, str) and hub.unpinned(value):
             before = known.get(path, "")
             pinned = before if isinstance(before, str) and before.startswith(f"{value}@") else hub.pinned(value)
-            settings = _replaced(settings, path, pinned)
+            settings = replace_setting(settings, path, pinned)
     return settings
 
 
-def _get(settings: Any, path: str) -> Any:
+def setting_at(settings: Any, path: str) -> Any:
     """Return the value at a path, None where there is no such setting."""
     for name in path.split("."):
         settings = getattr(settings, name, None)
     return settings
 
 
-def _replaced(settings: Any, path: str, value: str) -> Any:
+def replace_setting(settings: Any, path: str, value: str) -> Any:
     """Return frozen settings with another value at a path."""
     assert is_dataclass(settings) and not isinstance(settings, type)
     name, _, rest = path.partition(".")
-    return replace(settings, **{name: _replaced(getattr(settings, name), rest, value) if rest else value})
+    return replace(settings, **{name: replace_setting(getattr(settings, name), rest, value) if rest else value})

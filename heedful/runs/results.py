@@ -7,12 +7,14 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from heedful.errors import HeedfulError
 from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
+BEFORE = "before.json"  # the scores before training, kept for a run that resumes
+JsonObject: TypeAlias = dict[str, Any]  # as `json` reads it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,7 @@ class RunResult:
 
     output_dir: Path  # the run folder; Engine and load take it
     status: Literal["completed", "interrupted"]  # interrupted by a signal: the same call resumes it
-    results: dict[str, Any]  # the contents of results.json; {} if the run was interrupted
+    results: JsonObject  # the contents of results.json; {} if the run was interrupted
 
     @property
     def metric(self) -> str:
@@ -33,16 +35,16 @@ class RunResult:
         """The metric on each split that was evaluated."""
         return {split: float(found["numbers"][self.metric]) for split, found in self.results.get("splits", {}).items()}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data that JSON can hold."""
         return {"output_dir": str(self.output_dir), "status": self.status, "results": self.results}
 
 
-def read_results(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> JsonObject:
     """results.json; it has at least "task", "metric", and "splits" with "numbers" each."""
     path = folder / RESULTS
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found: JsonObject = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise HeedfulError(f"{folder} has no {RESULTS}: no run has come to its end there") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -54,14 +56,14 @@ def read_results(folder: Path) -> dict[str, Any]:
     raise HeedfulError(f'{path} lacks "task", "metric" or "splits" that have "numbers": no run of Heedful wrote it')
 
 
-def headline_split(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
     """The split that plots and tables speak of, test before dev, and its numbers; None: nothing was measured."""
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
-def read_predictions(folder: Path, split: str) -> Iterator[dict[str, Any]]:
+def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
     """The lines of predictions-SPLIT.jsonl, the worst mistakes first; none where there is no such file."""
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())
@@ -79,14 +81,14 @@ def as_float(value: Any) -> float:
         return float("nan")
 
 
-def seed_entry(found: dict[str, Any]) -> dict[str, Any]:
+def seed_entry(found: JsonObject) -> JsonObject:
     """The entry of one seed in results.json: steps, seconds, and the metric of each split."""
     scores = {split: each["numbers"][found["metric"]] for split, each in found["splits"].items()}
     shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
     return shown | {"splits": scores}
 
 
-def across_seeds(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
+def across_seeds(found: list[JsonObject], split: str) -> JsonObject:
     """Mean and standard deviation of the metric over seeds."""
     scores = [each["splits"][split]["numbers"][each["metric"]] for each in found]
     deviation = statistics.stdev(scores) if len(scores) > 1 else None

@@ -1,4 +1,4 @@
-"""A run's folder: what is written at its beginning, and whether a run that is there is the same one."""
+"""A run folder: what is written when a run begins, and whether the run in it may be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -24,11 +24,10 @@ from heedful.atomic_io import put, remove, sweep, whole
 from heedful.data import SetAside, Source, escape_cell
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, device_of, fast_bfloat16
-from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.runs.card.baseline import BEFORE
-from heedful.runs.finetune.settings import flatten_settings
+from heedful.errors import HeedfulError, HeedfulWarning, RunError
+from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.results import JOURNAL, RESULTS
+from heedful.runs.results import BEFORE, JOURNAL, RESULTS, JsonObject
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
 from heedful.train.checkpoint import LOCK
 from heedful.train.journal import read_journal
@@ -38,56 +37,55 @@ from heedful.train.trainer import DivergedError
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 Precision = Literal["float32", "bfloat16"]
-START_MODEL = "start"  # the model that training starts from, where it was made for the run
-TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
+Settings = TypeVar("Settings")
+START_MODEL = "start"  # folder of the initial model, if it was made for the run
+TOKENIZER, CORPUS = "tokenizer", "corpus"  # folders that pre-training makes from text
 CORPUS_FOLDERS = {TOKENIZER, CORPUS}
-INITIAL_FILES = {
-    SETTINGS,
-    DATA,
-    ENVIRONMENT,
-    BAD_ROWS,
-    LOCK,
-    START_MODEL,
-    BEFORE,
-    JOURNAL,
-} | CORPUS_FOLDERS  # all that is there before a checkpoint
+INITIAL_FILES = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START_MODEL, BEFORE, JOURNAL} | CORPUS_FOLDERS  # no state
 
 
 @contextmanager
 def translate_io_errors(folder: Path) -> Iterator[None]:
-    """What the disk says, in words."""
+    """Re-raise I/O errors, and diverged training, as HeedfulErrors that say how to resume."""
     try:
         yield
     except DivergedError as error:
-        if _names(folder) <= INITIAL_FILES:  # other settings are taken there
+        if _names(folder) <= INITIAL_FILES:  # without a checkpoint the run takes other settings
             raise
-        more = f"{folder} resumes with its own settings: for others give another folder with --output"
-        raise DivergedError(f"{error}. {more}", error.step) from error
+        advice = f"{folder} resumes with its own settings: for others give another folder with --output"
+        raise DivergedError(f"{error}. {advice}", error.step) from error
     except (OSError, SafetensorError) as error:
-        what, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
-        raise HeedfulError(
-            f"{folder}: the run stopped, since a file could not be written or read: {what}"
-            + (f" ({where})" if where else "")
+        reason, path = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
+        raise RunError(
+            f"{folder}: the run stopped, since a file could not be written or read: {reason}"
+            + (f" ({path})" if path else "")
             + ". Fix that and give the same command: it resumes from its newest checkpoint"
         ) from error
 
 
+# -- is it a run, and the same one ------------------------------------------------------------------------------------
+
+
 def visible_names(folder: Path) -> set[str]:
-    """The names of what a folder holds, without hidden files; one that cannot be read is an error."""
+    """The names of files and folders in a folder, without hidden ones; empty if it is missing.
+
+    Raises:
+        RunError: If the folder cannot be read.
+    """
     try:
         return _names(folder) if folder.exists() else set()
     except OSError as error:
-        raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --output") from None
+        raise RunError(f"{folder} cannot be used: {error.strerror}: give another folder with --output") from None
 
 
 def check_run_folder(folder: Path) -> None:
-    """A folder that is neither a run nor free is an error; hidden files do not count."""
+    """Refuse a folder that is neither a run nor empty nor missing; hidden files do not count."""
     names = visible_names(folder)
     is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
     if names and not is_run and not is_begun:
-        inside, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
-        raise HeedfulError(
-            f"{folder} is no run: it holds {', '.join(inside[:3])}{' and more' if inside[3:] else ''}, but no "
+        listed, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
+        raise RunError(
+            f"{folder} is no run: it holds {', '.join(listed[:3])}{' and more' if listed[3:] else ''}, but no "
             f"{missing}; give another folder with --output"
         )
 
@@ -97,89 +95,107 @@ def _names(folder: Path) -> set[str]:
 
 
 def resolve_precision(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
-    """With the precision that "auto" is: that of a run which goes on in the folder, on whatever machine it began; else
-    bfloat16 where the devices of all ranks, which have to be there, have instructions for it. All ranks come here.
+    """Replace precision "auto": by that of the run in the folder, on whatever machine it began, if it has a checkpoint;
+    else by bfloat16 if the devices of all ranks have instructions for it. All ranks call this.
     """
     fast = fast_bfloat16(CPU if train.device is None else device_of(train.device))
-    told = ranks.gather((fast, _begun_with(folder) if ranks.first else None))
+    gathered = ranks.gather((fast, _precision_of_run(folder) if ranks.first else None))
     if train.precision != "auto":
         return train
-    usual: Precision = "bfloat16" if all(each for each, _ in told) else "float32"
-    begun: Precision | None = told[0][1]
-    if begun not in (None, usual):
+    fastest: Precision = "bfloat16" if all(fast for fast, _ in gathered) else "float32"
+    begun: Precision | None = gathered[0][1]
+    if begun not in (None, fastest):
         slow = ", which is slow where there are no instructions for it" if begun == "bfloat16" else ""
         log(f"{folder} began with train.precision={begun}, and resumes with it{slow}")
-    return replace(train, precision=begun or usual)
+    return replace(train, precision=begun or fastest)
 
 
-def _begun_with(folder: Path) -> Any:
-    """The precision of a run that has more than its beginning; None: there is none."""
+def _precision_of_run(folder: Path) -> Precision | None:
+    """The precision of a run that has a checkpoint; None if the folder holds no such run."""
     with suppress(OSError, HeedfulError):
         if not _names(folder) <= INITIAL_FILES:
-            found = dict(flatten_settings(load_mapping(folder / SETTINGS))).get("train.precision")
-            return found if found in ("float32", "bfloat16") else None
+            value = dict(flatten_settings(load_mapping(folder / SETTINGS))).get("train.precision")
+            return value if value in ("float32", "bfloat16") else None
     return None
 
 
-def can_resume(folder: Path, settings: Any) -> bool:
-    """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared.
+def can_resume(folder: Path, settings: object) -> bool:
+    """Tell whether the folder holds a run with these settings; files of one that has no checkpoint yet are removed.
 
-    What was made of a text goes where another run of the same kind begins there with other settings of the text alone,
-    and that is warned of.
+    A tokenizer and a corpus stay if only settings that do not concern the text differ; if they are removed, a warning
+    says so.
+
+    Raises:
+        RunError: If the folder holds a run with other settings.
     """
-    for each, _, _ in os.walk(folder):
-        sweep(Path(each))
-    names, before = _names(folder), _before(folder, settings)
-    of_text = isinstance(before, PretrainSettings)
-    if (
-        names <= INITIAL_FILES
-        and (of_text or not names & CORPUS_FOLDERS)
-        and (before != settings or JOURNAL not in names)
-    ):
+    for path, _, _ in os.walk(folder):
+        sweep(Path(path))
+    names, before = _names(folder), _earlier_settings(folder, settings)
+    made_corpus = isinstance(before, PretrainSettings)
+    has_no_checkpoint = names <= INITIAL_FILES and (made_corpus or not names & CORPUS_FOLDERS)
+    if has_no_checkpoint and (before != settings or JOURNAL not in names):
         kept = {LOCK}
-        if of_text and before.text == settings.text:
+        if isinstance(before, PretrainSettings) and before.corpus_key == getattr(settings, "corpus_key", None):
             kept |= {BAD_ROWS, *CORPUS_FOLDERS}
         elif CORPUS in names:
-            said = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
-            warnings.warn(said, HeedfulWarning, stacklevel=2)
-        for name in sorted(names - kept, key=SETTINGS.__eq__):  # they go last, as they say what the others are
+            message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
+            warnings.warn(message, HeedfulWarning, stacklevel=2)
+        for name in sorted(names - kept, key=SETTINGS.__eq__):  # settings last, since they say what the others are
             remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
     before = read_settings(folder, type(settings))
     if before != settings:
-        more = ""
+        advice = ""
         if (folder / RESULTS).exists():
-            more = f". To train its model further, give --model {folder} and another --output"
-        raise HeedfulError(
+            advice = f". To train its model further, give --model {folder} and another --output"
+        raise RunError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            f"--output, the same settings to resume it, or --overwrite to replace it{more}"
+            f"--output, the same settings to resume it, or --overwrite to replace it{advice}"
         )
     return True
 
 
-def read_settings(folder: Path, kind: type[Any], name: str = SETTINGS) -> Any:
-    """The settings of the run in a folder, which has to be of that kind."""
+def read_settings(folder: Path, kind: type[Settings], name: str = SETTINGS) -> Settings:
+    """Read the settings of the run in a folder.
+
+    Raises:
+        RunError: If they are not of this kind.
+    """
     try:
         return from_file(kind, folder / name)
     except HeedfulError as error:
         first = str(error).splitlines()[0]
-        raise HeedfulError(
+        raise RunError(
             f"{folder} holds a run of another kind, or of another version of Heedful ({first}). Give another folder "
             "with --output"
         ) from None
 
 
-def _before(folder: Path, settings: Any) -> Any:
-    """The settings of the same kind that were begun with; None: there are none."""
+def _earlier_settings(folder: Path, settings: object) -> object:
+    """The settings in the folder if they are of the same kind, else None."""
     try:
         return from_file(type(settings), folder / SETTINGS)
     except HeedfulError:
         return None
 
 
-def init_run_folder(folder: Path, settings: Any) -> None:
-    """The same for a run that says itself whether its data is the same."""
+def _differences(before: object, now: object) -> str:
+    """Names of settings that differ, with both values."""
+    old, new = (dict(flatten_settings(to_mapping(settings))) for settings in (before, now))
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    shown = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
+    return "; ".join(shown) + ("; and more" if names[4:] else "")
+
+
+# -- begin ------------------------------------------------------------------------------------------------------------
+
+
+def init_run_folder(folder: Path, settings: object) -> None:
+    """Write settings and environment, or check that the run in the folder has the same settings.
+
+    For runs that compare their data themselves; see `init_labelled_run` for the others.
+    """
     if not can_resume(folder, settings):
         write_file(folder / ENVIRONMENT, environment())
         write_file(folder / SETTINGS, to_toml(settings))
@@ -187,34 +203,41 @@ def init_run_folder(folder: Path, settings: Any) -> None:
 
 def init_labelled_run(
     folder: Path,
-    settings: Any,
+    settings: object,
     source: Source[Any],
     counts: Mapping[str, int],
     reopen: Callable[[SetAside], Source[Any]],
 ) -> None:
-    """Write what the run is, or see that the one which is there is the same; one that has nothing yet is begun anew.
+    """Write settings, environment and facts about the data, or check that the run in the folder has the same ones.
 
-    `counts` are the examples of each split. `reopened` gives the source again, so that its bad rows, if it has any,
-    can be set aside in the folder.
+    Args:
+        folder: The run folder, which is locked.
+        settings: Of the run.
+        source: The data.
+        counts: Number of examples of each split.
+        reopen: Opens the data again, to set its bad rows aside in the folder.
+
+    Raises:
+        RunError: If the folder holds a run with other settings or other data.
     """
     if can_resume(folder, settings):
         hashes, known = _hashes(source), read_json(folder / DATA)["files"]
         if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
-            raise HeedfulError(
+            raise RunError(
                 f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
                 "--output, or put the data back to resume it"
             )
         return
     if source.sieve.bad:
-        again = reopen(SetAside(file=folder / BAD_ROWS))
-        for split in again.splits:
-            deque(again.examples(split), maxlen=0)
+        reopened = reopen(SetAside(file=folder / BAD_ROWS))
+        for split in reopened.splits:
+            deque(reopened.examples(split), maxlen=0)
     write_file(folder / ENVIRONMENT, environment())
-    shorts = {
-        place: name
-        for split, places in source.places.items()
-        for place, name in zip(places, _shorts(source, split), strict=True)
+    short_names = {
+        path: name
+        for split, paths in source.places.items()
+        for path, name in zip(paths, _short_names(source, split), strict=True)
     }
     about = {
         "stated": list(source.stated),
@@ -222,92 +245,87 @@ def init_labelled_run(
         "files": _hashes(source),
         **({"layout": source.layout} if source.layout else {}),
         "columns": {role: list(names) for role, names in source.columns.items()},
-        "trained_on": _shorts(source, "train"),
+        "trained_on": _short_names(source, "train"),
         "made_dev": source.made_dev,
-        "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
+        "bad_rows": {short_names.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
     }
     write_file(folder / DATA, about)
-    write_file(folder / SETTINGS, to_toml(settings))  # last: a run has all of them
+    write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them
 
 
 def _hashes(source: Source[Any]) -> dict[str, str]:
-    """SHA-256 of every file that is read, and of the examples of every object that is none, by short names."""
-    found = {}
-    for split, places in source.places.items():
-        for place, name in zip(places, _shorts(source, split), strict=True):
-            if os.path.exists(place):
-                found[name] = sha256_of(place)
+    """SHA-256 by short name: of each file, and of the examples of data that is not in files."""
+    hashes = {}
+    for split, paths in source.places.items():
+        for path, name in zip(paths, _short_names(source, split), strict=True):
+            if os.path.exists(path):
+                hashes[name] = sha256_of(path)
             else:
                 digest = hashlib.sha256()
                 for example in source.examples(split):
                     digest.update(repr(example).encode(errors="backslashreplace"))
-                found[name] = digest.hexdigest()
-    return found
+                hashes[name] = digest.hexdigest()
+    return hashes
 
 
-def _shorts(source: Source[Any], split: str) -> list[str]:
-    """What the places of a split are called: files below the folder that holds all of the source's."""
-    files = [Path(place).absolute() for each in source.places.values() for place in each if os.path.exists(place)]
-    above = os.path.commonpath([path.parent for path in files]) if files else ""
-    places = source.places.get(split, ())  # none, where it was made of another one
-    return [Path(each).absolute().relative_to(above).as_posix() if os.path.exists(each) else each for each in places]
+def _short_names(source: Source[Any], split: str) -> list[str]:
+    """The files of a split, relative to the folder that holds all files of the data."""
+    files = [Path(path).absolute() for paths in source.places.values() for path in paths if os.path.exists(path)]
+    parent = os.path.commonpath([path.parent for path in files]) if files else ""
+    paths = source.places.get(split, ())  # none if the split was made from another one
+    return [Path(path).absolute().relative_to(parent).as_posix() if os.path.exists(path) else path for path in paths]
 
 
-def sha256_of(place: str | Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of a folder's files."""
-    if os.path.isdir(place):
+# -- what a run was trained on ----------------------------------------------------------------------------------------
+
+
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file, or of the names and hashes of the files in a folder."""
+    if os.path.isdir(path):
         digest = hashlib.sha256()
-        for path in sorted(path for path in Path(place).iterdir() if path.is_file()):
-            digest.update(f"{path.name} {sha256_of(path)}\n".encode(errors="surrogateescape"))
+        for file_path in sorted(entry for entry in Path(path).iterdir() if entry.is_file()):
+            digest.update(f"{file_path.name} {sha256_of(file_path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
-    with Path(place).open("rb") as file:
+    with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
-    """Those of these files that a run learned from, wherever they lie now; none of what is no run."""
+    """Files among `paths` that the run was trained on, matched by hash; empty if `run` is not a run folder."""
     if not (Path(run) / DATA).is_file():
         return ()
     about = read_json(Path(run) / DATA)
-    learned = {about["files"][name] for name in about.get("trained_on", ())}
-    return tuple(each for each in paths if learned and os.path.exists(each) and sha256_of(each) in learned)
+    hashes = {about["files"][name] for name in about.get("trained_on", ())}
+    return tuple(path for path in paths if hashes and os.path.exists(path) and sha256_of(path) in hashes)
 
 
 def label_layout(run: str | Path) -> Layout | None:
-    """Return in which layout a run's labels were names of files or folders; None: they were in files."""
+    """How the names of files or folders were a run's labels; None if its labels were in files, or `run` is no run."""
     try:
-        found = read_json(Path(run) / DATA).get("layout")
-    except (OSError, ValueError, AttributeError):  # a model folder that is no run
+        name = read_json(Path(run) / DATA).get("layout")
+    except (OSError, ValueError, AttributeError):
         return None
-    return next((layout for layout in LAYOUTS if layout == found), None)
+    return next((layout for layout in LAYOUTS if layout == name), None)
 
 
-def _differences(before: Any, now: Any) -> str:
-    """Names of settings that differ, with both values."""
-    old, new = (dict(flatten_settings(to_mapping(each))) for each in (before, now))
-    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    each = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
-    return "; ".join(each) + ("; and more" if names[4:] else "")
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
-# -- files ----------------------------------------------------------------------------------------------------
-
-
-def write_file(path: Path, value: Any) -> None:
-    """Text, or data as JSON; there whole or not at all."""
+def write_file(path: Path, value: object) -> None:
+    """Write text, or data as JSON, atomically."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with whole(path) as part:
         put(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write` made."""
-    found: dict[str, Any] = json.loads(path.read_bytes())
-    return found
+def read_json(path: Path) -> JsonObject:
+    """Read a JSON file of a run."""
+    table: JsonObject = json.loads(path.read_bytes())
+    return table
 
 
-def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The journal as CSV: a row for each update or evaluation, and after them `more` rows."""
+def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, object]] = ()) -> str:
+    """The journal as CSV: a row for each update or evaluation, and `more_rows` after them."""
     rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
     rows += map(dict, more_rows)
     names = dict.fromkeys(name for row in rows for name in row)
@@ -319,15 +337,15 @@ def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, Any]] = ()) -> s
     return out.getvalue()
 
 
-def environment() -> dict[str, Any]:
-    """The machine and the versions."""
+def environment() -> JsonObject:
+    """The machine, and the versions of Heedful and the libraries that results depend on."""
     import numpy
     import safetensors
     import tokenizers
 
-    can = torch.cpu.get_capabilities()
-    features = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if can.get(name)]
-    name = can.get("cpu_name") or platform.processor() or platform.machine()
+    capabilities = torch.cpu.get_capabilities()
+    features = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if capabilities.get(name)]
+    name = capabilities.get("cpu_name") or platform.processor() or platform.machine()
     return {
         "machine": f"{name}, {os.cpu_count()} cores, {' '.join(features) or 'no vector extensions known'}",
         "system": platform.platform(),

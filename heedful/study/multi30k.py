@@ -93,7 +93,7 @@ def run(plan: StudyConfig, data: Path) -> StudyResult:
             folder = plan.runs_dir / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             wishes = (*recipe, f"train.seed={seed}")
             done = finetune("seq2seq", files, folder, assignments=wishes, reporter=_ArmReporter(arm, plan.log))
-            if done.stop_reason != "completed":
+            if done.status != "completed":
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]
             bench.record(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})

@@ -127,7 +127,7 @@ def pretraining_components(given: PretrainingData, objective: str, seed: int, *,
     )  # fmt: skip
     how = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=how)
-    return Components(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
+    return Components(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, init_model=None)
 
 
 def pretrain_encoder(

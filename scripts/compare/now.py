@@ -94,18 +94,15 @@ def call(*words: object) -> str:
 @cache
 def skip_plots_and_timing() -> None:
     """Replace what costs seconds and decides nothing that is compared."""
-    from heedful.runs import timing
+    from heedful.runs import run, timing
     from heedful.runs.distil import search as distil_search
     from heedful.runs.distil import verdict as distil_verdict
-    from heedful.runs.finetune import run as finetune
-    from heedful.runs.pretrain import run as pretrain
 
     def nothing(*given: Any) -> list[Any]:
         return []
 
     for module, name in (
-        (finetune, "draw_run_plots"),
-        (pretrain, "draw_run_plots"),
+        (run, "draw_run_plots"),
         (distil_verdict, "write_figure"),
         (distil_search, "write_figure"),
         (distil_verdict, "plot_verdict"),

@@ -29,7 +29,7 @@ from heedful.data.examples import hashed
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs.finetune import run as finetune_module
-from heedful.runs.finetune.run import Finished
+from heedful.runs.results import RunResult
 from heedful.tasks.specs import SPECS
 from tests.support import generated_data
 from tests.support.generated_data import as_csv, assignments, classified
@@ -568,9 +568,9 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     seen: list[Any] = []
 
-    def finetune(task: str, data: Any, folder: Path, **options: Any) -> Finished:
+    def finetune(task: str, data: Any, folder: Path, **options: Any) -> RunResult:
         seen.append((data, str(folder)))
-        return Finished(folder=folder, stop_reason="interrupted", results={})
+        return RunResult(output_dir=folder, status="interrupted", results={})
 
     monkeypatch.setattr(finetune_module, "finetune", finetune)
     for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):

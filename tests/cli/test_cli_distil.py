@@ -9,7 +9,6 @@ import pytest
 
 from heedful.cli import main
 from heedful.runs import timing
-from heedful.runs.finetune import run as finetune
 from tests.support.generated_data import data
 from tests.support.model_folders import make
 
@@ -23,7 +22,7 @@ def run(*words: object) -> int:
 def test_the_verdict_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
     wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.baseline=none"

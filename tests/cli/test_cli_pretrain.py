@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.settings import from_file
 from tests.support.corpora import documents, write
@@ -57,9 +56,9 @@ def one_thread() -> Any:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command in this process, without plots and timing."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
 
     def call(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as stop:

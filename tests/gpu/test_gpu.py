@@ -235,9 +235,9 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
     more = {"train.device": "cuda", "train.epochs": 6, "fit.async_checkpoint": behind}
-    assert tune("classify", files, folder, more, reporter=Stop()).stop_reason == "interrupted"
+    assert tune("classify", files, folder, more, reporter=Stop()).status == "interrupted"
     done = tune("classify", files, folder, more)
-    assert done.stop_reason == "completed" and done.results["settings"]["train"]["device"] == "cuda"
+    assert done.status == "completed" and done.results["settings"]["train"]["device"] == "cuda"
     texts = [row["text"] for row in classified(20, seed=5)]
     found = [heedful.Engine(folder, device=device)(texts) for device in ("cpu", "cuda")]
     for mine, theirs in zip(*found, strict=True):

@@ -11,8 +11,6 @@ import torch
 from heedful.runs import timing
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil import verdict as distil_verdict
-from heedful.runs.finetune import run as finetune
-from heedful.runs.pretrain import run as pretrain
 from tests.support.generated_data import data
 from tests.support.model_folders import make
 
@@ -20,8 +18,7 @@ from tests.support.model_folders import make
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots of runs, little timing, one thread."""
-    monkeypatch.setattr(finetune, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(pretrain, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(distil_verdict, "LONG", 0.0)
     for module in (distil_verdict, distil_search):

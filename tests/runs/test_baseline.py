@@ -17,7 +17,6 @@ import heedful
 from heedful.data import read
 from heedful.data.labelled.statistics import survey
 from heedful.runs.card.baseline import baseline_lines
-from heedful.runs.finetune import run as module
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.scoring import measure_split
@@ -33,8 +32,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -86,7 +85,7 @@ def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, ba
     given = data("embed", tmp_path / "data")
     whole = tune("embed", given, tmp_path / "whole", model=bare)
     first, second = Leaves(2), Leaves(0)
-    assert tune("embed", given, tmp_path / "run", model=bare, reporter=first).stop_reason == "interrupted"
+    assert tune("embed", given, tmp_path / "run", model=bare, reporter=first).status == "interrupted"
     done = tune("embed", given, tmp_path / "run", model=bare, reporter=second)
     assert (
         done.results["baseline"] == whole.results["baseline"] == json.loads((tmp_path / "run/before.json").read_text())

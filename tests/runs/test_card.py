@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from heedful.cli import app
 from heedful.errors import HeedfulError
-from heedful.runs.card.finetuned import escape_markdown, format_number, write_finetuned_card
+from heedful.runs.card.finetuned import write_finetuned_card
+from heedful.runs.card.markdown import escape_markdown, format_number
 from heedful.runs.card.usage import usage
 from heedful.tasks.specs import SPECS
 from tests.support import run_folders as made

@@ -36,9 +36,9 @@ CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,8 +66,8 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
         def step(self, step: Step, trainer: Trainer) -> None:
             trainer.stopping = step.number == 2
 
-    assert tune("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).stop_reason == "interrupted"
-    assert tune("classify", files, tmp_path / "other", CLASSIC).stop_reason == "completed"
+    assert tune("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).status == "interrupted"
+    assert tune("classify", files, tmp_path / "other", CLASSIC).status == "completed"
     one, other = (tmp_path / name / "model/model.safetensors" for name in ("run", "other"))
     assert one.read_bytes() == other.read_bytes()
 

@@ -130,13 +130,13 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
     distil(teacher, labelled, tmp_path / "whole", **more)
     reporter = Told(**how)
     if reporter.stop:
-        assert distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more).stop_reason == "interrupted"
+        assert distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more).status == "interrupted"
     else:
         with pytest.raises(KeyError):
             distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more)
         next((tmp_path / "cut" / "outputs").glob("part-*")).unlink()  # as if it had never been written
     assert not (tmp_path / "cut" / "results.json").exists()
-    assert distil(teacher, labelled, tmp_path / "cut", **more).stop_reason == "completed"
+    assert distil(teacher, labelled, tmp_path / "cut", **more).status == "completed"
     mine, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole"))
     assert mine.keys() == whole.keys() and all(torch.equal(each, whole[name]) for name, each in mine.items())
     journals = [(tmp_path / name / "journal.jsonl").read_text() for name in ("cut", "whole")]
@@ -408,7 +408,7 @@ def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path:
         distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
     with pytest.warns(HeedfulWarning, match="was made with other settings of the text"):
         done = distil(teacher, text, tmp_path / "run", student="layers=1", assignments=wishes)
-    assert done.stop_reason == "completed"
+    assert done.status == "completed"
     with pytest.raises(HeedfulError, match="a run with other settings"):
         distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
 
@@ -492,8 +492,8 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     save(attach(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=NO_BASELINE)
     assert (
-        done.stop_reason == "completed"
-        and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
+        done.status == "completed"
+        and load(done.output_dir / "model").config.head == load(tmp_path / "teacher").config.head
     )
 
 

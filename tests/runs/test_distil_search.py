@@ -23,8 +23,8 @@ from heedful.runs.distil.run import distil
 from heedful.runs.distil.search import default_shapes, fastest_precision, search
 from heedful.runs.distil.settings import parse_student, preview_distil_settings
 from heedful.runs.distil.students import single_stack
-from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
+from heedful.runs.results import RunResult
 from heedful.train.checkpoint import lock_run
 from tests.support.distillation import NO_BASELINE, QUICK, Told
 from tests.support.model_folders import make
@@ -122,7 +122,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
 
     def done(
         known: Any, given: Overrides, data: Any, folder: Path, on_bad_row: str, *, parent_dir: Path, **more: Any
-    ) -> Finished:
+    ) -> RunResult:
         (student,) = (name for name in times if parse_student(name) == preview_distil_settings(given).student)
         trained.append((student, parent_dir))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
@@ -130,7 +130,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
         verdict = {"metric": "accuracy", "split": "dev", "quality_ratio": 1.0, "models": {"student": mine}}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "verdict.json").write_text(json.dumps(verdict))
-        return Finished(folder=folder, stop_reason="completed", results={"verdict": verdict})
+        return RunResult(output_dir=folder, status="completed", results={"verdict": verdict})
 
     shapes = [{"name": name, "folder": name, "p50": when} for name, when in (("bag", 1.0), ("tiny", 2.0))]
     shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
@@ -173,7 +173,7 @@ def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, label
         assert mine.keys() == theirs.keys() and all(torch.equal(each, theirs[n]) for n, each in mine.items())
 
 
-def _weights(name: str, done: Finished) -> dict[str, torch.Tensor]:
+def _weights(name: str, done: RunResult) -> dict[str, torch.Tensor]:
     """Of a shape that was tried."""
     place = next(each["folder"] for each in done.results["search"]["tried"] if each["name"] == name)
-    return load_file(done.folder.parent / place / "model" / "model.safetensors")
+    return load_file(done.output_dir.parent / place / "model" / "model.safetensors")

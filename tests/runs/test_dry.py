@@ -11,7 +11,6 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import dry_run as dry
-from heedful.runs.finetune import run as module
 from heedful.runs.finetune.dry_run import Estimate, dry_run
 from tests.support.generated_data import SIZES, as_csv, assignments, classified, data, tune
 
@@ -25,8 +24,8 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
     found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"

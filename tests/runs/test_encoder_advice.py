@@ -11,11 +11,11 @@ import heedful
 from heedful.bundled import ENCODER
 from heedful.data import read
 from heedful.runs.finetune import dry_run as dry
-from heedful.runs.finetune import run as module
 from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
-from heedful.runs.finetune.run import finetune, plan_finetune
+from heedful.runs.finetune.plan import plan_finetune
+from heedful.runs.finetune.run import finetune
 from heedful.tasks.task import EncodedSplit
 from heedful.tokenizer import Tokenizer
 from tests.support.generated_data import as_csv, tune
@@ -93,8 +93,8 @@ def german(path: Path, times: int = 1) -> Path:
 
 def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "PROBE", 1)
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     given, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
     done = finetune("classify", given, tmp_path / "run", assignments=short)
     (told,) = [note for note in done.results["notes"] if "--model" in note]

@@ -25,7 +25,6 @@ from heedful.infer.tuning.precision_gate import choose_precision, measure_precis
 from heedful.runs import evaluate as evaluation
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, build_eval_task, evaluate, evaluate_glue, open_for_model
-from heedful.runs.finetune import run as module
 from heedful.runs.scoring import PredictionFile, engine_for, measure_split
 from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE
@@ -53,8 +52,8 @@ TASKS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No timing, no plots, one thread."""
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,7 +65,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the folders data and run."""
     folder = tmp_path_factory.mktemp("single")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "measure_latency", lambda loaded: {})
+        patch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
         tune("classify", data("single", folder / "data"), folder / "run", {"train.optimizer.lr": 3e-3})
     return folder
 

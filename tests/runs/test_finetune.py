@@ -72,8 +72,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -108,7 +108,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     task, setting, main = TASKS[kind]
     folder = tmp_path / "run"
     done = tune(task, data(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
-    assert done.stop_reason == "completed" and done.results == strict(folder / "results.json")
+    assert done.status == "completed" and done.results == strict(folder / "results.json")
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     more = {"checkpoints"} if steps["best"] != steps["last"] else set()
     more |= {"before.json"} if task == "embed" else set()
@@ -890,5 +890,5 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
 
     settings = {"init.kind": "scratch", "seeds": 2, "train.epochs": 1}
     done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, reporter=Late())
-    assert done.stop_reason == "interrupted" and not list((tmp_path / "run").glob("seed-*/seed.json"))
-    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).stop_reason == "completed"
+    assert done.status == "interrupted" and not list((tmp_path / "run").glob("seed-*/seed.json"))
+    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).status == "completed"

@@ -12,7 +12,7 @@ import pytest
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.finetune.run import plan_finetune
+from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import FinetuneSettings, finetune_defaults
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.runs.pretrain.settings import PretrainSettings

@@ -32,15 +32,16 @@ from heedful.objectives.causal_lm import CausalLM
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import held_out
 from heedful.runs.card.baseline import baseline_lines
-from heedful.runs.card.finetuned import escape_markdown
+from heedful.runs.card.markdown import escape_markdown
 from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
-from heedful.runs.pretrain.run import Pretrained, run
+from heedful.runs.pretrain.run import pretrain_with
 from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
 from heedful.runs.recipes import copy_asset, list_assets
+from heedful.runs.results import RunResult
 from heedful.runs.run_folder import INITIAL_FILES, can_resume, check_run_folder
 from heedful.settings import from_file, to_toml
 from heedful.tasks.seq2seq import GenerationConfig
@@ -97,8 +98,8 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: TIMES)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -153,10 +154,10 @@ def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **na
     return resolve_pretrain(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
 
 
-def go(data: Any, out: Path, kind: str = "mlm", more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
+def go(data: Any, out: Path, kind: str = "mlm", more: dict[str, Any] | None = None, **how: Any) -> RunResult:
     """A run of them."""
     named = {name: how.pop(name) for name in ("tokenizer", "model", "recipe") if name in how}
-    return run(asked(data, kind, more, **named), out, **how)
+    return pretrain_with(asked(data, kind, more, **named), out, **how)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -190,7 +191,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     folder, seen = tmp_path / "run", Seen()
     more = {"objective.teacher": teacher} if kind == "distillation" else {}
     done = go(text, folder, kind, more | {"fit.keep_checkpoints": None}, reporter=seen)
-    assert done.stop_reason == "completed" and done.folder == folder
+    assert done.status == "completed" and done.output_dir == folder
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     beside = {"rtd": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
     beside |= {"checkpoints"} if steps["best"] != steps["last"] else set()
@@ -314,7 +315,7 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
         more["tokenizer.num_sentinels"] = 20
     if published.model.init_from:
         with pytest.raises(HeedfulError, match="'path/to/a-model' is neither a folder here nor a name"):
-            run(published, tmp_path / "run")
+            pretrain_with(published, tmp_path / "run")
     named = {"model": str(teacher)} if published.model.init_from else {}
     objective = published.objective
     if isinstance(objective, DistillationSettings):
@@ -322,7 +323,7 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
         few = more.get("objective.neighbour_texts", 0)
         objective = replace(objective, teacher=str(teacher), neighbour_texts=few)
     done = go(text, tmp_path / "run", "", more, recipe=path, **named)
-    assert done.stop_reason == "completed" and done.results["objective"] == published.kind
+    assert done.status == "completed" and done.results["objective"] == published.kind
     used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert used.objective == objective and used.train.optimizer == published.train.optimizer
     assert used.train.schedule == published.train.schedule and used.model.dropout == published.model.dropout
@@ -380,7 +381,7 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
     corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
-    (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
+    (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None))
     objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
         ends += int((objective.batch([sample], [0]).targets == end).sum())
@@ -439,7 +440,7 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     tokenizer = Tokenizer.load(known)
     corpus = corpus_of(tmp_path, documents(200, seed=3, sentences=(1, 2)), tokenizer)
     settings = asked(corpus.folder, more={"sequences_per_pack": 4, "pack_length": 128, "objective.mask_unit": choose})
-    pieces = Components(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
+    pieces = Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None)
     (rows,), _ = build_samples(pieces)
     objective = build_objectives(pieces, build_model(pieces), [rows])[0]
     assert isinstance(objective, MaskedLM)
@@ -498,7 +499,7 @@ def test_trap_37_resumed_in_the_middle_of_epoch_two(
     whole, seen = Seen(), Seen(6)
     first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), reporter=whole)
     assert 1.2 < whole.steps[5].epoch < 1.9 and whole.steps[-1].epoch > 2
-    assert go(text, tmp_path / "run", kind, more, tokenizer=str(known), reporter=seen).stop_reason == "interrupted"
+    assert go(text, tmp_path / "run", kind, more, tokenizer=str(known), reporter=seen).status == "interrupted"
     assert not (tmp_path / "run" / "model").exists() and seen.steps[-1].number == 6
     rest = Seen()
     done = go(text, tmp_path / "run", kind, more, tokenizer=str(known), reporter=rest)
@@ -537,8 +538,8 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
     assert heedful.load(tmp_path / "whole").limit == 60
     for stop in (4, 6):
         out = tmp_path / str(stop)
-        assert go(text, out, "mlm+nsp", more, tokenizer=str(known), reporter=Seen(stop)).stop_reason == "interrupted"
-        assert go(text, out, "mlm+nsp", more, tokenizer=str(known)).stop_reason == "completed"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known), reporter=Seen(stop)).status == "interrupted"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known)).status == "completed"
         assert left(out) == left(tmp_path / "whole")
 
 
@@ -562,7 +563,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
         go(text, run, more={"train.batch_size": 9}, tokenizer=str(known))
     assert left(run) == before
     stopped = tmp_path / "stopped"
-    assert go(text, stopped, tokenizer=str(known), reporter=Seen(2)).stop_reason == "interrupted"
+    assert go(text, stopped, tokenizer=str(known), reporter=Seen(2)).status == "interrupted"
     with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'mlm' and is 'mlm\+nsp' now"):
         go(text, stopped, "mlm+nsp", tokenizer=str(known))
     write(tmp_path / "text.txt", documents(40))
@@ -572,7 +573,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
 
 def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60))
-    assert go(text, tmp_path / "run", tokenizer=str(known), reporter=Seen(2)).stop_reason == "interrupted"
+    assert go(text, tmp_path / "run", tokenizer=str(known), reporter=Seen(2)).status == "interrupted"
     write(text, documents(61))
     with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
         go(text, tmp_path / "run", tokenizer=str(known))
@@ -591,7 +592,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     ):
         go(text, run, more=few)
     before = [path.stat().st_mtime_ns for path in made]
-    assert go(text, run, more=few | {"eval_fraction": 0.2}).stop_reason == "completed"
+    assert go(text, run, more=few | {"eval_fraction": 0.2}).status == "completed"
     assert before == [path.stat().st_mtime_ns for path in made]
 
 
@@ -636,7 +637,7 @@ def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, t
     last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
     assert "before training" in last and str(start["mlm_loss"]) in last
     stops, goes_on = Seen(2), Seen()
-    assert go(text, tmp_path / "run", reporter=stops, **named).stop_reason == "interrupted"
+    assert go(text, tmp_path / "run", reporter=stops, **named).status == "interrupted"
     done = go(text, tmp_path / "run", reporter=goes_on, **named)
     assert done.results["baseline"] == whole.results["baseline"]
     assert "the score before training" in stops.sentences and "the score before training" not in goes_on.sentences
@@ -663,7 +664,7 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
         started = heedful.load(tmp_path / "first")
     assert started.tokenizer is not None
     settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
-    pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, started=started)  # type: ignore[arg-type]
+    pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, init_model=started)  # type: ignore[arg-type]
     known, found = heedful.load(tmp_path / "first", head="pretraining").named(), build_model(pieces).named()
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
@@ -767,19 +768,19 @@ def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> 
         corpus_of(tmp_path / name, texts, tokenizer)
     place = tmp_path / "corpus"
     shutil.copytree(tmp_path / "one" / "corpus", place)
-    assert go(place, tmp_path / "run", reporter=Seen(2)).stop_reason == "interrupted"
+    assert go(place, tmp_path / "run", reporter=Seen(2)).status == "interrupted"
     for name, message in (("other", "holds another corpus than the one with which"), ("again", "")):
         shutil.rmtree(place)
         shutil.copytree(tmp_path / name / "corpus", place)
         with pytest.raises(HeedfulError, match=message) if message else nullcontext():
-            assert go(place, tmp_path / "run").stop_reason == "completed"
+            assert go(place, tmp_path / "run").status == "completed"
 
 
 def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None:
     """Its folder may be there without its last file."""
     go(text, tmp_path / "run", reporter=Seen(1))
     (tmp_path / "run" / "tokenizer" / "tokenizer.json").unlink()
-    assert go(text, tmp_path / "run").stop_reason == "completed"
+    assert go(text, tmp_path / "run").status == "completed"
 
 
 @pytest.mark.parametrize("kind", ["mlm", "mlm+nsp", "mlm+sop"])
@@ -884,9 +885,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
     assert {path.name for path in (tmp_path / "run").glob("*")} <= INITIAL_FILES
-    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).stop_reason == "completed", (
-        "the slip is mended there"
-    )
+    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).status == "completed", "the slip is mended there"
 
 
 @pytest.mark.parametrize(
@@ -967,7 +966,7 @@ def test_wrong_names_and_times(text: Path) -> None:
         with pytest.raises(HeedfulError, match=message):
             resolve_pretrain([text], **given)  # type: ignore[arg-type]
     with pytest.raises(HeedfulError, match="no text was given: name files or folders of text"):
-        run(PretrainSettings(), "anywhere")
+        pretrain_with(PretrainSettings(), "anywhere")
 
 
 @pytest.mark.parametrize(
@@ -1036,7 +1035,7 @@ def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> N
         stderr=subprocess.PIPE,
         text=True,
     )
-    done = run(settings, tmp_path / "one")
+    done = pretrain_with(settings, tmp_path / "one")
     out, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     two = json.loads(out)

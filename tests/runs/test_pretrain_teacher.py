@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.distillation_settings import DistillationSettings, Probe, TermWeights
 from heedful.runs.pretrain.probes import ProbeSet
-from heedful.runs.pretrain.run import Pretrained, run
+from heedful.runs.pretrain.run import pretrain_with
 from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.results import RunResult
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
@@ -49,8 +49,8 @@ PHASES = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, and one thread, so that equal runs are equal."""
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -86,8 +86,8 @@ def settings_of(place: Path, terms: str, more: dict[str, Any] | None = None) -> 
     )
 
 
-def go(place: Path, out: Path, terms: str, more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
-    return run(settings_of(place, terms, more), out, **how)
+def go(place: Path, out: Path, terms: str, more: dict[str, Any] | None = None, **how: Any) -> RunResult:
+    return pretrain_with(settings_of(place, terms, more), out, **how)
 
 
 class StopAfter(Reporter):
@@ -118,7 +118,7 @@ def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tm
     go(place, tmp_path / "other", "sentence_embedding", more)
     given = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
     how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": given}
-    run(resolve_pretrain([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
+    pretrain_with(resolve_pretrain([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
     first, other, second = (
         load_file(tmp_path / name / "teacher" / "statistics.safetensors") for name in ("first", "other", "second")
     )
@@ -129,7 +129,7 @@ def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tm
 def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
     reporter = StopAfter()
     done = go(place, tmp_path / "run", ALL_TERMS, everything(place), reporter=reporter)
-    assert done.stop_reason == "completed" and done.results["objective"] == ALL_TERMS
+    assert done.status == "completed" and done.results["objective"] == ALL_TERMS
     early, late = reporter.seen[0], reporter.seen[-1]
     assert early[1:] == (12, ("mlm", "hidden_states", "sentence_embedding", "pair_similarity"), 0.15)
     assert late[1:] == (16, ("mlm",), 0.3)
@@ -149,10 +149,10 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> 
     go(place, tmp_path / "whole", ALL_TERMS, everything(place))
     for step in (2, 4):
         assert (
-            go(place, tmp_path / "parts", ALL_TERMS, everything(place), reporter=StopAfter(step)).stop_reason
+            go(place, tmp_path / "parts", ALL_TERMS, everything(place), reporter=StopAfter(step)).status
             == "interrupted"
         )
-    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).stop_reason == "completed"
+    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).status == "completed"
     for name in ("model/model.safetensors", "journal.jsonl", "teacher/neighbours/nearest.npy"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
@@ -164,7 +164,7 @@ def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, p
     before = [(path.stat().st_mtime_ns, path.name) for path in cached]
     assert before
     done = go(place, tmp_path / "run", "sentence_embedding+pair_similarity")
-    assert done.stop_reason == "completed" and done.results["metric"] == "loss"
+    assert done.status == "completed" and done.results["metric"] == "loss"
     assert [(path.stat().st_mtime_ns, path.name) for path in cached] == before, "computed once"
     assert "perplexity" not in done.results["splits"]["validation"]["numbers"]
 
@@ -251,5 +251,5 @@ def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) 
         [place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given
     )
     assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
-    assert run(settings, tmp_path / "run").stop_reason == "completed"
+    assert pretrain_with(settings, tmp_path / "run").status == "completed"
     assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)

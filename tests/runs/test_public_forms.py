@@ -14,7 +14,6 @@ from heedful.cli import main
 from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError
 from heedful.runs.evaluate import evaluate
-from heedful.runs.finetune import run as module
 from heedful.runs.run_folder import read_json
 from tests.support.generated_data import classified, tune
 
@@ -26,8 +25,8 @@ Given = dict[str, Path] | Path
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, one thread."""
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: times)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -13,7 +13,7 @@ import pytest
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
 from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
-from heedful.runs.finetune.run import Finished
+from heedful.runs.results import RunResult
 from heedful.train.checkpoint import lock_run
 
 
@@ -22,14 +22,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Runs are noted and not made."""
     made: list[Path] = []
 
-    def finetune(task: str, data: Path, folder: Path, reporter: Any) -> Finished:
+    def finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
         assert task == "classify" and (data / "train.csv").is_file()
         assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
         made.append(folder)
         lines = [{"correct": False, "input": "a"}, {"correct": True, "input": "b"}, {"correct": False, "input": "c"}]
         lines += [{"correct": False, "input": name} for name in ("d", "beyond those that are shown")]
         (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Finished(folder=folder, stop_reason="completed", results={"metric": "accuracy"})
+        return RunResult(output_dir=folder, status="completed", results={"metric": "accuracy"})
 
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
@@ -49,19 +49,19 @@ def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
 
 
 def test_one_that_was_stopped_is_replaced(tmp_path: Path, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(how: Callable[[], Finished]) -> Any:
-        def finetune(task: str, data: Path, folder: Path, reporter: Any) -> Finished:
+    def stopped(how: Callable[[], RunResult]) -> Any:
+        def finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
             (folder / "settings.toml").write_text("half of a run")
             return how()
 
         return finetune
 
-    def interrupt() -> Finished:
+    def interrupt() -> RunResult:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            module, "finetune", stopped(lambda: Finished(folder=tmp_path, stop_reason="interrupted", results={}))
+            module, "finetune", stopped(lambda: RunResult(output_dir=tmp_path, status="interrupted", results={}))
         )
         assert quickstart(tmp_path / "run") is None
         patch.setattr(module, "finetune", stopped(interrupt))

@@ -225,7 +225,7 @@ def run(registered: None, bare: Path, labelled: Path, tmp_path_factory: pytest.T
     """A finished run."""
     folder = tmp_path_factory.mktemp("run") / "run"
     overrides = {"epochs": 2, "lr": 1e-3, "precision": "float32", "task.label_smoothing": 0.0}
-    assert finetune("sentence-order", labelled, folder, model=bare, overrides=overrides).stop_reason == "completed"
+    assert finetune("sentence-order", labelled, folder, model=bare, overrides=overrides).status == "completed"
     return folder
 
 

@@ -25,14 +25,15 @@ from heedful.model.initialise import undrawn
 from heedful.packed import Packed
 from heedful.runs import evaluate as evaluation
 from heedful.runs.evaluate import Evaluated, evaluate
-from heedful.runs.finetune import run as module
 from heedful.runs.finetune import settings
 from heedful.runs.finetune.build import build_task, encoding_notes, initial_model
 from heedful.runs.finetune.init_settings import Positions, Transformer
-from heedful.runs.finetune.run import Finished, finetune, plan_finetune
+from heedful.runs.finetune.plan import plan_finetune
+from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.seq2seq import transformer_config
 from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, plot_alignments
 from heedful.runs.plots.figures import draw_run_plots
+from heedful.runs.results import RunResult
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
@@ -105,7 +106,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     done = finetune(
         "seq2seq", given / "data.csv", output_dir=tmp_path / "run", model=given / name, assignments=SETTINGS
     )
-    assert done.stop_reason == "completed" and done.results["metric"] == "f1"
+    assert done.status == "completed" and done.results["metric"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()]
@@ -138,8 +139,8 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
     done = finetune("seq2seq", given / "data.csv", output_dir=run, model=given / "both", assignments=wishes)
 
@@ -244,8 +245,8 @@ FRESH = {
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     given: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "measure_latency", lambda loaded: {})
-    monkeypatch.setattr(module, "draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     how: dict[str, Any] = {"model": given / name} if name not in FRESH else {}
     assignments = (
         *SETTINGS,
@@ -260,12 +261,12 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         def step(self, step: Step, trainer: Trainer) -> None:
             trainer.stopping = step.number == 2
 
-    def run(folder: str, reporter: Reporter | None = None) -> Finished:
+    def run(folder: str, reporter: Reporter | None = None) -> RunResult:
         return finetune(
             "seq2seq", given / "data.csv", tmp_path / folder, assignments=assignments, reporter=reporter, **how
         )
 
-    assert run("parted", Stop()).stop_reason == "interrupted"
+    assert run("parted", Stop()).status == "interrupted"
     parted, whole = run("parted"), run("whole")
     one, other = ((tmp_path / folder / "model/model.safetensors").read_bytes() for folder in ("parted", "whole"))
     assert one == other and parted.results["splits"] == whole.results["splits"]

@@ -17,7 +17,7 @@ from heedful.bundled import ENCODER
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.distil import settings as distil_settings
 from heedful.runs.distil.settings import LayersStudent
-from heedful.runs.finetune.run import plan_finetune
+from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
     check_batch_groups,

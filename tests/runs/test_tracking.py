@@ -62,7 +62,7 @@ def texts(tmp_path: Path) -> Path:
 def train(texts: Path, folder: Path, names: list[str], reporter: Reporter | None = None) -> str:
     return finetune(
         "classify", texts, folder, overrides=SETTINGS, reporter=TrackingReporter(reporter or Reporter(), names)
-    ).stop_reason
+    ).status
 
 
 def table(folder: Path) -> list[dict[str, str]]:

@@ -267,7 +267,7 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     whole = (*few, *(f"init.{each}" for each in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")))
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
-    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
     first = run_study("translation", plan, tmp_path / "out").result
     assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS

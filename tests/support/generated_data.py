@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.runs.finetune.run import Finished, finetune
+from heedful.runs.finetune.run import finetune
+from heedful.runs.results import RunResult
 
 WORDS = [
     *("the", "a", "cat", "dog", "sat", "on", "mat", "ran", "to", "is", "in", "of", "capital"),
@@ -30,7 +31,7 @@ SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size"
 Row = dict[str, Any]
 
 
-def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: Any) -> Finished:
+def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: Any) -> RunResult:
     """A run of SMALL settings, with some that go over them."""
     return finetune(task, data, out, assignments=assignments(settings, bool(more.get("model"))), **more)
 

@@ -139,17 +139,17 @@ class Stop(Reporter):
 
 def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
     """pretrain or finetune, from files to a folder; without plots and timing."""
+    from heedful.runs import run as run_module
     from heedful.runs.finetune import run as finetune
     from heedful.runs.pretrain import run as pretrain
 
-    for module in (finetune, pretrain):
-        module.draw_run_plots = lambda folder: []  # type: ignore[attr-defined]
-        module.measure_latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
+    run_module.draw_run_plots = lambda folder: []  # type: ignore[attr-defined]
+    run_module.measure_latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
     pretrain.write_pretrained_card = finetune.write_finetuned_card = lambda folder: None  # type: ignore[attr-defined]
     how: dict[str, Any] = {"assignments": job.sets, "reporter": Stop(job.stop), "ranks": ranks}
     if job.what == "pretrain":
-        return {"stop_reason": pretrain.pretrain([job.data], job.folder, **how).stop_reason}
-    return {"stop_reason": finetune.finetune("classify", job.data, job.folder, **how).stop_reason}
+        return {"stop_reason": pretrain.pretrain([job.data], job.folder, **how).status}
+    return {"stop_reason": finetune.finetune("classify", job.data, job.folder, **how).status}
 
 
 def run(job: Job, ranks: Ranks) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from heedful.runs.card.markdown import format_number
 from heedful.runs.results import as_float, headline_split
 
-BEFORE = "before.json"  # the scores before training, kept for a run that resumes
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 
 
@@ -27,8 +27,6 @@ def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 def baseline_lines(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each split: the run's metric, and that of its baseline; none where there is none."""
-    from heedful.runs.card.finetuned import format_number  # which imports this module
-
     found, metric = results.get("baseline"), results["metric"]
     if found is None:
         return []

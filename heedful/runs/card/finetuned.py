@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,16 @@ from heedful.atomic_io import put, whole
 from heedful.checkpoint.folder_json import read_json
 from heedful.errors import HeedfulError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
+from heedful.runs.card.markdown import (
+    details,
+    escape_markdown,
+    format_number,
+    hide_local_paths,
+    markdown_table,
+    without_directory,
+)
 from heedful.runs.card.usage import METRICS, usage
+from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import as_float, headline_split, read_predictions, read_results
 from heedful.tasks.specs import SPECS
 
@@ -48,7 +56,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield from _quality(results)
     yield from _baseline(results)
     yield from _seeds(results)
-    yield from _beside(folder)
+    yield from verdict_section(folder)
     yield from _classes(results)
     yield from _mistakes(folder, results)
     yield from _calibration(results)
@@ -92,12 +100,7 @@ def _what(results: dict[str, Any]) -> list[str]:
 
 
 def _base(base: str) -> str:
-    return escape_markdown(_last(base), 120)
-
-
-def _last(path: str) -> str:
-    """Of a path that has a meaning on one machine alone, the last part; any other text as it is."""
-    return Path(path).name if Path(path).is_absolute() or path.startswith(("./", "../", "~/")) else path
+    return escape_markdown(without_directory(base), 120)
 
 
 # -- how good it is -------------------------------------------------------------------------------------------
@@ -183,20 +186,6 @@ def _with_interval(split: dict[str, Any], name: str) -> str:
     )
 
 
-def format_number(value: Any) -> str:
-    """Three places, or three digits of what is small or large.
-
-    >>> number(0.91254), number(0.00012345), number(12345.678), number("NaN")
-    ('0.913', '0.000123', '12,346', 'NaN')
-    """
-    found = as_float(value)
-    if found != found or abs(found) == float("inf"):
-        return "NaN" if found != found else "∞" if found > 0 else "-∞"
-    if abs(found) >= 1000:
-        return f"{found:,.0f}"
-    return f"{found:.3g}" if 0 < abs(found) < 0.01 else f"{found:.3f}"
-
-
 def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
     seeds, metric = results.get("seeds", []), results["metric"]
     if len(seeds) < 2:
@@ -220,13 +209,6 @@ def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
     yield markdown_table(["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)], rows)
     chosen = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
     yield [f"The model here is that of seed {results['seed']}, {chosen}; from a run with another seed expect the mean."]
-
-
-def _beside(folder: Path) -> Iterator[list[str]]:
-    """The verdict on a student, where this is one."""
-    from heedful.runs.distil.verdict import verdict_section  # which needs what stands here
-
-    yield from verdict_section(folder)
 
 
 def _deviation(values: list[float]) -> float:
@@ -394,42 +376,3 @@ def _settings(results: dict[str, Any]) -> Iterator[list[str]]:
     if settings := results.get("settings"):
         text = json.dumps(hide_local_paths(settings), indent=1, ensure_ascii=False)
         yield details(["```json", *text.splitlines(), "```"], "All settings", True)
-
-
-def hide_local_paths(value: Any) -> Any:
-    """Settings without folders of this machine."""
-    if isinstance(value, dict):
-        return {name: hide_local_paths(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [hide_local_paths(each) for each in value]
-    return _last(value) if isinstance(value, str) else value
-
-
-# -- Markdown -------------------------------------------------------------------------------------------------
-
-MARKS = re.compile(  # what means something in Markdown: anywhere, after words, at the beginning of a line, in links
-    r"[\\`*\[\]|~$]|_(?![^\W_])|^[-+=#]|(?<=^\d)[.)](?= )|(?<=^\d\d)[.)](?= )|:(?=//)|(?<=\bwww)\.",
-    re.IGNORECASE,
-)
-
-
-def escape_markdown(text: Any, most: int = 200) -> str:
-    r"""Any text as Markdown that shows it and does nothing else: no markup, HTML, link or second line; shortened.
-
-    >>> print(plain("<b>a*b</b> | macro_f1 _x_"))
-    &lt;b&gt;a\*b&lt;/b&gt; \| macro_f1 _x\_
-    """
-    shown = " ".join("".join(each if each.isprintable() else " " for each in str(text)).split())
-    shown = shown if len(shown) <= most else shown[: most - 1].rstrip() + "…"
-    return html.escape(MARKS.sub(r"\\\g<0>", shown), quote=False)
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; its cells are Markdown already."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
-
-
-def details(lines: list[str], summary: str, fold: bool) -> list[str]:
-    """Lines that open by a click, where there are many."""
-    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"] if fold else lines

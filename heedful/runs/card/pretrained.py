@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import put, whole
-from heedful.runs.card.finetuned import escape_markdown, hide_local_paths, markdown_table
+from heedful.runs.card.markdown import escape_markdown, hide_local_paths, markdown_table
+from heedful.runs.card.verdict import verdict_section
+from heedful.runs.overrides import flatten_settings
 from heedful.runs.results import read_results
 
 MOST = 20  # files, or sentences on how they were read
@@ -61,13 +63,6 @@ def write_pretrained_card(folder: Path) -> Path:
     return path
 
 
-def _beside(folder: Path) -> list[list[str]]:
-    """The verdict on a student, where this is one."""
-    from heedful.runs.distil.verdict import verdict_section
-
-    return verdict_section(folder)
-
-
 def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
@@ -88,6 +83,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     ]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
     hours, notes = results["seconds"] / 3600, corpus_notes(results["corpus"])
+    shown_settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(settings))]
     return [
         ["---", "library_name: transformers", "tags:", "- heedful", "---"],
         [
@@ -99,7 +95,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         ],
         ["## Quality on validation documents"],
         markdown_table(heads, rows),
-        *_beside(folder),
+        *verdict_section(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
         markdown_table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
         *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
@@ -117,12 +113,5 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         ],
         markdown_table(["tokens", "p50", "p99"], times),
         ["## Use", "", "```python", *CODE.splitlines(), "```"],
-        ["## Settings", "", "```", *_flat(hide_local_paths(settings)), "```"],
+        ["## Settings", "", "```", *shown_settings, "```"],
     ]
-
-
-def _flat(table: dict[str, Any], path: str = "") -> list[str]:
-    found = []
-    for name, value in table.items():
-        found += _flat(value, f"{path}{name}.") if isinstance(value, dict) else [f"{path}{name} = {value}"]
-    return found

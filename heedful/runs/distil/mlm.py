@@ -1,6 +1,6 @@
-"""Distillation without a task: a student that finds hidden tokens as its teacher does, on plain text.
+"""Distillation of a masked language model on plain text: a student learns to predict masked tokens as its teacher does.
 
-The student is a run like that of pre-training, in the same loop and the same folder.
+The student is pre-trained in the same loop and the same folder as any run.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,47 +16,43 @@ from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
-from heedful.errors import HeedfulError
-from heedful.objectives import Objective, Sample, SelfSupervised
+from heedful.errors import ModelError, RunError, SettingError
+from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
 from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.packing import HELD
 from heedful.runs.card.pretrained import write_pretrained_card
-from heedful.runs.distil.plan import STUDENT_BEFORE, accept_verdict_settings, settings_without_verdict, student_origin
+from heedful.runs.card.verdict import VERDICT
+from heedful.runs.distil.plan import (
+    STUDENT_BEFORE,
+    TEACHER_FILE,
+    accept_verdict_settings,
+    settings_without_verdict,
+    student_origin,
+)
 from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
 from heedful.runs.distil.teacher_cache import CachedOutputs, CacheFormat, cache_teacher_outputs, online_teacher
-from heedful.runs.distil.verdict import VERDICT, across_numbers, compare_speeds, write_verdict
-from heedful.runs.finetune.run import Finished
+from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin_models
 from heedful.runs.pretrain.build import Components, build_objectives, build_samples
-from heedful.runs.pretrain.run import Pretrained, Run
+from heedful.runs.pretrain.components import load_components
+from heedful.runs.pretrain.run import Lesson, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, pretrain_defaults
-from heedful.runs.results import JOURNAL, read_results
-from heedful.runs.run_folder import (
-    CORPUS,
-    START_MODEL,
-    check_run_folder,
-    init_run_folder,
-    read_json,
-    resolve_precision,
-    translate_io_errors,
-    write_file,
-)
+from heedful.runs.results import JOURNAL, RunResult
+from heedful.runs.run import Run
+from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_json, write_file
 from heedful.settings import from_file, to_toml
 from heedful.tasks.answering import require_tokenizer
-from heedful.tokenizer import Tokenizer
 from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
 
-SETTINGS, OUTPUTS, BASELINE, TAUGHT = "distil.toml", "outputs", "baseline", "teacher.json"
-PROJECT = 7
+SETTINGS, OUTPUTS, BASELINE_FOLDER = "distil.toml", "outputs", "baseline"
+PROJECT = 7  # mixed with a seed, for the projections from the student's width to the teacher's
 UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing here
 
 
@@ -66,145 +63,164 @@ def distil_masked(
     folder: Path,
     on_bad_row: OnBadRow,
     *,
-    reporter: Reporter,
+    reporter: Reporter | None,
     ranks: Ranks,
-) -> Finished:
-    """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
+) -> RunResult:
+    """Distil a masked language model into a student; `data` are files and folders of text."""
     if overrides.mentions("unlabelled"):
-        raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
+        raise SettingError(
+            "unlabelled is for a teacher of a task, and a masked language model reads plain text: give it as DATA",
+            path="unlabelled",
+        )
     source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
     teacher = load(source, head="masked_lm")
-    settings = _settled(teacher, overrides, data)
-    check_run_folder(folder)
-    reporter = reporter if ranks.first else Reporter()
-    settings = pin_models(settings, folder)
-    train = resolve_precision(settings.pretrain.train, folder, ranks, reporter.message)
-    settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
-    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
+    settings = _resolve(teacher, overrides, data)
+    run = Run.open(folder, reporter, ranks)
+    settings = run.resolve(settings, "pretrain.train")
+    pretrain = replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START_MODEL)))
+    with run.locked():
+        run.begin(partial(_begin, run, settings, pretrain, teacher))
+        learner = TeacherLearner(teacher, settings, pretrain, run)
+        student = run.execute(PretrainTraining(pretrain, run, learner, on_bad_row))
+        if student.status == "interrupted":
+            return student
+        baseline = None
+        if settings.verdict.baseline != "none":
+            baseline = _train_baseline(pretrain, run, on_bad_row)
+            if baseline.status == "interrupted":
+                return replace(student, status="interrupted", results={})
+        if not (folder / VERDICT).exists():
+            _judge(teacher, settings, run, load_components(pretrain, run, on_bad_row), baseline)
         if ranks.first:
-            _begin(folder, settings, teacher, reporter)
+            write_pretrained_card(folder)  # again, with the verdict
         ranks.wait()
-        return _carried_out(teacher, settings, folder, on_bad_row, reporter, ranks)
+        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
-    places = [data] if isinstance(data, str | Path) else list(data)
-    told = overrides.resolve(MaskedDistilSettings(teacher="?")).settings
-    if isinstance(told.student, ClassicStudent):
-        raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
+def _resolve(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
+    """Lay overrides over the defaults for this teacher.
+
+    Raises:
+        SettingError: If a setting would change nothing, or does not fit the teacher.
+    """
+    preview = overrides.resolve(MaskedDistilSettings(teacher="?")).settings
+    if isinstance(preview.student, ClassicStudent):
+        raise SettingError(
+            "a classic student has no head for masked tokens: distil it from a teacher of a task", path="student.kind"
+        )
     for name in ("data", *UNUSED):
-        if getattr(told.pretrain, name) != getattr(PRETRAIN, name):
-            raise HeedfulError(
+        if getattr(preview.pretrain, name) != getattr(PRETRAIN, name):
+            raise SettingError(
                 f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
-                "the teacher's vocabulary, and the student is set under student; leave it out"
+                "the teacher's vocabulary, and the student is set under student; leave it out",
+                path=f"pretrain.{name}",
             )
-    width = width_for_lr(told.student, teacher)
-    usual = pretrain_defaults("mlm", width, continued=not isinstance(told.student, SizeStudent))
-    usual = replace(usual, max_seq_length=min(usual.max_seq_length, teacher.limit or usual.max_seq_length))
-    settings: MaskedDistilSettings = overrides.resolve(
-        replace(MaskedDistilSettings(teacher="?"), pretrain=usual)
-    ).settings
+    continued = not isinstance(preview.student, SizeStudent)
+    defaults = pretrain_defaults("mlm", width_for_lr(preview.student, teacher), continued=continued)
+    defaults = replace(defaults, max_seq_length=min(defaults.max_seq_length, teacher.limit or defaults.max_seq_length))
+    settings = overrides.resolve(replace(MaskedDistilSettings(teacher="?"), pretrain=defaults)).settings
     longest = max(settings.pretrain.lengths)
     if teacher.limit is not None and longest > teacher.limit:
-        raise HeedfulError(
+        raise SettingError(
             f"pretrain.max_seq_length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to "
-            f"read all that the student reads: set it to {teacher.limit} or less"
+            f"read all that the student reads: set it to {teacher.limit} or less",
+            path="pretrain.max_seq_length",
         )
-    return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places))))
+    paths = [data] if isinstance(data, str | Path) else list(data)
+    return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, paths))))
 
 
-def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, reporter: Reporter) -> None:
-    """Write what the run is, and the student as it begins, or see that what is there is the same."""
-    about = {"weights": weights_digest(teacher)}
+def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings, teacher: Loaded) -> None:
+    """Write what the run is and the untrained student, or check that the run in the folder is the same."""
+    folder, about = run.folder, {"weights": weights_digest(teacher)}
     accept_verdict_settings(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
-        before, taught = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TAUGHT
-        if before == settings and taught.exists() and read_json(taught) == about:
+        before, teacher_file = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TEACHER_FILE
+        if before == settings and teacher_file.exists() and read_json(teacher_file) == about:
+            init_run_folder(folder, pretrain)
             return
         if (folder / OUTPUTS).exists() or (folder / JOURNAL).exists():
             what = "settings" if before != settings else "weights of the teacher"
-            raise HeedfulError(
+            raise RunError(
                 f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --output, or the "
                 "same to resume it"
             )
-        for path in (taught, folder / SETTINGS):  # of a run that has nothing yet
+        for path in (teacher_file, folder / SETTINGS):  # of a run that has nothing yet
             remove(path)
-    train = settings.pretrain.train
     student = build_student(
-        settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, log=reporter.message
+        settings.student,
+        teacher,
+        (),
+        longest=max(pretrain.lengths),
+        seed=pretrain.train.seed,
+        log=run.reporter.message,
     )
     if require_tokenizer(student).fingerprint != require_tokenizer(teacher).fingerprint:
-        raise HeedfulError(
-            f"{student.source} has another vocabulary than {teacher.source}: shares of hidden tokens cannot be "
-            "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective "
-            "mlm+hidden_states"
+        raise ModelError(
+            f"{student.source} has another vocabulary than {teacher.source}, so that probabilities of tokens cannot be "
+            "compared. Take a student with the teacher's, or heedful pretrain --objective mlm+hidden_states"
         )
     resolve_losses(settings.loss, student, teacher)
     if head_untrained(settings.loss, student, teacher):
-        reporter.message(
-            "no loss reaches the student's head for hidden tokens, so that the share that it finds says nothing of its "
+        run.reporter.message(
+            "no loss reaches the student's head for masked tokens, so that its accuracy says nothing about its "
             "layers: fine-tune it for a task, or set loss.label_weight=1"
         )
-    init_run_folder(folder, _run_settings(settings, folder))
+    init_run_folder(folder, pretrain)
     save(student, folder / START_MODEL, overwrite=True)
-    write_file(folder / TAUGHT, about)
+    write_file(folder / TEACHER_FILE, about)
     write_file(folder / SETTINGS, to_toml(settings))
 
 
-def _carried_out(
-    teacher: Loaded,
-    settings: MaskedDistilSettings,
-    folder: Path,
-    on_bad_row: OnBadRow,
-    reporter: Reporter,
-    ranks: Ranks,
-) -> Finished:
-    pretrain = _run_settings(settings, folder)
-    student = _Student(teacher, settings, pretrain, folder, on_bad_row, reporter, ranks)
-    done = student.run()
-    if done.stop_reason == "interrupted":
-        return Finished(folder=folder, stop_reason="interrupted", results={})
-    baseline: Pretrained | None = None
-    if settings.verdict.baseline != "none":
-        reporter.message("the same student, without the teacher")
-        under = folder / BASELINE
-        with lock_run(under) if ranks.first else nullcontext():
-            baseline = _Baseline(pretrain, under, reporter, ranks, on_bad_row).run()
-        if baseline.stop_reason == "interrupted":
-            return Finished(folder=folder, stop_reason="interrupted", results={})
-    if not (folder / VERDICT).exists():
-        models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked_lm")}
-        if baseline is not None:
-            models["baseline"] = load(folder / BASELINE / RUN_MODEL, head="masked_lm")
-        quality = student.found(models)  # all ranks look for the corpus together
-        if ranks.first:
-            counts = {name: models[name].count() for name in ("teacher", "student")}
-            places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-            speeds = compare_speeds(places, settings.verdict)
-            write_verdict(folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
-    if ranks.first:
-        write_pretrained_card(folder)  # again, with the verdict
-    ranks.wait()
-    results = read_results(folder) | {"verdict": read_json(folder / VERDICT)} if ranks.first else {}
-    return Finished(folder=folder, stop_reason="completed", results=results)
+# -- baseline and verdict ---------------------------------------------------------------------------------------------
 
 
-def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
-    """Of the run in the loop of pre-training, with the teacher and without it."""
-    return replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START_MODEL)))
+def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadRow) -> RunResult:
+    """Pre-train the same student without the teacher, on the text that the student has read."""
+    student.reporter.message("the same student, without the teacher")
+    run = Run(folder=student.folder / BASELINE_FOLDER, reporter=student.reporter, ranks=student.ranks)
+    with lock_run(run.folder) if run.ranks.first else nullcontext():
+        run.begin(partial(init_run_folder, run.folder, pretrain))
+        learner = TextLearner(pretrain, run, base=STUDENT_BEFORE)
+        return run.execute(PretrainTraining(pretrain, run, learner, on_bad_row, student.folder / CORPUS))
 
 
-class _Baseline(Run):
-    """The run without the teacher, on the text that the student has read."""
+def _judge(
+    teacher: Loaded, settings: MaskedDistilSettings, run: Run, components: Components, baseline: RunResult | None
+) -> None:
+    """Compare accuracy and speed of teacher, student and baseline, and write the verdict; all ranks call this."""
+    models = {"teacher": teacher, "student": load(run.folder / RUN_MODEL, head="masked_lm")}
+    if baseline is not None:
+        models["baseline"] = load(baseline.output_dir / RUN_MODEL, head="masked_lm")
+    quality = _masked_accuracy(models, components)
+    if run.ranks.first:
+        counts = {name: models[name].count() for name in ("teacher", "student")}
+        paths = {"teacher": settings.teacher, "student": str(run.folder / RUN_MODEL)}
+        speeds = compare_speeds(paths, settings.verdict)
+        write_verdict(run.folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
 
-    base = STUDENT_BEFORE
 
-    def _corpus(self, tokenizer: Tokenizer) -> Corpus:
-        return Corpus.open(self.folder.parent / CORPUS) if self._given() is None else super()._corpus(tokenizer)
+def _masked_accuracy(models: Mapping[str, Loaded], components: Components) -> dict[str, dict[str, Any]]:
+    """The accuracy of each model on masked tokens of the validation documents: the same masks, in float32."""
+    samples, validation = build_samples(components)
+    seed = components.settings.train.seed
+    accuracies = {}
+    for name, model in models.items():
+        masked = build_objectives(components, model.to(CPU).eval(), samples)[0]
+        correct = total = 0.0
+        for number in range(len(validation)):
+            batch = masked.batch([validation[number]], [mixed(seed, HELD, number)])
+            counts = masked.measure(model, batch)["mlm_accuracy"]
+            correct, total = correct + counts[0], total + counts[1]
+        accuracies[name] = across_numbers([correct / total], "float32")
+    return accuracies
 
 
-class Numbered(Sequence[Sample]):
-    """Samples that know their numbers."""
+# -- the student ------------------------------------------------------------------------------------------------------
+
+
+class NumberedSamples(Sequence[Sample]):
+    """Samples whose targets are their numbers among the samples of all phases."""
 
     def __init__(self, samples: Sequence[Sample], first: int) -> None:
         self.samples, self.first = samples, first
@@ -219,114 +235,91 @@ class Numbered(Sequence[Sample]):
 
     def __getitem__(self, number: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         return replace(self.samples[number], target=DistillationTarget(None, self.first + number, True, 1.0))
 
 
-class _Student(Run):
-    """Pre-training with a teacher beside it."""
+class TeacherLearner:
+    """Learns the teacher's predictions of masked tokens beside the tokens themselves."""
 
-    def __init__(
-        self,
-        teacher: Loaded,
-        asked: MaskedDistilSettings,
-        settings: Any,
-        folder: Path,
-        on_bad_row: OnBadRow,
-        reporter: Reporter,
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(settings, folder, reporter, ranks, on_bad_row)
-        self.teacher, self.asked = teacher, asked
+    def __init__(self, teacher: Loaded, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run) -> None:
+        self.teacher, self.pretrain, self.run = teacher, pretrain, run
+        self._settings = settings
 
     @property
     def base(self) -> str:
-        """What the student began as, and who taught it."""
-        return student_origin(self.asked)
+        """What the student was before, and its teacher."""
+        return student_origin(self._settings)
 
-    @property
-    def decisive(self) -> dict[str, Any]:
-        """Those of the distillation, without what changes nothing in one, nor the verdict, which may be made anew."""
-        found = settings_without_verdict(self.asked)
-        pretrain = {name: each for name, each in found["pretrain"].items() if name not in UNUSED}
-        return found | {"pretrain": pretrain}
+    def settings(self) -> dict[str, Any]:
+        """The settings of the distillation, without those that change nothing in one and those of the verdict."""
+        table = settings_without_verdict(self._settings)
+        return table | {"pretrain": {name: each for name, each in table["pretrain"].items() if name not in UNUSED}}
 
-    def _learning(
-        self, pieces: Components, loaded: Loaded, samples: list[Sequence[Sample]]
-    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], SelfSupervised]:
-        if any(asked != self.settings.objective for asked in self.settings.objectives()):
-            raise HeedfulError("mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases")
-        masked = build_objectives(pieces, loaded, samples)[0]
+    def lesson(self, components: Components, model: Loaded, samples: Sequence[Sequence[Sample]]) -> Lesson:
+        """Return an objective of all losses, the same in each phase.
+
+        Raises:
+            SettingError: If a phase has another share of masked tokens.
+        """
+        if any(objective != self.pretrain.objective for objective in self.pretrain.objectives()):
+            raise SettingError(
+                "mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases",
+                path="pretrain.phases",
+            )
+        masked = build_objectives(components, model, samples)[0]
         assert isinstance(masked, MaskedLM)
-        losses = resolve_losses(self.asked.loss, loaded, self.teacher)
-        self.teacher.to(device_of(self.settings.train.device or CPU))
-        both = min(each.config.model.embedding.vocabulary for each in (loaded, self.teacher))  # padded differently
-        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=both)
-        widths = loaded.config.model.width, self.teacher.config.model.width
+        losses = resolve_losses(self._settings.loss, model, self.teacher)
+        self.teacher.to(device_of(self.pretrain.train.device or CPU))
+        vocab_size = min(each.config.model.embedding.vocabulary for each in (model, self.teacher))  # without padding
+        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=vocab_size)
+        widths = model.config.model.width, self.teacher.config.model.width
+        total = sum(map(len, samples))
         objective = Distillation(
             learner=masked,
             kind="masked",
             losses=losses,
-            ask=self._ask(teacher, samples),
-            pairing=SampleAlignment(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
-            project=state_projections(losses, widths, mixed(self.settings.train.seed, PROJECT)),
+            ask=self._outputs(teacher, samples),
+            pairing=SampleAlignment(same=True, theirs=[(number,) for number in range(total)], words=None),
+            project=state_projections(losses, widths, mixed(self.pretrain.train.seed, PROJECT)),
             first="label",
-            classes=both,
+            classes=vocab_size,
         )
-        starts = [sum(map(len, samples[:number])) for number in range(len(samples))]
-        return (
-            [objective] * len(samples),
-            [Numbered(each, at) for each, at in zip(samples, starts, strict=True)],
-            masked,
-        )
+        firsts = [sum(map(len, samples[:phase])) for phase in range(len(samples))]
+        numbered = [NumberedSamples(rows, first) for rows, first in zip(samples, firsts, strict=True)]
+        return Lesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
 
-    def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> AskTeacher:
-        outputs, objective = self.asked.teacher_cache, self.settings.objective
+    def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
+        """The teacher's outputs for the samples: from a cache on the disk, or computed when they are needed."""
+        cache, objective = self._settings.teacher_cache, self.pretrain.objective
         assert isinstance(objective, MlmSettings)
-        if not outputs.enabled:
+        if not cache.enabled:
             if len(samples) == 1:
                 return online_teacher(teacher, samples[0])
-            return online_teacher(teacher, [each for phase in samples for each in phase])
-        assert objective.num_static_masks is not None  # settings see to it
-        seed, count = self.settings.train.seed, len(samples[0])
-        keys = [
+            return online_teacher(teacher, [sample for phase in samples for sample in phase])
+        assert objective.num_static_masks is not None  # checked by the settings
+        seed, count = self.pretrain.train.seed, len(samples[0])
+        mask_keys = [
             [mixed(seed, version, number) for number in range(count)] for version in range(objective.num_static_masks)
         ]
-        facts = {
-            "weights": read_json(self.folder / TAUGHT)["weights"],
-            "num_static_masks": objective.num_static_masks,
-            "seed": seed,
-        }
-        form = CacheFormat(
-            half=outputs.precision == "float16", top=outputs.top_k, temperature=self.asked.loss.temperature
-        )
-        found = cache_teacher_outputs(
-            self.folder / OUTPUTS,
+        outputs = cache_teacher_outputs(
+            self.run.folder / OUTPUTS,
             teacher,
             samples[0],
-            form,
-            facts,
-            mask_keys=keys,
-            ranks=self.ranks,
-            log=self.reporter.message,
+            CacheFormat(
+                half=cache.precision == "float16", top=cache.top_k, temperature=self._settings.loss.temperature
+            ),
+            {
+                "weights": read_json(self.run.folder / TEACHER_FILE)["weights"],
+                "num_static_masks": objective.num_static_masks,
+                "seed": seed,
+            },
+            mask_keys=mask_keys,
+            ranks=self.run.ranks,
+            log=self.run.reporter.message,
         )
 
-        def at(number: int, key: int) -> int:
-            return next(v * count + number for v in range(len(keys)) if keys[v][number] == key)
+        def cache_row(number: int, key: int) -> int:
+            return next(version * count + number for version, keys in enumerate(mask_keys) if keys[number] == key)
 
-        return CachedOutputs(found.folder, found.count, at)
-
-    def found(self, models: Mapping[str, Loaded]) -> dict[str, dict[str, Any]]:
-        """How often each finds what is hidden in the documents that are held out: the same masks, in float32."""
-        pieces = self._pieces()
-        samples, held = build_samples(pieces)
-        shares = {}
-        for name, loaded in models.items():
-            masked = build_objectives(pieces, loaded.to(CPU).eval(), samples)[0]
-            right = total = 0.0
-            for number in range(len(held)):
-                batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
-                of = masked.measure(loaded, batch)["mlm_accuracy"]
-                right, total = right + of[0], total + of[1]
-            shares[name] = across_numbers([right / total], "float32")
-        return shares
+        return CachedOutputs(outputs.folder, outputs.count, cache_row)

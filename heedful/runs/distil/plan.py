@@ -15,6 +15,7 @@ from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, sur
 from heedful.data.tag_schemes import unsaid
 from heedful.errors import HeedfulError
 from heedful.objectives.distillation.teacher import ScoreKind
+from heedful.runs.card.verdict import VERDICT
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation as foresee_more
 from heedful.runs.distil.settings import (
@@ -30,15 +31,11 @@ from heedful.runs.distil.settings import (
 )
 from heedful.runs.distil.students import width_for_lr
 from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, teacher_task, without_evaluated
-from heedful.runs.distil.verdict import VERDICT
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import Scratch
-from heedful.runs.finetune.run import FinetunePlan
-from heedful.runs.finetune.settings import (
-    FinetuneSettings,
-    changed_settings,
-)
-from heedful.runs.overrides import Overrides
+from heedful.runs.finetune.plan import FinetunePlan
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.overrides import Overrides, changed_settings
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json, read_settings, write_file
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
@@ -69,7 +66,7 @@ class DistilPlan:
         assert kind is not None, "task_of refuses other teachers"
         return kind
 
-    def plan(self, **changed: Any) -> FinetunePlan:
+    def finetune_plan(self, **changed: Any) -> FinetunePlan:
         """The fine-tuning plan of the student, or of the baseline without the teacher."""
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")

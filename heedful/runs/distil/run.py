@@ -1,8 +1,7 @@
-"""distil: a large teacher and a small student that learns what it says, ending in a verdict on whether it was worth it.
+"""Knowledge distillation: a small student learns what a large teacher predicts, and a verdict compares the two.
 
-The student is a run like that of fine-tuning, in the same loop and the same folder. The folder also holds `start` (the
-untrained student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher) and
-`verdict.json`.
+The student is fine-tuned in the same loop and the same folder as any run. The folder also holds `start` (the untrained
+student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher) and `verdict.json`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from heedful.data import Example
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import mixed
 from heedful.device import CPU, device_of
-from heedful.errors import HeedfulError
-from heedful.objectives import Objective, Sample
+from heedful.errors import SettingError
+from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
 from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
 from heedful.runs.card.finetuned import write_finetuned_card
+from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.augment import augmented_examples
+from heedful.runs.distil.mlm import distil_masked
 from heedful.runs.distil.plan import (
     STUDENT_BEFORE,
     TEACHER_FILE,
@@ -44,21 +45,16 @@ from heedful.runs.distil.settings import ClassicStudent, SizeStudent, distil_ove
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_vector_width
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.unlabelled import read_both, teacher_task
-from heedful.runs.distil.verdict import VERDICT, judge_student
+from heedful.runs.distil.verdict import judge_student
 from heedful.runs.finetune.build import build_task
-from heedful.runs.finetune.run import FinetunePlan, Finished, Run
+from heedful.runs.finetune.plan import FinetunePlan
+from heedful.runs.finetune.run import FinetuneTraining, Lesson, label_lesson, start_name
 from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin_models
-from heedful.runs.results import RESULTS, read_results
-from heedful.runs.run_folder import (
-    SETTINGS,
-    check_run_folder,
-    init_labelled_run,
-    read_json,
-    resolve_precision,
-    translate_io_errors,
-)
+from heedful.runs.results import RESULTS, RunResult
+from heedful.runs.run import Run
+from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_json
+from heedful.settings import to_mapping
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.train.checkpoint import lock_run
@@ -66,9 +62,9 @@ from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import FitSettings, TrainSettings
 
-OUTPUTS, BASELINE, MORE = "outputs", "baseline", "more.jsonl"
-PROJECT = 7  # what a seed is mixed with here
-FEW = 64  # of the longest examples, by which it is foreseen whether tokens fit
+OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
+PROJECT = 7  # mixed with a seed, for the projections from the student's width to the teacher's
+LONGEST_EXAMPLES = 64  # of which it is checked in advance whether tokens of student and teacher fit
 
 
 def distil(
@@ -85,15 +81,28 @@ def distil(
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
-) -> Finished:
-    """Distil a teacher into a student; `output_dir` is the run folder, an interrupted run in it is resumed.
+) -> RunResult:
+    """Distil a teacher into a student; an interrupted run in `output_dir` is resumed.
 
-    `teacher` is a run, a model folder, or NAME[@REVISION]; its head decides the task, and one for masked tokens is
-    distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
-    "attention", "bilstm"; `loss` that of a paper ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
-    `overrides` are settings by path or short name.
+    Args:
+        teacher: A run, a model folder, or NAME[@REVISION]; its head decides the task. A masked language model is
+            distilled on files of plain text.
+        data: Labelled data, or files and folders of text.
+        output_dir: The run folder.
+        student: "layers=3", a size ("tiny", "mini"), a folder, or "bag", "attention", "bilstm".
+        loss: A published combination of losses ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
+        unlabelled: Files and folders of texts without labels.
+        recipe: A .toml or .json file of settings.
+        assignments: Texts such as "lr=0.1".
+        overrides: Settings by path or short name, or overrides that were collected before.
+        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        reporter: Receives progress.
+        ranks: The processes that train together.
+
+    Raises:
+        HeedfulError: If teacher, student, data, a setting or the folder cannot be used.
     """
-    given = distil_overrides(
+    overrides = distil_overrides(
         str(teacher),
         student=student,
         loss=loss,
@@ -102,14 +111,9 @@ def distil(
         assignments=assignments,
         overrides=overrides,
     )
-    known = load(teacher)
-    if teacher_task(known) == "masked":
-        from heedful.runs.distil.mlm import distil_masked
-
-        return distil_masked(
-            known, given, data, Path(output_dir), on_bad_row, reporter=reporter or Reporter(), ranks=ranks
-        )
-    return distil_task(known, given, data, Path(output_dir), on_bad_row, reporter=reporter or Reporter(), ranks=ranks)
+    model = load(teacher)
+    distil_it = distil_masked if teacher_task(model) == "masked" else distil_task
+    return distil_it(model, overrides, data, Path(output_dir), on_bad_row, reporter=reporter, ranks=ranks)
 
 
 def distil_task(
@@ -119,297 +123,313 @@ def distil_task(
     folder: Path,
     on_bad_row: OnBadRow,
     *,
-    reporter: Reporter,
+    reporter: Reporter | None,
     ranks: Ranks,
     parent_dir: Path | None = None,
-) -> Finished:
+) -> RunResult:
     """Distil a task into a student. Files inside `folder`, or `parent_dir` that holds it, are not used as data.
 
-    Students in one `parent_dir` share cached outputs of the teacher, where they need the same ones.
+    Students in one `parent_dir` share cached outputs of the teacher, if they need the same ones.
     """
-    planned = plan_distil(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
-    check_run_folder(folder)
-    reporter = reporter if ranks.first else Reporter()
-    train = resolve_precision(planned.settings.train, folder, ranks, reporter.message)
-    planned = replace(planned, settings=replace(pin_models(planned.settings, folder), train=train))
-    settings, source = planned.settings, planned.source
-    student = _Student(planned, folder, reporter, ranks, parent_dir)
-    student.foresee()
-    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
+    plan = plan_distil(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
+    run = Run.open(folder, reporter, ranks)
+    plan = replace(plan, settings=run.resolve(plan.settings))
+    learner = TeacherLearner(plan, run, parent_dir)
+    learner.check()
+    with run.locked():
+        run.begin(partial(_begin, plan, data, folder))
+        student = run.execute(FinetuneTraining(learner.student_plan, run, learner))
+        if student.status == "interrupted":
+            return student
+        baseline = None
+        if plan.settings.verdict.baseline != "none":
+            baseline = _train_baseline(learner, student)
+            if baseline.status == "interrupted":
+                return replace(student, status="interrupted", results={})
         if ranks.first:
-            again = partial(open_labelled, planned.task, data, settings)
-            accept_verdict_settings(folder, SETTINGS, settings)
-            init_labelled_run(folder, settings, source, planned.survey.counts, again)
-            check_same_teacher(folder, planned)
+            if not (folder / VERDICT).exists():
+                without_teacher = None if baseline is None else baseline.output_dir
+                plan.teacher.to(CPU)
+                judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
+            write_finetuned_card(folder)  # again, with the verdict
         ranks.wait()
-        return _Distillation(planned, student).run()
+        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-# -- the run ------------------------------------------------------------------------------------------------------
+def _begin(plan: DistilPlan, data: Any, folder: Path) -> None:
+    """Write what the run is, or check that the run in the folder is the same."""
+    accept_verdict_settings(folder, SETTINGS, plan.settings)
+    reopen = partial(open_labelled, plan.task, data, plan.settings)
+    init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, reopen)
+    check_same_teacher(folder, plan)
 
 
-class _Distillation:
-    def __init__(self, planned: DistilPlan, student: _Student) -> None:
-        self.planned, self.student, self.settings = planned, student, planned.settings
-        self.folder, self.reporter, self.ranks = student.folder, student.reporter, student.ranks
-
-    def run(self) -> Finished:
-        done = self.student.run()
-        if done.stop_reason == "interrupted":
-            return done
-        baseline = self._train_baseline(done)
-        if baseline is not None and baseline.stop_reason == "interrupted":
-            return replace(done, stop_reason="interrupted", results={})
-        if self.ranks.first:
-            if not (self.folder / VERDICT).exists():
-                without = None if baseline is None else baseline.folder
-                self.planned.teacher.to(CPU)
-                judge_student(
-                    self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.reporter
-                )
-            write_finetuned_card(self.folder)  # again, with the verdict
-        self.ranks.wait()
-        results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
-        return replace(done, results=results)
-
-    def _train_baseline(self, done: Finished) -> Finished | None:
-        """The same student, fine-tuned on the labels: as many steps, or epochs."""
-        folder = self.folder / BASELINE
-        if self.settings.verdict.baseline == "none":
-            return None
-        if (folder / RESULTS).exists():
-            return Finished(folder=folder, stop_reason="completed", results=read_results(folder))
-        self.reporter.message("the same student, without the teacher")
-        train, fit = self._as_long(done)
-        plan = self.planned.plan(train=train, fit=fit)
-        plan = replace(plan, notes=())  # those of the student say it all
-        with lock_run(folder) if self.ranks.first else nullcontext():
-            if self.ranks.first:
-                init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
-            self.ranks.wait()
-            return _Baseline(plan, folder, self.reporter, self.ranks, self.student).run()
-
-    def _as_long(self, done: Finished) -> tuple[TrainSettings, FitSettings]:
-        """Settings with as many steps as the student made, or as many epochs.
-
-        With as many steps, dev is evaluated as often as in the student's run.
-        """
-        train, fit = self.settings.train, self.settings.fit
-        mine, labelled = self.student.sizes()
-        per, less = -(-mine // train.batch_size), -(-labelled // train.batch_size)
-        if train.epochs is not None:
-            epochs, steps = train.epochs, max(1, round(train.epochs * per))
-        else:
-            if train.max_steps is not None:
-                steps = train.max_steps
-            else:  # a time budget, in which each seed makes its own number of steps
-                made = self.ranks.gather([each["steps"] for each in done.results.get("seeds", ())])[0]
-                steps = round(fmean(made))
-            epochs = steps / per
-        if self.settings.verdict.baseline == "steps":
-            fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * per / less)
-            return train.lasting(max_steps=steps), fit
-        return train.lasting(epochs=epochs), fit
+# -- the baseline -----------------------------------------------------------------------------------------------------
 
 
-class _Baseline(Run):
-    """Fine-tuning from the same start."""
+def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
+    """Fine-tune the same student on the labels, for as many steps or epochs."""
+    ranks = learner.run.ranks
+    run = Run(folder=learner.run.folder / BASELINE_FOLDER, reporter=learner.run.reporter, ranks=ranks)
+    if (run.folder / RESULTS).exists():
+        return run.result()
+    run.reporter.message("the same student, without the teacher")
+    train, fit = _baseline_duration(learner, student)
+    plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student has reported them
+    with lock_run(run.folder) if ranks.first else nullcontext():
+        counts = plan.survey.counts
+        run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, counts, lambda _: plan.source))
+        return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), on_its_own=False))
 
-    def __init__(self, plan: FinetunePlan, folder: Path, reporter: Reporter, ranks: Ranks, student: _Student) -> None:
-        super().__init__(plan, folder, reporter, ranks)
-        self.student, self.stated = student, ()  # the student has said it
+
+def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
+    """Settings with as many steps as the student made, or as many epochs.
+
+    With as many steps, dev is evaluated as often as in the student's run.
+    """
+    settings = learner.plan.settings
+    train, fit = settings.train, settings.fit
+    samples, labelled = learner.sample_counts()
+    steps_per_epoch, baseline_steps_per_epoch = -(-samples // train.batch_size), -(-labelled // train.batch_size)
+    if train.epochs is not None:
+        epochs, steps = train.epochs, max(1, round(train.epochs * steps_per_epoch))
+    else:
+        if train.max_steps is not None:
+            steps = train.max_steps
+        else:  # a time budget, in which each seed makes its own number of steps
+            steps_of_seeds = [seed["steps"] for seed in student.results.get("seeds", ())]
+            steps = round(fmean(learner.run.ranks.gather(steps_of_seeds)[0]))
+        epochs = steps / steps_per_epoch
+    if settings.verdict.baseline == "steps":
+        fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * steps_per_epoch / baseline_steps_per_epoch)
+        return train.lasting(max_steps=steps), fit
+    return train.lasting(epochs=epochs), fit
+
+
+class BaselineLearner:
+    """Learns the labels alone, from the initial weights of the student."""
+
+    def __init__(self, plan: FinetunePlan, student: TeacherLearner) -> None:
+        self.plan, self.student = plan, student
 
     @property
-    def fresh(self) -> bool:
-        """As the student."""
-        return self.student.fresh
+    def init_varies(self) -> bool:
+        """Whether the initial weights of the student depend on the seed."""
+        return self.student.init_varies
 
-    def _start(self, seed: int) -> Loaded:
-        base = load(self.student.kept(seed))
+    def settings(self) -> dict[str, Any]:
+        """The settings of fine-tuning."""
+        return to_mapping(self.plan.settings)
+
+    def initial_model(self, seed: int) -> Loaded:
+        """Load the student as it was before training."""
+        base = load(self.student.run.folder / start_name(self.student.student_plan.settings, seed))
         base.source = STUDENT_BEFORE
         return base
 
-    def _show(self) -> None:
-        """Nothing: what it found stands in the verdict."""
+    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+        """Encode the labelled examples."""
+        return label_lesson(task, self.plan)
+
+
+# -- the student ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lessons:
-    """Samples of the student, and what goes with them."""
+class _Inputs:
+    """Samples of the student, and the teacher's outputs for them."""
 
-    mine: OwnedSamples
-    labelled: list[bool]  # of each example
-    counted: int  # samples with labels
-    read: EncodedSplit
+    reading: OwnedSamples
+    labelled: list[bool]  # for each example
+    labelled_samples: int
+    encoded: EncodedSplit  # of the labelled examples
     pairing: SampleAlignment
     ask: AskTeacher
 
 
-class _Student(Run):
-    """Fine-tuning with a teacher beside the labels."""
+class TeacherLearner:
+    """Learns the teacher's outputs beside the labels."""
 
-    def __init__(
-        self, planned: DistilPlan, folder: Path, reporter: Reporter, ranks: Ranks, parent_dir: Path | None = None
-    ) -> None:
-        super().__init__(planned.plan(), folder, reporter, ranks)
-        self.planned, self.asked, self.parent_dir = planned, planned.settings, parent_dir
-        self._lessons: _Lessons | None = None
-        self._made: Loaded | None = None
+    def __init__(self, plan: DistilPlan, run: Run, parent_dir: Path | None = None) -> None:
+        self.plan, self.run, self.parent_dir = plan, run, parent_dir
+        self.student_plan = plan.finetune_plan()
+        self._settings = plan.settings
+        self._inputs: _Inputs | None = None
+        self._student: Loaded | None = None
 
-    def foresee(self) -> None:
-        """Make the student, and refuse what these two cannot learn, before anything is written."""
-        if self.kept(self.asked.train.seed).exists() or not self.ranks.first:
+    def check(self) -> None:
+        """Make the student on the first rank, and check that it can learn from the teacher; nothing is written.
+
+        Raises:
+            HeedfulError: If no loss reaches the student's head, or tokens of the two do not fit.
+        """
+        seed, teacher = self._settings.train.seed, self.plan.teacher
+        if (self.run.folder / start_name(self.student_plan.settings, seed)).exists() or not self.run.ranks.first:
             return
-        made, teacher = self._make(self.asked.train.seed), self.planned.teacher
-        resolve_losses(self.asked.loss, made, teacher)
-        if head_untrained(self.asked.loss, made, teacher):
-            raise HeedfulError(
-                f"nothing would train the head of {made.source}: it has random weights, and loss.kd_weight and "
+        student = self._build_student(seed)
+        resolve_losses(self._settings.loss, student, teacher)
+        if head_untrained(self._settings.loss, student, teacher):
+            raise SettingError(
+                f"nothing would train the head of {student.source}: it has random weights, and loss.kd_weight and "
                 "loss.label_weight are 0. Set loss.label_weight=1 or loss.kd_weight=1, or copy layers of the teacher, "
-                "as layers=3, with its head"
+                "as layers=3, with its head",
+                path="loss.label_weight",
             )
-        task, loaded = build_task(self.settings, self.source, self.survey, made, self.plan.labels)
-        few = nlargest(FEW, self._examples(), key=lambda each: sum(map(len, each.texts)))
-        self._paired(loaded, *(self._both(each, [], few)[0] for each in (task, self._taught(task))))
-        self._made = made
+        plan = self.student_plan
+        task, model = build_task(plan.settings, plan.source, plan.survey, student, plan.labels)
+        longest = nlargest(LONGEST_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
+        self._pair(model, *(self._read(each, [], longest)[0] for each in (task, self._teacher_task(task))))
+        self._student = student
 
     @property
-    def fresh(self) -> bool:
-        """Whether there is nothing in it of the teacher, or of another model."""
-        return isinstance(self.asked.student, SizeStudent | ClassicStudent)
+    def init_varies(self) -> bool:
+        """Whether the student starts with random weights, and nothing of the teacher or another model."""
+        return isinstance(self._settings.student, SizeStudent | ClassicStudent)
 
-    def _make(self, seed: int) -> Loaded:
-        texts = [text for example in self._examples() for text in example.texts]
-        longest, said = self.asked.max_length, self.reporter.message
-        return build_student(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, log=said)
+    def settings(self) -> dict[str, Any]:
+        """The settings of the distillation without those of the verdict, which may be made again."""
+        return settings_without_verdict(self._settings)
 
-    def _start(self, seed: int) -> Loaded:
-        """The student before it learns, which is kept."""
-        kept = self.kept(seed)
-        if seed == self.asked.train.seed:
-            if self._made is not None and self.ranks.first:
-                save(self._made, kept)
-                self._made = None
-            self.ranks.wait()
+    def initial_model(self, seed: int) -> Loaded:
+        """Load the student before training, which the run folder holds."""
+        name = start_name(self.student_plan.settings, seed)
+        if seed == self._settings.train.seed:
+            if self._student is not None and self.run.ranks.first:
+                save(self._student, self.run.folder / name)
+                self._student = None
+            self.run.ranks.wait()
+            base = load(self.run.folder / name)
         else:
-            self._keep(kept, partial(self._make, seed))
-        base = load(kept)
-        base.source = student_origin(self.asked)
+            base = self.run.saved_once(name, partial(self._build_student, seed))
+        base.source = student_origin(self._settings)
         return base
 
-    def _examples(self) -> list[Example]:
-        return [*self.source.examples("train"), *self.planned.unlabelled.examples]
-
-    @property
-    def decisive(self) -> dict[str, Any]:
-        """Those of the distillation, but for the verdict, which may be made anew."""
-        return settings_without_verdict(self.asked)
-
-    def sizes(self) -> tuple[int, int]:
-        """How many samples there are, and how many of them have labels."""
-        if self._lessons is None:
-            task, loaded = self._task()
-            self._lessons = self._read(task, loaded)
-        return len(self._lessons.mine.samples), self._lessons.counted
-
-    def _teacher(self) -> Loaded:
-        """Where the student learns."""
-        return self.planned.teacher.to(device_of(self.asked.train.device or CPU))
-
-    def _task(self) -> tuple[Task, Loaded]:
-        return build_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
-
-    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
-        losses = resolve_losses(self.asked.loss, loaded, self.planned.teacher)
-        widths = loaded.config.model.width, self.planned.teacher.config.model.width
-        if self._lessons is None:
-            self._lessons = self._read(task, loaded)
-        lessons, kind = self._lessons, self.planned.kind
-        batch = self.asked.train.batch_size
-        alone = GROUP if batch % GROUP == 0 else max(2, batch)
-        together = task.together if task.together > 1 else alone  # vectors are compared in the groups of the task
+    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+        """Return an objective of all losses, over labelled and unlabelled examples."""
+        losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
+        widths = model.config.model.width, self.plan.teacher.config.model.width
+        if self._inputs is None:
+            self._inputs = self._make_inputs(task, model)
+        inputs, kind, batch_size = self._inputs, self.plan.kind, self._settings.train.batch_size
+        own_group = GROUP if batch_size % GROUP == 0 else max(2, batch_size)
+        group_size = task.together if task.together > 1 else own_group  # vectors are compared in the task's groups
+        compares_vectors = kind == "vectors" and sentence_vector_width(model) != sentence_vector_width(
+            self.plan.teacher
+        )
         objective = Distillation(
             learner=task,
             kind=kind,
             losses=losses,
-            ask=lessons.ask,
-            pairing=lessons.pairing,
+            ask=inputs.ask,
+            pairing=inputs.pairing,
             project=state_projections(losses, widths, mixed(seed, PROJECT)),
-            group=together
-            if kind == "vectors" and sentence_vector_width(loaded) != sentence_vector_width(self.planned.teacher)
-            else 1,
+            group=group_size if compares_vectors else 1,
         )
-        check_batch_groups(self.asked.train, objective.together)
-        samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
-        return objective, samples, lessons.read
+        check_batch_groups(self._settings.train, objective.together)
+        samples = objective.prepared(inputs.reading.samples, inputs.reading.owners, inputs.labelled)
+        return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
 
-    def _read(self, task: Task, loaded: Loaded) -> _Lessons:
-        """Student and teacher read everything, and what the teacher says is kept, or said anew each time."""
-        unlabelled: Sequence[Example] = self.planned.unlabelled.examples
-        if self.asked.augment is not None:
+    def sample_counts(self) -> tuple[int, int]:
+        """The numbers of all samples, and of those with labels."""
+        if self._inputs is None:
+            plan, base = self.student_plan, self.initial_model(self._settings.train.seed)
+            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.survey, base, plan.labels))
+        return len(self._inputs.reading.samples), self._inputs.labelled_samples
+
+    def _build_student(self, seed: int) -> Loaded:
+        texts = [text for example in self._examples() for text in example.texts]
+        return build_student(
+            self._settings.student,
+            self.plan.teacher,
+            texts,
+            longest=self._settings.max_length,
+            seed=seed,
+            log=self.run.reporter.message,
+        )
+
+    def _examples(self) -> list[Example]:
+        return [*self.plan.source.examples("train"), *self.plan.unlabelled.examples]
+
+    def _make_inputs(self, task: Task, model: Loaded) -> _Inputs:
+        """Encode everything for student and teacher; the teacher's outputs are cached, or computed in each step."""
+        plan, settings = self.plan, self._settings
+        unlabelled: Sequence[Example] = plan.unlabelled.examples
+        if settings.augment is not None:
             unlabelled = augmented_examples(
-                self.planned, list(unlabelled) or list(self.source.examples("train")), self.folder / MORE,
-                given=bool(unlabelled), ranks=self.ranks, log=self.reporter.message,
+                plan, list(unlabelled) or list(plan.source.examples("train")), self.run.folder / AUGMENTED,
+                given=bool(unlabelled), ranks=self.run.ranks, log=self.run.reporter.message,
             )  # fmt: skip
-        own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
-        losses, kind = resolve_losses(self.asked.loss, loaded, self.planned.teacher), self.planned.kind
-        pairing, needs = self._paired(loaded, own[0], taught[0])
-        if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
-            self.reporter.message(f"{lost:,} samples have other words for the teacher, which says nothing of them")
-        teacher = Teacher(task.learning(self._teacher()), self._taught(task), kind, losses.wanted(1))
-        return _Lessons(
-            mine=own[0],
-            labelled=[True] * own[1].examples + [False] * len(unlabelled),
-            counted=len(own[1].samples),
-            read=own[1],
+        teacher_task = self._teacher_task(task)
+        (own, encoded), (taught, _) = self._read(task, unlabelled), self._read(teacher_task, unlabelled)
+        losses, kind = resolve_losses(settings.loss, model, plan.teacher), plan.kind
+        pairing, needs = self._pair(model, own, taught)
+        if kind == "tokens" and (unpaired := sum(not pairing.fits(number) for number in range(len(own.samples)))):
+            self.run.reporter.message(
+                f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
+            )
+        teacher_model = plan.teacher.to(device_of(settings.train.device or CPU))
+        teacher = Teacher(task.learning(teacher_model), teacher_task, kind, losses.wanted(1))
+        return _Inputs(
+            reading=own,
+            labelled=[True] * encoded.examples + [False] * len(unlabelled),
+            labelled_samples=len(encoded.samples),
+            encoded=encoded,
             pairing=pairing,
-            ask=self._ask(teacher, taught[0].samples, needs),
+            ask=self._outputs(teacher, taught.samples, needs),
         )
 
-    def _paired(self, loaded: Loaded, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
-        """What goes with what, and what is needed of the teacher's inside; refused where tokens do not fit."""
-        losses = resolve_losses(self.asked.loss, loaded, self.planned.teacher)
-        needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
-        return align_samples(own, taught, self.planned.kind, needs), needs
+    def _pair(self, model: Loaded, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
+        """Pair the student's samples with the teacher's, and name what is needed of the teacher's hidden layers.
 
-    def _both(
+        Raises:
+            HeedfulError: If a loss on hidden layers needs tokens that do not fit.
+        """
+        losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
+        needs = [name for name, terms in (("states", losses.states), ("relations", losses.relations)) if terms]
+        return align_samples(own, taught, self.plan.kind, needs), needs
+
+    def _read(
         self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None
     ) -> tuple[OwnedSamples, EncodedSplit]:
-        first, second = read_both(task, self.source.examples("train") if labelled is None else labelled, unlabelled)
+        """Encode labelled and unlabelled examples; also the encoded labelled ones alone."""
+        labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
+        first, second = read_both(task, labelled_examples, unlabelled)
         owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
         return OwnedSamples(samples=[*first.samples, *second.samples], owners=owners), first
 
-    def _taught(self, task: Task) -> Task:
-        """The task as the teacher reads it: with its own tokenizer, token types and length."""
-        teacher = self.planned.teacher
-        tokenizer, limit = require_tokenizer(teacher), teacher.limit
-        if tokenizer.fingerprint == tokenizer_of_task(task) and task.limit is not None:
+    def _teacher_task(self, task: Task) -> Task:
+        """The task with the teacher's tokenizer and maximum length."""
+        tokenizer, limit = require_tokenizer(self.plan.teacher), self.plan.teacher.limit
+        if tokenizer.fingerprint == task.tokenizer.fingerprint and task.limit is not None:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)
 
-    def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> AskTeacher:
-        loss, outputs = self.asked.loss, self.asked.teacher_cache
-        if not (loss.kd_weight or needs) or not outputs.enabled:
+    def _outputs(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> AskTeacher:
+        """The teacher's outputs for the samples: from a cache on the disk, or computed when they are needed."""
+        loss, cache = self._settings.loss, self._settings.teacher_cache
+        if not (loss.kd_weight or needs) or not cache.enabled:
             return online_teacher(teacher, samples)
-        facts = {"weights": read_json(self.folder / TEACHER_FILE)["weights"], "tokens": _tokens(samples)}
-        form = CacheFormat(half=outputs.precision == "float16")
-        place = self.folder / OUTPUTS
+        facts = {"weights": read_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
+        folder = self.run.folder / OUTPUTS
         if self.parent_dir is not None:
-            said = json.dumps([facts, teacher.wanted.names, outputs.precision])
-            place = self.parent_dir / OUTPUTS / sha256(said.encode()).hexdigest()[:16]
-        return cache_teacher_outputs(place, teacher, samples, form, facts, ranks=self.ranks, log=self.reporter.message)
+            key = json.dumps([facts, teacher.wanted.names, cache.precision])
+            folder = self.parent_dir / OUTPUTS / sha256(key.encode()).hexdigest()[:16]
+        return cache_teacher_outputs(
+            folder,
+            teacher,
+            samples,
+            CacheFormat(half=cache.precision == "float16"),
+            facts,
+            ranks=self.run.ranks,
+            log=self.run.reporter.message,
+        )
 
 
-def tokenizer_of_task(task: Task) -> str:
-    """Which tokenizer a task reads with."""
-    return task.tokenizer.fingerprint
-
-
-def _tokens(samples: Sequence[Sample]) -> str:
-    """A checksum of what is read."""
-    found = sha256()
+def _tokens_hash(samples: Sequence[Sample]) -> str:
+    """SHA-256 of token ids, token types and bounds."""
+    digest = sha256()
     for sample in samples:
-        found.update(json.dumps(sample.bounds).encode())
-        found.update(sample.tokens.tobytes())
-        found.update(sample.types.tobytes())
-    return found.hexdigest()
+        digest.update(json.dumps(sample.bounds).encode())
+        digest.update(sample.tokens.tobytes())
+        digest.update(sample.types.tobytes())
+    return digest.hexdigest()

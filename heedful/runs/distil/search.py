@@ -18,17 +18,18 @@ from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import Measurement
 from heedful.model.config import Classes
+from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.plan import DistilPlan, check_classic_student, plan_distil
 from heedful.runs.distil.run import distil_task
 from heedful.runs.distil.settings import DistilSettings, distil_overrides, parse_student
 from heedful.runs.distil.students import build_student as make_student
 from heedful.runs.distil.students import single_stack
 from heedful.runs.distil.unlabelled import teacher_task
-from heedful.runs.distil.verdict import VERDICT, ServingSpeed, compare_speeds, plot_verdict
+from heedful.runs.distil.verdict import ServingSpeed, compare_speeds, plot_verdict
 from heedful.runs.evaluate import build_eval_task as evaluating
-from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
 from heedful.runs.plots.style import save_png as write_figure
+from heedful.runs.results import RunResult
 from heedful.runs.run_folder import read_json, visible_names, write_file
 from heedful.tasks.specs import SPECS
 from heedful.train.checkpoint import LOCK, lock_run
@@ -57,7 +58,7 @@ def search(
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
-) -> Finished:
+) -> RunResult:
     """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
 
     `max_latency` is the median time of one text in milliseconds: a student that is slower in every precision is not
@@ -83,7 +84,7 @@ def search(
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
 
-    def distilled(student: str, place: str, values: Mapping[str, Any]) -> Finished:
+    def distilled(student: str, place: str, values: Mapping[str, Any]) -> RunResult:
         mine = given.with_values({"student": parse_student(student), **values})
         taught = load(teacher)
         return distil_task(
@@ -109,7 +110,7 @@ def search(
             if "quality" not in shape:
                 reporter.message(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
             done = distilled(shape["name"], shape["folder"], quick)  # a finished one: the same settings, or refused
-            if done.stop_reason == "interrupted":
+            if done.status == "interrupted":
                 return done
             verdict = ranks.gather(done.results.get("verdict"))[0]
             told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
@@ -128,7 +129,7 @@ def search(
             write_file(folder / SEARCH_FILE, found)
         ranks.wait()
         done = distilled(best["name"], BEST_FOLDER, {})
-        if done.stop_reason == "completed" and ranks.first:
+        if done.status == "completed" and ranks.first:
             put_folder(folder / "plots")
             trained = [each for each in found["tried"] if "quality" in each]
             chosen_on = read_json(folder / best["folder"] / VERDICT)

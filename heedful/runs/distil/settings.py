@@ -12,8 +12,8 @@ from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
 from heedful.runs.finetune.init_settings import WordSettings, name_with_revision
-from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults, flatten_settings
-from heedful.runs.overrides import Overrides
+from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults
+from heedful.runs.overrides import Overrides, flatten_settings
 from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings, Size
 from heedful.settings import to_mapping
 from heedful.tasks.spec import TaskSettings

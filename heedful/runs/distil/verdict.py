@@ -23,15 +23,15 @@ from heedful.infer.tuning.precision_gate import (
     open_in_precision,
 )
 from heedful.runs import timing
-from heedful.runs.card.finetuned import escape_markdown, markdown_table
-from heedful.runs.card.finetuned import format_number as shown
+from heedful.runs.card.markdown import format_number
+from heedful.runs.card.verdict import NAMES, VERDICT
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, set_title, style_axes
 from heedful.runs.plots.style import save_png as write_figure
 from heedful.runs.results import read_results
-from heedful.runs.run_folder import environment, read_json, write_file
+from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
@@ -39,10 +39,9 @@ from heedful.train.fit import Reporter
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERDICT, PLOT = "verdict.json", "verdict.png"
+PLOT = "verdict.png"
 BATCHES = 3, 50  # times that all texts are answered at once: from so few to so many
 LONG = 1.0  # seconds of the slowest model after which it is enough
-NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,45 +263,7 @@ def _times(factor: float) -> str:
 
 
 def _with_precision(quality: dict[str, Any]) -> str:
-    return f"{shown(quality['mean'])} in {quality['precision']}"
-
-
-def verdict_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table: its head, and a row for each model."""
-    head = ["", f"{found['metric']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
-    lines = []
-    best = found["models"]["teacher"]["quality"]["mean"]
-    for name, each in found["models"].items():
-        quality, like = each["quality"], each if "p50" in each else found["models"]["student"]
-        spread = "" if quality["std"] is None else f" ± {shown(quality['std'])} ({quality['seeds']} seeds)"
-        spread += "" if quality["precision"] == like["precision"] else f" in {quality['precision']}"
-        kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
-        times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
-        times += [f"{like['p50']:.2f} / {like['p99']:.2f}"]
-        lines.append(
-            [
-                NAMES.get(name, name),
-                shown(quality["mean"]) + spread,
-                kept,
-                f"{like['parameters']:,}",
-                like["precision"],
-                *times,
-            ]
-        )
-    return [*head, "ms, p50 / p99"], lines
-
-
-def verdict_section(folder: Path) -> list[list[str]]:
-    """What the model card says of it; nothing where there is no verdict."""
-    if not (folder / VERDICT).is_file():
-        return []
-    found = read_json(folder / VERDICT)
-    head, lines = verdict_table(found)
-    return [
-        ["## Beside its teacher"],
-        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, line)) for line in lines]),
-        [escape_markdown(found["sentence"], 1000)],
-    ]
+    return f"{format_number(quality['mean'])} in {quality['precision']}"
 
 
 def plot_verdict(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:

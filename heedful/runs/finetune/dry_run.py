@@ -14,7 +14,7 @@ from heedful.data.bad_rows import OnBadRow
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
 from heedful.runs.finetune.init_settings import Classic, Scratch, model_name
-from heedful.runs.finetune.run import plan_finetune
+from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import finetune_overrides
 from heedful.runs.finetune.training_time import estimate_seconds
 from heedful.runs.overrides import Overrides

@@ -44,7 +44,7 @@ def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResu
     _make(folder)
     with as_file(files("heedful") / "assets" / "intents") as data:
         done = finetune("classify", data, folder, reporter=reporter)
-    if done.stop_reason == "interrupted":
+    if done.status == "interrupted":
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
         worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), SHOWN))

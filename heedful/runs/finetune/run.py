@@ -1,27 +1,23 @@
-"""finetune: from labelled data to a run folder with a trained, measured model that transformers loads too."""
+"""Fine-tuning: from labelled data to a run folder with a trained and evaluated model that transformers loads too."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 
 from heedful.atomic_io import put, whole
-from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
-from heedful.csrc import unused
-from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
+from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.data import source_of
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
-from heedful.device import idle, precision
+from heedful.device import precision
 from heedful.objectives import Objective, Sample
-from heedful.runs.card.baseline import BEFORE, baseline_before_training, baseline_csv_rows
+from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card
 from heedful.runs.checkpoints import (
     CHECKPOINTS,
@@ -33,65 +29,31 @@ from heedful.runs.checkpoints import (
     small_dev_note,
 )
 from heedful.runs.finetune.build import build_task, initial_model
-from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.encoder_advice import reading_notes
-from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, model_name
-from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
-from heedful.runs.finetune.settings import (
-    FinetuneSettings,
-    check_batch_groups,
-    check_task,
-    finetune_defaults,
-    finetune_overrides,
-    preview_settings,
-    resolve_finetune,
-    training_summary,
-)
+from heedful.runs.finetune.init_settings import Pretrained, model_name
+from heedful.runs.finetune.plan import FinetunePlan, plan_finetune
+from heedful.runs.finetune.settings import FinetuneSettings, finetune_overrides
 from heedful.runs.finetune.training_time import training_time_note
 from heedful.runs.finetune.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.runs.overrides import Overrides
-from heedful.runs.pin_models import pin_models
-from heedful.runs.plots.figures import draw_run_plots
-from heedful.runs.results import JOURNAL, RESULTS, across_seeds, folder_bytes, read_results, seed_entry
-from heedful.runs.run_folder import (
-    BAD_ROWS,
-    DATA,
-    START_MODEL,
-    check_run_folder,
-    environment,
-    init_labelled_run,
-    journal_csv,
-    read_json,
-    resolve_precision,
-    translate_io_errors,
-    write_file,
-)
+from heedful.runs.results import BEFORE, JOURNAL, RunResult, across_seeds, seed_entry
+from heedful.runs.run import Run
+from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_json, write_file
 from heedful.runs.scoring import eval_result, measure_split, tune_thresholds
-from heedful.runs.timing import measure_latency, peak_memory
 from heedful.settings import to_mapping
-from heedful.tasks.specs import SPECS, specs_named
+from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import FitResult, Reporter, fit
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
-SEED, CARD = "seed.json", "README.md"
-INIT_NAMES = {  # what a model that is made for a run is called in results
+SEED = "seed.json"  # scores of one seed
+INIT_NAMES = {  # what results call a model that is made for a run
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
     "recurrent": "a classic model",
     "transformer": "a Transformer with random weights",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """How a run ended."""
-
-    folder: Path
-    stop_reason: Literal["completed", "interrupted"]  # interrupted by a signal: the same command resumes it
-    results: dict[str, Any]  # those of RESULTS, on the first rank of a run that is done; else none
 
 
 def finetune(
@@ -106,341 +68,323 @@ def finetune(
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
-) -> Finished:
-    """Fine-tune a model on labelled data; `output_dir` is the run folder, an interrupted run in it is resumed.
+) -> RunResult:
+    """Fine-tune a model on labelled data; an interrupted run in `output_dir` is resumed.
 
-    `model` is a folder, or NAME[@REVISION] on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
-    What is not set follows from the size of the data, and is said.
+    Args:
+        task: Name of a task.
+        data: As `data.source_of` takes it.
+        output_dir: The run folder.
+        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        recipe: A .toml or .json file of settings.
+        assignments: Texts such as "lr=0.1".
+        overrides: Settings by path or short name, or overrides that were collected before.
+        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        reporter: Receives progress.
+        ranks: The processes that train together.
+
+    Raises:
+        HeedfulError: If the data, a setting or the folder cannot be used.
     """
-    task = check_task(task)
-    folder, reporter = Path(output_dir), reporter if reporter and ranks.first else Reporter()
-    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = plan_finetune(task, data, overrides=given, on_bad_row=on_bad_row)
-    check_run_folder(folder)
-    train = resolve_precision(plan.settings.train, folder, ranks, reporter.message)
-    plan = replace(plan, settings=replace(pin_models(plan.settings, folder), train=train))
-    with lock_run(folder) if ranks.first else nullcontext(), translate_io_errors(folder):
-        if ranks.first:
-            again = partial(source_of, plan.source.kind, data, plan.settings.data)
-            init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, again)
-        ranks.wait()
-        return Run(plan, folder, reporter, ranks).run()
+    overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
+    run = Run.open(output_dir, reporter, ranks)
+    plan = replace(plan, settings=run.resolve(plan.settings))
+    reopen = partial(source_of, plan.source.kind, data, plan.settings.data)
+    with run.locked():
+        run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.survey.counts, reopen))
+        return run.execute(FinetuneTraining(plan, run, LabelLearner(plan, run)))
+
+
+# -- what is learned --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FinetunePlan:
-    """What is going to be done."""
+class Lesson:
+    """An objective, its samples, and what encoding the training examples cost."""
 
-    settings: FinetuneSettings
-    source: Source[Any]
-    survey: Survey
-    notes: tuple[str, ...]  # what of the data is left out, in sentences
-    why: str  # the defaults
-    labels: tuple[str, ...] | None = None  # that the model answers; None: those of the data
+    objective: Objective
+    samples: Sequence[Sample]
+    encoded: EncodedSplit
 
 
-def plan_finetune(
-    task: str,
-    data: Any,
-    *,
-    model: str | Path = "",
-    recipe: str | Path | None = None,
-    assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
-    on_bad_row: OnBadRow = "raise",
-) -> FinetunePlan:
-    """Look at the data, lay overrides over the defaults that follow from it, and refuse what could not be learned."""
-    task = check_task(task)
-    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    told = preview_settings(task, given)
-    reading = told.data
-    source, found = _looked_at(task, data, reading, on_bad_row)
-    if lacking := undivided(source, found):
-        reading = replace(reading, dev_fraction=0.0)
-        source, found = _looked_at(task, data, reading, on_bad_row)
-    refuse_dull(source, found)
-    kind = next(spec.name for spec in specs_named(task) if spec.example is source.kind)
-    init = told.init
-    named, width = model_name(init), 0
-    if isinstance(init, Pretrained | Classic) and named:
-        if Path(named).is_dir():
-            init = replace(init, model=os.path.normpath(named))  # one folder, however it is written
-        width = config_of(init.model, revision=init.revision or None).model.width
-    classic, writer = isinstance(init, Classic | Recurrent), init if isinstance(init, Seq2Seq) else None
-    fresh, count, together = not named, found.counts["train"], told.task.group(scored=found.low is not None)
-    golds = sample_targets(source, found.splits)
-    words = default_bleu_units(golds)
-    cut = classic or told.long_inputs == "truncate" or SPECS[kind].truncates  # one sample for each example
-    settings, why = finetune_defaults(
-        kind, count, random_init=fresh, width=width, classic=classic, seq2seq=writer, group_size=together,
-        bleu_units=words, characters=0 if cut else found.characters["train"],
-    )  # fmt: skip
-    resolved = resolve_finetune(given, settings)
-    settings = replace(resolved.settings, init=init, data=reading)
-    if isinstance(init, Classic):
-        SPECS[kind].check_reader(init.reader, "init.reader", len(source.labels))
-    check_batch_groups(settings.train, together)
-    check_bleu(settings.task, golds)
-    check_dev_split(settings, found, lacking)
-    check_unused_settings(settings, found, classic=classic and not named)
-    empty = [*([f"{lacking}, so all are train"] if lacking else []), *of_splits(found)]
-    bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
-    why = training_summary(settings, why, tuple(resolved.given))
-    return FinetunePlan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
-
-
-def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
-    source = source_of(specs_named(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
-    return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
-
-
-class Run:
-    """A plan carried out in a folder: each seed trained and measured, then all of them together."""
-
-    def __init__(self, plan: FinetunePlan, folder: Path, reporter: Reporter, ranks: Ranks) -> None:
-        self.plan, self.folder, self.reporter, self.ranks = plan, folder, reporter, ranks
-        self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
-        self.measured = tuple(split for split in plan.survey.splits if split != "train")
-        self.stated: Sequence[str] = plan.source.stated  # what was found out about the data, to be said
-
-    def run(self) -> Finished:
-        """To the end, or until a stop is asked for."""
-        finished = (self.folder / RESULTS).exists()
-        if finished:
-            self.reporter.message(f"{self.folder} is finished already")
-        else:
-            further = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
-            said = (*self.stated, *self.plan.notes, self.plan.why, further, unused(), idle(self.settings.train.device))
-            for sentence in filter(None, said):
-                self.reporter.message(sentence)
-            if (self.folder / BAD_ROWS).exists():
-                self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
-            first, done = self.settings.train.seed, []
-            base, seeds = self._start(first), range(first, first + self.settings.seeds)
-            for seed in seeds:
-                folder = self.folder if len(seeds) == 1 else self.folder / f"seed-{seed}"
-                found = self._one(base if seed == first or not self.fresh else None, seed, folder)
-                if found is None:
-                    return Finished(folder=self.folder, stop_reason="interrupted", results={})
-                done.append((folder, found))
-            if self.ranks.first:
-                self._together(base.source, done)
-        if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
-            self._show()
-        self.ranks.wait()
-        return Finished(
-            folder=self.folder, stop_reason="completed", results=read_results(self.folder) if self.ranks.first else {}
-        )
-
-    def _show(self) -> None:
-        """Plots and the model card."""
-        draw_run_plots(self.folder)
-        write_finetuned_card(self.folder)
+class Learner(Protocol):
+    """What a fine-tuning run learns, and from which weights."""
 
     @property
-    def fresh(self) -> bool:
-        """Whether a seed decides what training starts from, too."""
-        return not isinstance(self.settings.init, Pretrained)
+    def init_varies(self) -> bool:
+        """Whether each seed starts from weights of its own."""
+
+    def settings(self) -> dict[str, Any]:
+        """All settings that decided what the model is, for results.json."""
+
+    def initial_model(self, seed: int) -> Loaded:
+        """Return the model that training with this seed starts from, without the task's head."""
+
+    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+        """Return what `model`, which has the task's head, learns."""
+
+
+class LabelLearner:
+    """Learns the labels of the data, from the model that the settings name or describe."""
+
+    def __init__(self, plan: FinetunePlan, run: Run) -> None:
+        self.plan, self.run = plan, run
 
     @property
-    def decisive(self) -> dict[str, Any]:
-        """All settings that decided what the model is."""
-        return to_mapping(self.settings)
+    def init_varies(self) -> bool:
+        """Whether the seed decides the initial weights."""
+        return not isinstance(self.plan.settings.init, Pretrained)
 
-    def kept(self, seed: int) -> Path:
-        """Where what is made for the training with a seed is kept, before it learns."""
-        return self.folder / (START_MODEL if seed == self.settings.train.seed else f"{START_MODEL}-{seed}")
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run."""
+        return to_mapping(self.plan.settings)
 
-    def _start(self, seed: int) -> Loaded:
-        """The model to start from; one that was made for this run is kept in it."""
-        init, counts, longest = self.settings.init, self.survey.counts, self.settings.max_length
-        make = partial(initial_model, init, self.source, counts, seed, longest, self.reporter.message)
+    def initial_model(self, seed: int) -> Loaded:
+        """Load the model, or the one that was made for this run, which its folder holds."""
+        plan, init, log = self.plan, self.plan.settings.init, self.run.reporter.message
+        make = partial(initial_model, init, plan.source, plan.survey.counts, seed, plan.settings.max_length, log)
         if model_name(init):
             return make()
-        self._keep(self.kept(seed), make)
-        base = load(self.kept(seed))
+        base = self.run.saved_once(start_name(plan.settings, seed), make)
         base.source = INIT_NAMES[init.kind]
         return base
 
-    def _keep(self, folder: Path, make: Callable[[], Loaded]) -> None:
-        """Every rank makes it, as others would not wait for as long as that may take; the first one saves it."""
-        if not folder.exists():
-            made = make()
-            if self.ranks.first:
-                save(made, folder)
-        self.ranks.wait()
+    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+        """Encode the training examples."""
+        return label_lesson(task, self.plan)
 
-    def _one(self, base: Loaded | None, seed: int, folder: Path) -> dict[str, Any] | None:
-        """Train and measure with one seed, from a base or one of its own; None: a stop was asked for."""
+
+def label_lesson(task: Task, plan: FinetunePlan) -> Lesson:
+    """Return what a task learns from the labelled training examples alone."""
+    encoded = task.read(plan.source.examples("train"))
+    return Lesson(objective=task, samples=encoded.samples, encoded=encoded)
+
+
+def start_name(settings: FinetuneSettings, seed: int) -> str:
+    """The name in the run folder of the model that was made to start from with a seed."""
+    return START_MODEL if seed == settings.train.seed else f"{START_MODEL}-{seed}"
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+class FinetuneTraining:
+    """Trains and evaluates one model per seed, and reports them together.
+
+    Args:
+        plan: Settings and data.
+        run: The run folder, reporter and ranks.
+        learner: What is learned, and from which weights.
+        on_its_own: Whether the run reports about its data and gets plots and a model card; a baseline does not.
+    """
+
+    def __init__(self, plan: FinetunePlan, run: Run, learner: Learner, *, on_its_own: bool = True) -> None:
+        self.plan, self.run, self.learner, self.on_its_own = plan, run, learner, on_its_own
+        self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
+        self.splits = tuple(split for split in plan.survey.splits if split != "train")  # that are evaluated
+
+    @property
+    def device(self) -> str | None:
+        """The device that the settings name."""
+        return self.settings.train.device
+
+    def notes(self) -> Iterable[str]:
+        """Sentences about data, defaults and the model."""
+        continued = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
+        about_data = (*self.source.stated, *self.plan.notes) if self.on_its_own else ()
+        return *about_data, self.plan.why, continued
+
+    def train(self) -> bool:
+        """Train and evaluate each seed, and write the results; False if a signal interrupted it."""
+        self.run.report_bad_rows()
+        first = self.settings.train.seed
+        seeds = range(first, first + self.settings.seeds)
+        base = self.learner.initial_model(first)
+        finished = []
+        for seed in seeds:
+            folder = self.run.folder if len(seeds) == 1 else self.run.folder / f"seed-{seed}"
+            shared = seed == first or not self.learner.init_varies
+            results = self._train_seed(base if shared else None, seed, folder)
+            if results is None:
+                return False
+            finished.append((folder, results))
+        if self.run.ranks.first:
+            self._write_results(base.source, finished)
+        return True
+
+    def finish(self) -> None:
+        """Write plots and the model card."""
+        if self.on_its_own:
+            self.run.illustrate(write_finetuned_card)
+
+    def _train_seed(self, base: Loaded | None, seed: int, folder: Path) -> dict[str, Any] | None:
+        """Train and evaluate with one seed, from `base` or a model of its own; None if a signal interrupted it."""
         if (folder / SEED).exists():
-            self._keep_weights(folder)
+            self._tidy(folder)
             return read_json(folder / SEED)
-        base = base or self._start(seed)
+        base = base or self.learner.initial_model(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
-        task, loaded = build_task(settings, self.source, self.survey, base, self.plan.labels)
-        for split in self.measured:
+        task, model = build_task(settings, self.source, self.survey, base, self.plan.labels)
+        for split in self.splits:
             task.check(self.source.examples(split))
-        objective, samples, learned = self._learning(task, loaded, seed)
-        said = reading_notes(settings, self.source, self.survey, task, learned)
-        for note in said:
-            self.reporter.message(note)
+        lesson = self.learner.lesson(task, model, seed)
+        notes = reading_notes(settings, self.source, self.survey, task, lesson.encoded)
+        for note in notes:
+            self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)
-        self._before(task, loaded, folder)
-        begins = self.ranks.size == 1 and not (folder / STATE).exists()
-        if begins and (told := training_time_note(loaded, objective, samples, learned.tokens, settings.train)):
-            self.reporter.message(told)
-        trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
+        self._score_before_training(task, model, folder)
+        if self.run.ranks.size == 1 and not (folder / STATE).exists():
+            note = training_time_note(model, lesson.objective, lesson.samples, lesson.encoded.tokens, settings.train)
+            if note:
+                self.run.reporter.message(note)
+        trainer = Trainer(model, lesson.objective, lesson.samples, settings.train, self.run.ranks)
         fitted = fit(
             trainer,
             folder,
             settings.fit,
-            evaluate=partial(self._share, task, loaded, trainer.precision) if "dev" in self.measured else None,
+            evaluate=partial(self._dev_share, task, model, trainer.precision) if "dev" in self.splits else None,
             score=partial(eval_result, task),
-            save_last=partial(self._save_last, settings, task, loaded, folder),
-            reporter=self.reporter,
+            save_last=partial(self._save_last, settings, task, model, folder),
+            reporter=self.run.reporter,
         )
         if fitted.stop_reason == "interrupted":
             return None
         with trainer.whole():
-            found = self._finish(settings, task, loaded, trainer, fitted, learned, said, folder)
-        self._keep_weights(folder)
-        self.ranks.wait()
-        return found
+            results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
+        self._tidy(folder)
+        self.run.ranks.wait()
+        return results
 
-    def _finish(
-        self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: FitResult,
-        learned: EncodedSplit, said: list[str], folder: Path,
+    def _evaluate(
+        self, settings: FinetuneSettings, task: Task, model: Loaded, trainer: Trainer, fitted: FitResult,
+        lesson: Lesson, notes: list[str], folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
-        """Save what was trained, which no failure in measuring may lose, and measure it."""
-        seed, loaded = settings.train.seed, task.answering(loaded)
-        self._save(loaded, folder)
+        """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
+        model = task.answering(model)
+        self._save(model, folder)
         if settings.task.tunes_thresholds(self.survey):
-            loaded.thresholds |= tune_thresholds(task, loaded, self.source.examples("dev"))
-            self._save(loaded, folder)
-        splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
+            model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
+            self._save(model, folder)
+        splits = {split: self._evaluate_split(task, model, split, folder) for split in self.splits}
         entry = checkpoint_entry(
             fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end
         )
-        unclear = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
-        if unclear:
-            self.reporter.message(unclear)
-        found = {
-            "seed": seed,
+        small_dev = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
+        if small_dev:
+            self.run.reporter.message(small_dev)
+        results = {
+            "seed": settings.train.seed,
             "metric": task.metric,
             "best_step": fitted.best_step or trainer.step,
             "steps": trainer.step,
             "seconds": round(trainer.seconds, 1),
             "splits": splits,
             "checkpoints": entry,
-            "label_scaling": loaded.label_scaling,
-            "notes": [*said, *filter(None, [unclear])],
+            "label_scaling": model.label_scaling,
+            "notes": [*notes, *filter(None, [small_dev])],
         }
-        if self.ranks.first:
-            found |= self._baseline(task, loaded, trainer, learned, folder)
-            write_file(folder / SEED, found)
-        return found
+        if self.run.ranks.first:
+            results |= self._baseline(task, model, trainer, lesson.encoded, folder)
+            write_file(folder / SEED, results)
+        return results
 
-    def _before(self, task: Task, loaded: Loaded, folder: Path) -> None:
-        """Score a model before it is trained, where it may do the task already; once for a run that resumes."""
+    # -- baselines ----------------------------------------------------------------------------------------------------
+
+    def _score_before_training(self, task: Task, model: Loaded, folder: Path) -> None:
+        """Evaluate the untrained model if it may do the task already; once, also for a run that resumes."""
         zero_shot = SPECS[self.settings.task.kind].zero_shot
         if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
-        self.reporter.message("the score before training")
-        found = baseline_before_training({split: self._measured(task, loaded, split) for split in self.measured})
-        if self.ranks.first:
-            write_file(folder / BEFORE, found)
+        self.run.reporter.message("the score before training")
+        baseline = baseline_before_training({split: self._evaluate_split(task, model, split) for split in self.splits})
+        if self.run.ranks.first:
+            write_file(folder / BEFORE, baseline)
 
     def _baseline(
-        self, task: Task, loaded: Loaded, trainer: Trainer, learned: EncodedSplit, folder: Path
+        self, task: Task, model: Loaded, trainer: Trainer, encoded: EncodedSplit, folder: Path
     ) -> dict[str, dict[str, Any]]:
-        """The baseline scores: before training, or of a bag of words; {} where there is none."""
-        if not self.settings.eval_baseline or not self.measured:
+        """The scores before training, or those of a bag of words; {} if the task has no baseline."""
+        if not self.settings.eval_baseline or not self.splits:
             return {}
         if (folder / BEFORE).exists():
             return {"baseline": read_json(folder / BEFORE)}
         if not has_word_baseline(task):
             return {}
-        self.reporter.message("fitting a bag of words")
+        self.run.reporter.message("fitting a bag of words")
         words = score_words(
             task,
-            loaded,
+            model,
             self.source,
             self.survey,
-            self.measured,
+            self.splits,
             seed=self.settings.train.seed,
-            seconds=seconds_allowed(trainer, learned.tokens),
+            seconds=seconds_allowed(trainer, encoded.tokens),
             folder=folder,
         )
         return {"baseline": words}
 
-    def _save(self, loaded: Loaded, folder: Path, name: str = RUN_MODEL) -> None:
-        if self.ranks.first:
-            save(loaded, folder / name, overwrite=True)
+    # -- models and scores --------------------------------------------------------------------------------------------
 
-    def _save_last(self, settings: FinetuneSettings, task: Task, loaded: Loaded, folder: Path) -> None:
+    def _save(self, model: Loaded, folder: Path, name: str = RUN_MODEL) -> None:
+        if self.run.ranks.first:
+            save(model, folder / name, overwrite=True)
+
+    def _save_last(self, settings: FinetuneSettings, task: Task, model: Loaded, folder: Path) -> None:
         """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
-        loaded = copy(task.answering(loaded))
+        model = copy(task.answering(model))
         if settings.task.tunes_thresholds(self.survey):
-            loaded.thresholds = loaded.thresholds | tune_thresholds(task, loaded, self.source.examples("dev"))
-        self._save(loaded, folder, f"{CHECKPOINTS}/{LAST}")
+            model.thresholds = model.thresholds | tune_thresholds(task, model, self.source.examples("dev"))
+        self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
 
-    def _keep_weights(self, folder: Path) -> None:
-        """Remove the training state of a seed that is measured, unless it is to stay."""
-        if self.ranks.first and not self.settings.fit.keep_checkpoints:
+    def _tidy(self, folder: Path) -> None:
+        """Remove the training state of a seed that is evaluated, unless checkpoints are kept."""
+        if self.run.ranks.first and not self.settings.fit.keep_checkpoints:
             remove_training_state(folder)
 
-    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], EncodedSplit]:
-        """What is learned, from which samples, and what reading them cost."""
-        learned = task.read(self.source.examples("train"))
-        return task, learned.samples, learned
+    def _dev_share(self, task: Task, model: Loaded, dtype: torch.dtype) -> EvalMetrics:
+        """Evaluate this rank's share of dev."""
+        examples = self.source.examples("dev")
+        return measure_split(task, task.answering(model), examples, precision=dtype, ranks=self.run.ranks)
 
-    def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> EvalMetrics:
-        """What this rank finds on its share of dev."""
-        return measure_split(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
+    def _evaluate_split(self, task: Task, model: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
+        """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
+        self.run.reporter.message(f"measuring {split}")
+        path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.first else None
+        dtype = precision(self.settings.eval_precision, next(model.parameters()).device)
+        task, model = task.on_split(model, lambda: self.survey, split)
+        measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
+        return {"numbers": task.told(measure), "intervals": measure.intervals()}
 
-    def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
-        """An evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
-        self.reporter.message(f"measuring {split}")
-        path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
-        how = precision(self.settings.eval_precision, next(loaded.parameters()).device)
-        task, loaded = task.on_split(loaded, lambda: self.survey, split)
-        measured = measure_split(task, loaded, self.source.examples(split), precision=how, predictions=path)
-        return {"numbers": task.told(measured), "intervals": measured.intervals()}
-
-    def _together(self, base: str, done: list[tuple[Path, dict[str, Any]]]) -> None:
-        """Results over all seeds, with the model of the best of them on dev (of the first, where there is no dev)."""
-        folder, best = done[0]
+    def _write_results(self, base: str, finished: list[tuple[Path, dict[str, Any]]]) -> None:
+        """Write the results of all seeds, and the model of the best one on dev (of the first one without dev)."""
+        run, (folder, best) = self.run, finished[0]
         metric = best["metric"]
-        if "dev" in self.measured:
-            folder, best = max(done, key=lambda each: float(each[1]["splits"]["dev"]["numbers"][metric]))
-        if folder != self.folder:
-            for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.measured)):
-                with whole(self.folder / name) as part, (folder / name).open("rb") as file:
+        if "dev" in self.splits:
+            folder, best = max(finished, key=lambda seed: float(seed[1]["splits"]["dev"]["numbers"][metric]))
+        if folder != run.folder:
+            for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.splits)):
+                with whole(run.folder / name) as part, (folder / name).open("rb") as file:
                     put(part, iter(partial(file.read, 1 << 20), b""))
-            save(load(folder / RUN_MODEL), self.folder / RUN_MODEL, overwrite=True)
-        loaded, about = load(self.folder / RUN_MODEL), environment()
-        results = {
+            save(load(folder / RUN_MODEL), run.folder / RUN_MODEL, overwrite=True)
+        seeds = [results for _, results in finished]
+        learned = {
             "task": self.settings.task.kind,
             "metric": metric,
             "labels": list(self.source.labels),
             "base": base,
             "seed": best["seed"],
-            "seeds": [seed_entry(found) for _, found in done],
-            "across_seeds": {split: across_seeds([found for _, found in done], split) for split in self.measured},
+            "seeds": [seed_entry(results) for results in seeds],
+            "across_seeds": {split: across_seeds(seeds, split) for split in self.splits},
             "splits": best["splits"],
             "checkpoints": best["checkpoints"],
-            "data": read_json(self.folder / DATA),
-            "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
-            **measure_latency(loaded),
-            "memory": peak_memory(),
-            "machine": about["machine"],
-            "versions": about["versions"],
-            "settings": self.decisive,
-            "notes": [*self.plan.notes, *best["notes"]],
+            "data": read_json(run.folder / DATA),
         }
-        if best["label_scaling"]:
-            results["label_scaling"] = best["label_scaling"]
-        if "baseline" in best:
-            results["baseline"] = best["baseline"]
-        write_file(self.folder / "results.csv", journal_csv(self.folder / JOURNAL, baseline_csv_rows(results)))
-        write_file(self.folder / RESULTS, results)
+        run.write_results(
+            learned,
+            load(run.folder / RUN_MODEL),
+            self.learner.settings(),
+            notes=[*self.plan.notes, *best["notes"]],
+            label_scaling=best["label_scaling"] or None,
+            baseline=best.get("baseline"),
+        )

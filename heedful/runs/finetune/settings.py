@@ -5,7 +5,7 @@ Imports nothing heavy, so that a wrong one is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import canonical_task
 from heedful.runs.finetune.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
-from heedful.settings import load_mapping, overlay, to_mapping
+from heedful.settings import load_mapping, overlay
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs import SPECS, specs_named
 from heedful.tasks.specs.seq2seq import SEQ2SEQ, BleuTokenizer, Seq2SeqSettings, has_bleu
@@ -139,29 +139,6 @@ def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str
     said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
     said += settings.task.summary()
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
-
-
-def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their whole names.
-
-    >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
-    [('seeds', 1), ('train.optimizer.lr', 0.1)]
-    """
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flatten_settings(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def changed_settings(settings: Any, usual: Any) -> list[str]:
-    """What is not as usual, as arguments of a command.
-
-    >>> changed(DataSettings(dev_fraction=0.2, columns={"text": "review"}), DataSettings())
-    ['columns.text=review', 'dev_fraction=0.2']
-    """
-    now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
-    return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
 
 
 def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:

@@ -28,6 +28,7 @@ from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, 
 from heedful.objectives.span_corruption import SpanCorruption
 from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 from heedful.runs.pretrain.distillation_settings import DistillationSettings
+from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import (
     ClmSettings,
     MlmNspSettings,
@@ -54,8 +55,9 @@ class Components:
     settings: PretrainSettings
     tokenizer: Tokenizer
     corpus: Corpus
-    started: Loaded | None  # the trained model that goes on
+    init_model: Loaded | None  # the trained model to continue from
     teacher: TeacherRun | None = None
+    probes: Sequence[ProbeSet] = ()
 
 
 # -- what can be told before a text is read -----------------------------------------------------------------------
@@ -131,9 +133,9 @@ def build_model(pieces: Components) -> Loaded:
     """The model with the head of the objective."""
     settings, seed = pieces.settings, pieces.settings.train.seed
     head = _head(settings)
-    if pieces.started is not None:
-        usual = pieces.started.config.model
-        started = _remade(pieces.started, with_dropout(usual, usual, settings.model.dropout))
+    if pieces.init_model is not None:
+        usual = pieces.init_model.config.model
+        started = _remade(pieces.init_model, with_dropout(usual, usual, settings.model.dropout))
         return attach(started, head, seed=seed)
     config = config_of_size(_family(settings), settings, pieces.tokenizer)
     config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
@@ -226,7 +228,7 @@ def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
 
 def model_to_save(loaded: Loaded, pieces: Components) -> Loaded:
     """The model as it is kept: with the dropout that fine-tuning wants, its family's own or the started model's."""
-    usual = pieces.started.config.model if pieces.started is not None else _usual(loaded.config.family)
+    usual = pieces.init_model.config.model if pieces.init_model is not None else _usual(loaded.config.family)
     return _remade(loaded, with_dropout(loaded.config.model, usual))
 
 

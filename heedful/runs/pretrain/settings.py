@@ -251,7 +251,7 @@ class PretrainSettings:
         return tuple(found)
 
     @property
-    def text(self) -> tuple[Any, ...]:
+    def corpus_key(self) -> tuple[Any, ...]:
         """What decides which tokenizer and which corpus a run makes, beside the bytes of its files."""
         spans = isinstance(self.objective, SpanCorruptionSettings)
         return self.data, self.corpus, self.tokenizer, self.model.init_from, spans

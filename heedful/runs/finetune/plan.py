@@ -1,0 +1,106 @@
+"""The plan of a fine-tuning run: settings that follow from the data, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint import config_of
+from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
+from heedful.data.bad_rows import OnBadRow
+from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
+from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
+from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, model_name
+from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
+from heedful.runs.finetune.settings import (
+    FinetuneSettings,
+    check_batch_groups,
+    check_task,
+    finetune_defaults,
+    finetune_overrides,
+    preview_settings,
+    resolve_finetune,
+    training_summary,
+)
+from heedful.runs.overrides import Overrides
+from heedful.tasks.specs import specs_named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetunePlan:
+    """Settings and data of a fine-tuning run."""
+
+    settings: FinetuneSettings
+    source: Source[Any]
+    survey: Survey
+    notes: tuple[str, ...]  # sentences about rows that are left out
+    why: str  # a sentence about the defaults
+    labels: tuple[str, ...] | None = None  # labels of the model's head; None: those of the data
+
+
+def plan_finetune(
+    task: str,
+    data: Any,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
+    on_bad_row: OnBadRow = "raise",
+) -> FinetunePlan:
+    """Look at the data and lay overrides over the defaults that follow from it.
+
+    Raises:
+        HeedfulError: If nothing could be learned from the data, or a setting cannot be used with it.
+    """
+    task = check_task(task)
+    overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    preview = preview_settings(task, overrides)
+    reading, init = preview.data, preview.init
+    source, stats = _open(task, data, reading, on_bad_row)
+    if dev_problem := undivided(source, stats):
+        reading = replace(reading, dev_fraction=0.0)
+        source, stats = _open(task, data, reading, on_bad_row)
+    refuse_dull(source, stats)
+    spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
+    width = 0
+    if isinstance(init, Pretrained | Classic) and init.model:
+        if Path(init.model).is_dir():
+            init = replace(init, model=os.path.normpath(init.model))  # equal settings, however the folder is written
+        width = config_of(init.model, revision=init.revision or None).model.width
+    classic = isinstance(init, Classic | Recurrent)
+    group_size = preview.task.group(scored=stats.low is not None)
+    targets = sample_targets(source, stats.splits)
+    one_sample_each = classic or preview.long_inputs == "truncate" or spec.truncates
+    defaults, why = finetune_defaults(
+        spec.name,
+        stats.counts["train"],
+        random_init=not model_name(init),
+        width=width,
+        classic=classic,
+        seq2seq=init if isinstance(init, Seq2Seq) else None,
+        group_size=group_size,
+        bleu_units=default_bleu_units(targets),
+        characters=0 if one_sample_each else stats.characters["train"],
+    )
+    resolved = resolve_finetune(overrides, defaults)
+    settings = replace(resolved.settings, init=init, data=reading)
+    if isinstance(init, Classic):
+        spec.check_reader(init.reader, "init.reader", len(source.labels))
+    check_batch_groups(settings.train, group_size)
+    check_bleu(settings.task, targets)
+    check_dev_split(settings, stats, dev_problem)
+    check_unused_settings(settings, stats, classic=classic and not model_name(init))
+    empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *of_splits(stats)]
+    bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    why = training_summary(settings, why, tuple(resolved.given))
+    return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
+
+
+def _open(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
+    """Open the data and count it, train first."""
+    source = source_of(specs_named(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
+    return source, survey(source, ("train", *(split for split in source.splits if split != "train")))

@@ -1,0 +1,158 @@
+"""The course of every run: lock its folder, begin or resume, train, write the results, plots and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.csrc import unused
+from heedful.device import idle
+from heedful.runs.card.baseline import baseline_csv_rows
+from heedful.runs.pin_models import pin_models, replace_setting, setting_at
+from heedful.runs.plots.figures import draw_run_plots
+from heedful.runs.results import JOURNAL, RESULTS, RunResult, folder_bytes, read_results
+from heedful.runs.run_folder import (
+    BAD_ROWS,
+    check_run_folder,
+    environment,
+    journal_csv,
+    resolve_precision,
+    translate_io_errors,
+    write_file,
+)
+from heedful.runs.timing import measure_latency, peak_memory
+from heedful.train.checkpoint import lock_run
+from heedful.train.fit import Reporter
+from heedful.train.ranks import Ranks
+
+CARD = "README.md"
+Settings = TypeVar("Settings")
+
+
+class Training(Protocol):
+    """What a run trains: fine-tuning, pre-training, or one of them with a teacher."""
+
+    @property
+    def device(self) -> str | None:
+        """The device of the settings; None: the CPU."""
+
+    def notes(self) -> Iterable[str]:
+        """Return sentences to report before training; empty ones are left out."""
+
+    def train(self) -> bool:
+        """Train, and write the results on the first rank; False if a signal interrupted it."""
+
+    def finish(self) -> None:
+        """Tidy up and write plots and the model card, on the first rank, also when the run had finished before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run folder, the reporter of its progress, and the ranks that train in it."""
+
+    folder: Path
+    reporter: Reporter
+    ranks: Ranks
+
+    @classmethod
+    def open(cls, output_dir: str | Path, reporter: Reporter | None, ranks: Ranks) -> Run:
+        """Return the run of a folder. Only the first rank reports.
+
+        Raises:
+            HeedfulError: If the folder holds something other than a run.
+        """
+        check_run_folder(Path(output_dir))
+        return cls(folder=Path(output_dir), reporter=reporter if reporter and ranks.first else Reporter(), ranks=ranks)
+
+    def resolve(self, settings: Settings, train_path: str = "train") -> Settings:
+        """Replace precision "auto" and names of models without a revision by what they stand for in this run.
+
+        All ranks have to call it. `train_path` is the path of the `TrainSettings` in `settings`.
+        """
+        train = resolve_precision(setting_at(settings, train_path), self.folder, self.ranks, self.reporter.message)
+        return replace_setting(pin_models(settings, self.folder), train_path, train)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder; I/O errors become HeedfulErrors that say how to resume."""
+        with lock_run(self.folder) if self.ranks.first else nullcontext(), translate_io_errors(self.folder):
+            yield
+
+    def begin(self, init_folder: Callable[[], None]) -> None:
+        """Let the first rank write what the run is, or check that it is the one in the folder; the others wait."""
+        if self.ranks.first:
+            init_folder()
+        self.ranks.wait()
+
+    def execute(self, training: Training) -> RunResult:
+        """Train unless the folder has results already; the folder has to be locked and begun."""
+        if (self.folder / RESULTS).exists():
+            self.reporter.message(f"{self.folder} is finished already")
+        else:
+            for note in filter(None, (*training.notes(), unused(), idle(training.device))):
+                self.reporter.message(note)
+            if not training.train():
+                return RunResult(output_dir=self.folder, status="interrupted", results={})
+        if self.ranks.first:
+            training.finish()
+        self.ranks.wait()
+        return self.result()
+
+    def result(self, **more: object) -> RunResult:
+        """The result of a finished run, with `more` entries; ranks other than the first have no results."""
+        results = read_results(self.folder) | more if self.ranks.first else {}
+        return RunResult(output_dir=self.folder, status="completed", results=results)
+
+    # -- steps of a training --------------------------------------------------------------------------------------
+
+    def report_bad_rows(self) -> None:
+        """Say where bad rows are set aside, if there are any."""
+        if (self.folder / BAD_ROWS).exists():
+            self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
+
+    def saved_once(self, name: str, make: Callable[[], Loaded]) -> Loaded:
+        """Load the model in a folder of the run, which is made and saved first if it is missing.
+
+        Every rank makes it, since the others may not wait as long as that takes; the first one saves it.
+        """
+        if not (self.folder / name).exists():
+            model = make()
+            if self.ranks.first:
+                save(model, self.folder / name)
+        self.ranks.wait()
+        return load(self.folder / name)
+
+    def write_results(
+        self, learned: Mapping[str, object], model: Loaded, settings: Mapping[str, object], **more: object
+    ) -> None:
+        """Write results.json and results.csv.
+
+        Args:
+            learned: Entries about data, training and scores.
+            model: The saved model, whose size and speed are measured.
+            settings: All settings that decided what the model is.
+            more: Entries after the settings, such as the baseline; None ones are left out.
+        """
+        about = environment()
+        results = {
+            **learned,
+            "model": {"parameters": model.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
+            **measure_latency(model),
+            "memory": peak_memory(),
+            "machine": about["machine"],
+            "versions": about["versions"],
+            "settings": settings,
+            **{name: value for name, value in more.items() if value is not None},
+        }
+        write_file(self.folder / "results.csv", journal_csv(self.folder / JOURNAL, baseline_csv_rows(results)))
+        write_file(self.folder / RESULTS, results)
+
+    def illustrate(self, write_card: Callable[[Path], Path]) -> None:
+        """Write plots and the model card, unless the card is there."""
+        if not (self.folder / RUN_MODEL / CARD).exists():
+            draw_run_plots(self.folder)
+            write_card(self.folder)
