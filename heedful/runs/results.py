@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -90,7 +90,15 @@ def seed_entry(found: JsonObject) -> JsonObject:
 
 def across_seeds(found: list[JsonObject], split: str) -> JsonObject:
     """Mean and standard deviation of the metric over seeds."""
-    scores = [each["splits"][split]["numbers"][each["metric"]] for each in found]
+    return summarize_seeds([each["splits"][split]["numbers"][each["metric"]] for each in found])
+
+
+def summarize_seeds(scores: Sequence[float]) -> JsonObject:
+    """Mean and standard deviation of one score per seed; None for the deviation of a single one.
+
+    >>> summarize_seeds([0.75])
+    {'mean': 0.75, 'std': None, 'seeds': 1}
+    """
     deviation = statistics.stdev(scores) if len(scores) > 1 else None
     return {"mean": statistics.fmean(scores), "std": deviation, "seeds": len(scores)}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from heedful.errors import HeedfulError
+from heedful.runs.overrides import flatten_settings
 from heedful.runs.results import JOURNAL, as_float
 from heedful.runs.run_folder import SETTINGS, read_json, write_file
 from heedful.runs.trackers import TRACKERS, Tracker
@@ -50,7 +51,7 @@ class TrackingReporter(Reporter):
         """
         self._reporter.started(folder, step)
         ids = read_json(folder / TRACKING) if (folder / TRACKING).exists() else {}
-        settings = dict(_flat(_settings(folder)))
+        settings = dict(flatten_settings(_settings(folder)))
         for name in self._names:
             try:
                 self._trackers[name] = TRACKERS[name](folder, ids.get(name, ""), step, settings)
@@ -103,15 +104,6 @@ def _settings(folder: Path) -> dict[str, Any]:
         if path.is_file():
             return tomllib.loads(path.read_text("utf-8"))
     return {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths and values of nested settings."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _brief(error: Exception) -> str:

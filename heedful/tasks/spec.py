@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from heedful.data.examples import Example
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from heedful.tasks.task import Task
 
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # (smallest number of examples, epochs)
+
+
+LinearModel = Literal["logistic", "logistic_per_label", "ridge"]
 
 
 class TaskSettings:
@@ -110,6 +113,9 @@ class TaskSpec:
     replaceable: bool = True  # an answer stays right where a word of the input is replaced
     truncates: bool = False  # every text is cut where the model ends, none is read in windows
     zero_shot: bool = False  # a model may do it before it is trained, and that is the baseline
+    linear_model: LinearModel | None = None  # over a bag of words, as the baseline of a run; None: it has none
+    plots_alignments: bool = False  # plots show the attention of a decoder to the source text
+    predicts_cosines: bool = False  # a prediction for a pair is a cosine, which `label_scaling` relates to its score
     routes: tuple[str, ...] = ()  # of the server, beside those in serve/routes.py, as "module:name"
     classic_students: tuple[str, ...] = ()  # small students that a search tries
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from heedful.runs.statistics import compare_seeds, mean_and_std, paired_t_interval, t_quantile
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 4, 30])
-@pytest.mark.parametrize("share", [0.9, 0.975, 0.9995])
-def test_quantiles(share: float, degrees: int) -> None:
-    assert t_quantile(share, degrees) == pytest.approx(stats.t.ppf(share, degrees), rel=1e-9)
+from heedful.runs.statistics import compare_seeds, mean_and_std, paired_t_interval
 
 
 def test_intervals_are_the_t_test_s() -> None:

@@ -30,7 +30,7 @@ from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, set_title, style_axes
 from heedful.runs.plots.style import save_png as write_figure
-from heedful.runs.results import read_results
+from heedful.runs.results import read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.task import evaluate_task
@@ -108,9 +108,7 @@ def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     >>> spread([0.75], "int8")
     {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
     """
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    found = {"mean": statistics.fmean(numbers), "std": deviation, "seeds": len(numbers)}
-    return found | {"numbers": list(numbers), "precision": precision}
+    return summarize_seeds(numbers) | {"numbers": list(numbers), "precision": precision}
 
 
 def write_verdict(

@@ -34,7 +34,7 @@ from heedful.runs.finetune.init_settings import Pretrained, model_name
 from heedful.runs.finetune.plan import FinetunePlan, plan_finetune
 from heedful.runs.finetune.settings import FinetuneSettings, finetune_overrides
 from heedful.runs.finetune.training_time import training_time_note
-from heedful.runs.finetune.word_baseline import has_word_baseline, score_words, seconds_allowed
+from heedful.runs.finetune.word_baseline import linear_model_of, score_words, seconds_allowed
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
@@ -309,7 +309,7 @@ class FinetuneTraining:
             return {}
         if (folder / BEFORE).exists():
             return {"baseline": read_json(folder / BEFORE)}
-        if not has_word_baseline(task):
+        if linear_model_of(task) is None:
             return {}
         self.run.reporter.message("fitting a bag of words")
         words = score_words(

@@ -26,9 +26,10 @@ from heedful.data.labelled.statistics import Survey
 from heedful.data.sampler import mixed, order
 from heedful.runs.results import read_predictions
 from heedful.tasks.answering import Answer
-from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMultiLabel, best_threshold
+from heedful.tasks.classify import THRESHOLD, best_threshold
 from heedful.tasks.metrics import paired_difference
-from heedful.tasks.regress import Regress
+from heedful.tasks.spec import LinearModel
+from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EvalMetrics, Task, batched
 from heedful.train.trainer import Trainer
 
@@ -42,16 +43,16 @@ FLOPS_OF_OTHERS = 1e14  # of a GPU
 WEIGHTS = 1_000_000  # of the linear model: its optimizer needs 200 bytes for each
 CHUNK = 512  # rows that are answered together
 WORDS = 11  # what a seed is mixed with here
-METHODS = {
-    Classify: "TF-IDF and logistic regression",
-    ClassifyMultiLabel: "TF-IDF and one logistic regression per label",
-    Regress: "TF-IDF and ridge regression",
+METHODS: dict[LinearModel, str] = {
+    "logistic": "TF-IDF and logistic regression",
+    "logistic_per_label": "TF-IDF and one logistic regression per label",
+    "ridge": "TF-IDF and ridge regression",
 }
 
 
-def has_word_baseline(task: Task) -> bool:
-    """Tell whether a task is one that a bag of words can learn."""
-    return type(task) in METHODS
+def linear_model_of(task: Task) -> LinearModel | None:
+    """The kind of linear model that learns the task from a bag of words; None if none does."""
+    return next((spec.linear_model for spec in SPECS.values() if spec.task is type(task)), None)
 
 
 # -- how many rows -------------------------------------------------------------------------------------------
@@ -127,15 +128,15 @@ class WordBaseline:
         from sklearn.linear_model import LogisticRegression, Ridge
         from sklearn.multiclass import OneVsRestClassifier
 
-        self.task = task
+        self.task, self.kind = task, linear_model_of(task)
         self.thresholds: dict[str, float] = {}  # of labels, where any number may be given; 0.5 for the others
         self.pairs, self.scale = False, 1.0
         balanced = "balanced" if getattr(task, "weights", ()) else None
         self._vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
-        match task:
-            case Regress():
+        match self.kind:
+            case "ridge":
                 self._estimator: Any = Ridge()
-            case ClassifyMultiLabel():
+            case "logistic_per_label":
                 self._estimator = OneVsRestClassifier(LogisticRegression(class_weight=balanced))
             case _:
                 self._estimator = LogisticRegression(class_weight=balanced)
@@ -148,12 +149,12 @@ class WordBaseline:
     def fit(self, examples: Sequence[Any]) -> None:
         """Learn from examples; raise ValueError where they have no words, or one label alone."""
         self.pairs = any(example.text_pair is not None for example in examples)
-        outputs = len(self.task.labels) if isinstance(self.task, Classify) and len(self.task.labels) > 2 else 1
+        outputs = len(self.task.labels) if self.kind == "logistic" and len(self.task.labels) > 2 else 1
         self._vectorizer.max_features = max(1, WEIGHTS // (outputs * (3 if self.pairs else 1)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of steps that were not enough, and of labels that all rows have
             features = self._fitted(examples)
-            if isinstance(self.task, Regress):
+            if self.kind == "ridge":
                 targets = np.array([example.score for example in examples], dtype=np.float64)
             else:
                 targets = np.array([self.task.target(example) for example in examples])  # type: ignore[attr-defined]
@@ -162,15 +163,15 @@ class WordBaseline:
     def answers(self, examples: Sequence[Any]) -> list[Answer]:
         """Answer as the engine does, in the form that a task measures."""
         features = self._features(examples)
-        if isinstance(self.task, Regress):
+        if self.kind == "ridge":
             return [{"numbers": {"score": float(each)}} for each in self._estimator.predict(features)]
         shares = np.zeros((len(examples), len(self.task.labels)))
-        columns = self._estimator.classes_ if isinstance(self.task, Classify) else slice(None)
+        columns = self._estimator.classes_ if self.kind == "logistic" else slice(None)
         shares[:, columns] = self._estimator.predict_proba(features)
         return [self._answer(dict(zip(self.task.labels, row, strict=True))) for row in shares.tolist()]
 
     def _answer(self, shares: dict[str, float]) -> Answer:
-        if isinstance(self.task, ClassifyMultiLabel):
+        if self.kind == "logistic_per_label":
             labels = [name for name, share in shares.items() if share >= self.thresholds.get(name, THRESHOLD)]
             return {"labels": labels, "probabilities": shares}
         label = max(shares, key=shares.__getitem__)
@@ -223,14 +224,16 @@ def score_words(
     how many rows, in how many "seconds", and for each split "numbers", "intervals" and the "difference" of the model's
     metric and this one's, with its 95 % interval; or, where nothing can be fitted, "why".
     """
-    outputs = len(task.labels) if isinstance(task, ClassifyMultiLabel) or len(task.labels) > 2 else 1
+    kind = linear_model_of(task)
+    assert kind is not None, "linear_model_of tells"
+    outputs = len(task.labels) if kind == "logistic_per_label" or len(task.labels) > 2 else 1
     counts = {split: found.counts[split] for split in ("train", *splits)}
     rows = rows_of_splits(counts, found.characters, outputs, seconds)
     train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
     words = WordBaseline(task)
     result: dict[str, Any] = {
         "name": "a bag of words",
-        "method": METHODS[type(task)],
+        "method": METHODS[kind],
         "library": f"scikit-learn {version('scikit-learn')}",
         "rows": rows["train"],
         "of": counts["train"],
@@ -246,7 +249,7 @@ def score_words(
     for split in sorted(splits, key="dev".__ne__):  # dev is first, where thresholds are fitted
         given = list(_sampled(source, split, counts[split], rows[split], seed))
         began = time.perf_counter()
-        if split == "dev" and isinstance(task, ClassifyMultiLabel) and loaded.thresholds:
+        if split == "dev" and kind == "logistic_per_label" and loaded.thresholds:
             words.thresholds = _thresholds(words, [example for _, example in given])
         theirs = measure_words(words, given)
         spent += time.perf_counter() - began

@@ -16,6 +16,7 @@ from heedful.runs.plots.labels import drawable_labels
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, new_figure, save_png, set_title, style_axes
 from heedful.runs.results import JOURNAL, RESULTS, as_float, headline_split, read_predictions, read_results
 from heedful.tasks.metrics import Result
+from heedful.tasks.specs import SPECS
 from heedful.train.journal import read_journal
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     if found is None:
         return
     split, numbers = found
-    if results["task"] == "seq2seq":
+    spec = SPECS.get(results["task"])
+    if spec is not None and spec.plots_alignments:
         from heedful.runs.plots.alignments import plot_alignments  # it loads the model
 
         if figure := plot_alignments(folder, split):
@@ -216,7 +218,7 @@ def _of(row: dict[str, Any]) -> str:
 
 def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal | None:
     """Where the points would lie if all were right; cosines against scores of which the range is not kept: unknown."""
-    if results["task"] != "embed":
+    if not SPECS[results["task"]].predicts_cosines:
         values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
     found = results.get("label_scaling")  # those that stand for a cosine of 0 and of 1

@@ -82,6 +82,7 @@ CLASSIFY = TaskSpec(
         code=PIPELINE.format(kind="text-classification", more="", given="{given}"),
     ),
     distillation="classes",
+    linear_model="logistic",
     classic_students=("bag", "bilstm"),
 )
 MULTI_LABEL = TaskSpec(
@@ -100,5 +101,6 @@ MULTI_LABEL = TaskSpec(
         code=PIPELINE.format(kind="text-classification", more=", top_k=None", given="{given}"),
     ),
     distillation="multiple",
+    linear_model="logistic_per_label",
     classic_students=("bag", "bilstm"),
 )

@@ -66,6 +66,7 @@ EMBED = TaskSpec(
     task_ref="heedful.tasks.embed:Embed",
     recognizes=lambda head: head.kind == "embedding",
     check_reader=lambda reader, name, labels: rows_alone("embed", reader, name),
+    predicts_cosines=True,
     card=Card(
         name="Sentence embeddings",
         mistake=_mistake,

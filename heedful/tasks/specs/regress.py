@@ -32,6 +32,7 @@ REGRESS = TaskSpec(
     task_ref="heedful.tasks.regress:Regress",
     recognizes=_recognizes,
     check_reader=no_sigmoid,
+    linear_model="ridge",
     card=Card(
         name="A number for a text",
         mistake=lambda line, results, shown: (shown(line["label"]), shown(line["prediction"])),

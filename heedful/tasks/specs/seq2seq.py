@@ -77,6 +77,7 @@ SEQ2SEQ = TaskSpec(
     task_ref="heedful.tasks.seq2seq:Seq2Seq",
     recognizes=lambda head: head.kind == "language_model",
     check_reader=_no_reader,
+    plots_alignments=True,
     card=Card(
         name="Rewriting texts",
         measured="one pass over a text, all tokens at once",
