@@ -119,7 +119,7 @@ def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContex
 
 def with_trackers(reporter: Reporter, track: list[str] | None) -> Reporter:
     """Return a reporter that also writes to the trackers of --track."""
-    from heedful.runs.tracking import TrackingReporter
+    from heedful.runs.tracking_reporter import TrackingReporter
 
     return TrackingReporter(reporter, track) if track else reporter
 

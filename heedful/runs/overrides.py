@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
@@ -113,15 +113,26 @@ class Overrides:
         """Whether the name of a top-level setting was used, known or not."""
         return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._given) for entry in layer)
 
-    def resolve(self, defaults: Settings) -> Resolved[Settings]:
+    def resolve(self, defaults: Settings, fixed: Mapping[str, str] | None = None) -> Resolved[Settings]:
         """Lay everything over defaults; the same defaults are resolved once.
+
+        Args:
+            defaults: Settings for everything that is not given.
+            fixed: What decides the settings that may not be changed, by path.
 
         Raises:
             SettingError: If a name is unknown or ambiguous, a setting is given twice, or a value is refused.
         """
-        for before, resolved in self._resolved:
-            if type(before) is type(defaults) and before == defaults:
-                return resolved
+        resolved = next((known for before, known in self._resolved if _equal(before, defaults)), None)
+        if resolved is None:
+            resolved = self._lay_over(defaults)
+            self._resolved.append((defaults, resolved))
+        for path, decided_by in (fixed or {}).items():
+            if (value := setting_at(resolved.settings, path)) != setting_at(defaults, path):
+                raise SettingError(f"{path} is {shown(value)}, but {decided_by}: leave it out", path=path)
+        return resolved
+
+    def _lay_over(self, defaults: Settings) -> Resolved[Settings]:
         layers, renamed = self._locate(type(defaults))
         mapping = to_mapping(defaults)
         for layer in layers:
@@ -134,9 +145,7 @@ class Overrides:
         cls: type = type(defaults)
         replaced = {path for group in exclusive_paths(cls) for path in group if not _has(mapping, path)}
         given = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
-        resolved = Resolved(settings=settings, given=given, renamed=renamed)
-        self._resolved.append((defaults, resolved))
-        return resolved
+        return Resolved(settings=settings, given=given, renamed=renamed)
 
     def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
         """Layers with full paths, checked against a settings class; full paths by foreign names."""
@@ -149,6 +158,10 @@ class Overrides:
                 _refuse_exclusive(cls, layer)
             self._located[cls] = layers, renamed
         return self._located[cls]
+
+
+def _equal(settings: object, others: object) -> bool:
+    return type(settings) is type(others) and settings == others
 
 
 def find_setting(cls: type, name: str) -> str:
@@ -191,6 +204,21 @@ def changed_settings(settings: Any, usual: Any) -> list[str]:
     """
     now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
     return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
+
+
+def setting_at(settings: Any, path: str) -> Any:
+    """Return the value at a path, None if there is no such setting."""
+    for name in path.split("."):
+        settings = getattr(settings, name, None)
+    return settings
+
+
+def replace_setting(settings: Settings, path: str, value: object) -> Settings:
+    """Return frozen settings with another value at a path."""
+    assert is_dataclass(settings) and not isinstance(settings, type)
+    name, _, rest = path.partition(".")
+    changed = replace(settings, **{name: replace_setting(getattr(settings, name), rest, value) if rest else value})
+    return cast(Settings, changed)
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulError
-from heedful.runs.overrides import flatten_settings
+from heedful.runs.overrides import flatten_settings, replace_setting, setting_at
 from heedful.settings import load_mapping
 
 Settings = TypeVar("Settings")
@@ -25,7 +24,7 @@ MODELS = (
 
 def pin_models(settings: Settings, folder: Path) -> Settings:
     """Return settings in which names on the hub have a commit: that of the run in `folder`, else that of `main`."""
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     with suppress(OSError, HeedfulError):
         known = dict(flatten_settings(load_mapping(folder / SETTINGS)))
     for path in MODELS:
@@ -35,17 +34,3 @@ def pin_models(settings: Settings, folder: Path) -> Settings:
             pinned = before if isinstance(before, str) and before.startswith(f"{value}@") else hub.pinned(value)
             settings = replace_setting(settings, path, pinned)
     return settings
-
-
-def setting_at(settings: Any, path: str) -> Any:
-    """Return the value at a path, None where there is no such setting."""
-    for name in path.split("."):
-        settings = getattr(settings, name, None)
-    return settings
-
-
-def replace_setting(settings: Any, path: str, value: str) -> Any:
-    """Return frozen settings with another value at a path."""
-    assert is_dataclass(settings) and not isinstance(settings, type)
-    name, _, rest = path.partition(".")
-    return replace(settings, **{name: replace_setting(getattr(settings, name), rest, value) if rest else value})

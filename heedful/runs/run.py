@@ -12,7 +12,8 @@ from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.csrc import unused
 from heedful.device import idle
 from heedful.runs.card.baseline import baseline_csv_rows
-from heedful.runs.pin_models import pin_models, replace_setting, setting_at
+from heedful.runs.overrides import replace_setting, setting_at
+from heedful.runs.pin_models import pin_models
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.results import JOURNAL, RESULTS, RunResult, folder_bytes, read_results
 from heedful.runs.run_folder import (

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from heedful.atomic_io import put, whole
 from heedful.checkpoint import Loaded, load
 from heedful.data import Example, Tagged
 from heedful.data.sampler import mixed
-from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
 from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
@@ -28,39 +27,44 @@ from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
 
-if TYPE_CHECKING:
-    from heedful.runs.distil.plan import DistilPlan
-
 TOGETHER = 64  # texts that the model reads at once
 DRAWN = 8  # what a seed is mixed with here
 
 
 def augmented_examples(
-    planned: DistilPlan,
+    settings: AugmentSettings,
+    task: str,
+    teacher: str,
     examples: Sequence[Example],
     path: Path,
     *,
-    given: bool,
+    label: str,
+    seed: int,
     ranks: Ranks,
     log: Callable[[str], None],
 ) -> list[Example]:
-    """The unlabelled examples, and variants of them, or of the labelled ones where there are none; made once."""
-    settings = planned.settings.augment
-    assert settings is not None
+    """Return variants of examples; the first rank makes them once, in a file, which the others read.
+
+    Args:
+        settings: How many variants, and how much of a text is replaced.
+        task: Of the examples.
+        teacher: The teacher's folder or name, whose masked head is used unless the settings name a model.
+        examples: To be varied.
+        path: The file.
+        label: Of the variants, which means nothing.
+        seed: Random seed.
+        ranks: The processes that train together.
+        log: Receives a sentence.
+    """
     if ranks.first and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
-        model = load_masked_lm(planned.settings.teacher, settings)
-        lines = (
-            json.dumps(each, allow_nan=False) + "\n"
-            for each in augmented_inputs(model, examples, settings, planned.settings.train.seed)
-        )
+        variants = augmented_inputs(load_masked_lm(teacher, settings), examples, settings, seed)
         with whole(path) as part:
-            put(part, (line.encode() for line in lines))
+            put(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
     ranks.wait()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    labels = planned.labels or planned.source.labels or (OUTSIDE,)
-    return [*(examples if given else ()), *SPECS[planned.task].example.of_inputs(rows, labels[0])]
+    return list(SPECS[task].example.of_inputs(rows, label))
 
 
 def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:

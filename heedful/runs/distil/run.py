@@ -21,6 +21,7 @@ from heedful.checkpoint import Loaded, load, save
 from heedful.data import Example
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import mixed
+from heedful.data.tag_schemes import OUTSIDE
 from heedful.device import CPU, device_of
 from heedful.errors import SettingError
 from heedful.objectives import Sample
@@ -355,10 +356,19 @@ class TeacherLearner:
         plan, settings = self.plan, self._settings
         unlabelled: Sequence[Example] = plan.unlabelled.examples
         if settings.augment is not None:
-            unlabelled = augmented_examples(
-                plan, list(unlabelled) or list(plan.source.examples("train")), self.run.folder / AUGMENTED,
-                given=bool(unlabelled), ranks=self.run.ranks, log=self.run.reporter.message,
-            )  # fmt: skip
+            labels = plan.labels or plan.source.labels or (OUTSIDE,)
+            variants = augmented_examples(
+                settings.augment,
+                plan.task,
+                settings.teacher,
+                unlabelled or list(plan.source.examples("train")),
+                self.run.folder / AUGMENTED,
+                label=labels[0],
+                seed=settings.train.seed,
+                ranks=self.run.ranks,
+                log=self.run.reporter.message,
+            )
+            unlabelled = [*unlabelled, *variants]
         teacher_task = self._teacher_task(task)
         (own, encoded), (taught, _) = self._read(task, unlabelled), self._read(teacher_task, unlabelled)
         losses, kind = resolve_losses(settings.loss, model, plan.teacher), plan.kind

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
-from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.errors import HeedfulError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
 from heedful.runs.finetune.init_settings import WordSettings, name_with_revision
 from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults
@@ -18,6 +18,7 @@ from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings,
 from heedful.settings import to_mapping
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs import SPECS
+from heedful.toml_json import shown
 from heedful.train.settings import FitSettings, TrainSettings
 
 BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
@@ -348,15 +349,10 @@ def preview_distil_settings(overrides: Overrides, task: str = "classify", data: 
     return resolve_distil(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
 
 
-def resolve_distil(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
-    """Lay overrides over defaults, whose task they may not change."""
-    settings, kind = overrides.resolve(usual).settings, usual.task.kind
-    if settings.task.kind != kind:
-        raise SettingError(
-            f'task.kind is "{settings.task.kind}", but the teacher\'s head decides it ("{kind}"): leave it out',
-            path="task.kind",
-        )
-    return settings
+def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSettings:
+    """Lay overrides over the defaults of a task."""
+    decided_by = f"the teacher's head decides it ({shown(defaults.task.kind)})"
+    return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
 
 def _recipe(given: str) -> LossSettings:

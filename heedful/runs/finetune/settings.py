@@ -189,13 +189,9 @@ def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
     raise last
 
 
-def resolve_finetune(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
-    """Lay overrides over the defaults of a task, which they may not change."""
-    resolved, kind = overrides.resolve(usual), usual.task.kind
-    task = resolved.settings.task
-    task.check()
-    if task.kind != kind:
-        name = SPECS[kind].public_name
-        message = f'task.kind is "{task.kind}", but the task, {name}, and its data decide it: leave it out'
-        raise SettingError(message, path="task.kind")
+def resolve_finetune(overrides: Overrides, defaults: FinetuneSettings) -> Resolved[FinetuneSettings]:
+    """Lay overrides over the defaults of a task, and check that the task can be done on this machine."""
+    name = SPECS[defaults.task.kind].public_name
+    resolved = overrides.resolve(defaults, fixed={"task.kind": f"the task, {name}, and its data decide it"})
+    resolved.settings.task.check()
     return resolved

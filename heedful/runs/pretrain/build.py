@@ -27,10 +27,10 @@ from heedful.objectives.permutation_lm import PermutationLM
 from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, tied_generator
 from heedful.objectives.span_corruption import SpanCorruption
 from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
-from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import (
     ClmSettings,
+    DistillationSettings,
     MlmNspSettings,
     MlmSettings,
     MlmSopSettings,

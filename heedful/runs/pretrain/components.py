@@ -16,9 +16,8 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import mixed
 from heedful.errors import DataError, ModelError, RunError, TokenizerError
 from heedful.runs.pretrain.build import Components, check_model, check_tokenizer
-from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.probes import ProbeSet
-from heedful.runs.pretrain.settings import PretrainSettings, SpanCorruptionSettings
+from heedful.runs.pretrain.settings import DistillationSettings, PretrainSettings, SpanCorruptionSettings
 from heedful.runs.pretrain.teacher import TeacherRun
 from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_json, write_file

@@ -17,7 +17,7 @@ from heedful.data.examples import Example, Labelled, Scored, Tagged
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.packed import Packed
-from heedful.runs.pretrain.distillation_settings import Probe
+from heedful.runs.pretrain.settings import Probe
 from heedful.tasks.metrics.regression import ranks
 from heedful.tokenizer import Tokenizer
 

@@ -29,7 +29,7 @@ from heedful.objectives.packing import FixedShape, PackedRows, Ranges
 from heedful.objectives.random_numbers import is_text_token
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
 from heedful.objectives.special_tokens import SpecialTokenTemplate
-from heedful.runs.pretrain.distillation_settings import DistillationSettings
+from heedful.runs.pretrain.settings import DistillationSettings
 from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings

@@ -28,7 +28,7 @@ from heedful.runs.plots.figures import (
 from heedful.runs.plots.style import save_png
 from tests.support import run_folders as made
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 THREE = ["negative", "neutral", "positive"]
 ODD = [
     "正面评价",

@@ -88,7 +88,7 @@ def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) ->
     ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
     given = ("heedful", "distil", str(teacher), str(labelled), "--output", str(tmp_path / "run"), "--min-quality", "1%")
     settings = (*QUICK, "verdict.rounds=1")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run" / "search.json").read_text())

@@ -20,7 +20,7 @@ from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.runs import trackers
 from heedful.runs.finetune.run import finetune
-from heedful.runs.tracking import TRACKING, TrackingReporter
+from heedful.runs.tracking_reporter import TRACKING, TrackingReporter
 from heedful.train.fit import Reporter
 from heedful.train.journal import read_journal
 

@@ -15,10 +15,16 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.runs.pretrain.distillation_settings import DistillationSettings, Probe, TermWeights
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.run import pretrain_with
-from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.pretrain.settings import (
+    DistillationSettings,
+    Phase,
+    PretrainSettings,
+    Probe,
+    TermWeights,
+    resolve_pretrain,
+)
 from heedful.runs.results import RunResult
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter

@@ -35,7 +35,7 @@ from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, DecayFromStart
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "-" not in path.stem)
 
 

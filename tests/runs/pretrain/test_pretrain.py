@@ -37,9 +37,8 @@ from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
-from heedful.runs.pretrain.distillation_settings import DistillationSettings
 from heedful.runs.pretrain.run import pretrain_with
-from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.pretrain.settings import DistillationSettings, Phase, PretrainSettings, resolve_pretrain
 from heedful.runs.recipes import copy_asset, list_assets
 from heedful.runs.results import RunResult
 from heedful.runs.run_folder import INITIAL_FILES, can_resume, check_run_folder
@@ -54,7 +53,7 @@ from tests.support.corpora import Document, corpus_of, documents, trained, write
 from tests.support.tiny_models import save_tiny
 from tests.support.tiny_teacher import make_teacher
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = {
     "model.layers": 1,
     "model.width": 32,
