@@ -92,7 +92,7 @@ def finetune(
         from heedful.runs.finetune.dry_run import dry_run as estimate
 
         estimates = estimate(task, files, folder, overrides=overrides, on_bad_row=bad_rows)
-        return write_json(estimates.plain()) if as_json else print_table(estimates.rows())
+        return write_json(estimates.to_dict()) if as_json else print_table(estimates.table_rows())
 
     from heedful.cli.progress import Progress
     from heedful.runs.card.finetuned import learned_pairs

@@ -1,4 +1,4 @@
-"""Checkpoints of a finished run: which are kept, whether dev could choose between them, and where each lies."""
+"""Checkpoints of a finished run: which are kept, whether dev is large enough to choose one, and their folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import remove
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.runs.results import RESULTS, read_results
 
 CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside those of its model, and training state
@@ -18,16 +18,16 @@ LAST = "last"  # in CHECKPOINTS
 def checkpoint_entry(
     best_step: int, best: float | None, last_step: int, last: float | None, load_best: bool
 ) -> dict[str, dict[str, Any] | str | None]:
-    """The entry of results.json: step and metric of the best and the last weights, and which the model has."""
+    """The entry of results.json: step and metric of the best and the last weights, and which of them the model has."""
     chosen = "best" if load_best and best is not None else "last"
-    about = None if best is None else {"step": best_step, "metric_value": best}
-    return {"model": chosen, "best": about, "last": {"step": last_step, "metric_value": last}}
+    best_entry = None if best is None else {"step": best_step, "metric_value": best}
+    return {"model": chosen, "best": best_entry, "last": {"step": last_step, "metric_value": last}}
 
 
 def small_dev_note(entry: Mapping[str, Any], metric: str, interval: Mapping[str, float] | None) -> str:
-    """A sentence where dev is too small to choose the best checkpoint over the last one; "" where it is not.
+    """A sentence if dev is too small to prefer the best checkpoint to the last one; "" if it is not.
 
-    Too small: the 95 % interval of the metric is wider than what the best checkpoint gained over the last one.
+    It is too small if the 95 % interval of the metric is wider than the gain of the best checkpoint over the last one.
     """
     best, last = entry["best"], entry["last"]
     if entry["model"] != "best" or best["step"] == last["step"] or last["metric_value"] is None or interval is None:
@@ -43,7 +43,7 @@ def small_dev_note(entry: Mapping[str, Any], metric: str, interval: Mapping[str,
 
 
 def continued_run_note(model: str, task: str) -> str:
-    """A sentence where a finished run of the same task is trained further; "" where something else begins."""
+    """A sentence if a finished run of the same task is trained further, else ""."""
     folder = Path(model)
     if not model or not (folder / RESULTS).is_file() or read_results(folder)["task"] != task:
         return ""
@@ -51,7 +51,7 @@ def continued_run_note(model: str, task: str) -> str:
 
 
 def remove_training_state(folder: Path) -> None:
-    """Remove the training state of a finished run; where the folder of it is a link, what it leads to is emptied."""
+    """Remove the training state of a finished run; if its folder is a link, the folder that it points to is emptied."""
     state = folder / STATE
     if state.is_symlink():
         for path in state.iterdir() if state.exists() else ():
@@ -61,20 +61,28 @@ def remove_training_state(folder: Path) -> None:
 
 
 def find_checkpoint(run: str | Path, which: str) -> Path:
-    """The folder of a checkpoint of a finished run, which `load` reads: "best", "last", or the number of a step."""
+    """The folder of a checkpoint of a finished run, for `load`.
+
+    Args:
+        run: The run folder.
+        which: "best", "last", or the number of a step.
+
+    Raises:
+        RunError: If the run is not finished, or does not have that checkpoint.
+    """
     if which not in ("best", LAST) and not which.isdecimal():
-        raise HeedfulError(f'--checkpoint is "{which}": use best, last, or the number of a step')
+        raise RunError(f'--checkpoint is "{which}": use best, last, or the number of a step')
     folder = Path(run)
     if not (folder / RESULTS).is_file():
-        raise HeedfulError(f"{run} is no finished run, so it has no checkpoint {which}: leave --checkpoint out")
-    found = read_results(folder)
-    inner = folder / f"seed-{found.get('seed')}"
-    folder = inner if inner.is_dir() else folder  # the model of several seeds is that of one of them
-    entry = found[CHECKPOINTS]
+        raise RunError(f"{run} is not a finished run and has no checkpoint {which}: leave --checkpoint out")
+    results = read_results(folder)
+    seed_folder = folder / f"seed-{results.get('seed')}"
+    folder = seed_folder if seed_folder.is_dir() else folder  # the model of several seeds is that of one of them
+    entry = results[CHECKPOINTS]
     steps = {name: entry[name]["step"] for name in ("best", LAST) if entry[name] is not None}
     named = which if which.isdecimal() else None
     if named is None and which not in steps:
-        raise HeedfulError(f"{run} was not evaluated on dev while it trained, so no checkpoint is the best: use last")
+        raise RunError(f"{run} was not evaluated on dev while it trained, so it has no best checkpoint: use last")
     step = int(named) if named is not None else steps[which]
     if step == steps[entry["model"]]:
         return folder
@@ -84,7 +92,7 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
     if step in states:
         return states[step]
     known = sorted({steps[entry["model"]], *([steps[LAST]] if (folder / CHECKPOINTS).is_dir() else ()), *states})
-    raise HeedfulError(
+    raise RunError(
         f"{run} has no weights of {f'step {step}' if named else f'its {which} checkpoint, step {step}'}: it has "
         f"{'those of step' if len(known) == 1 else 'those of steps'} {', '.join(map(str, known))}; a run keeps more "
         "with fit.keep_checkpoints"

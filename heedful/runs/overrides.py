@@ -185,7 +185,7 @@ def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
 def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by their whole names.
 
-    >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
+    >>> list(flatten_settings({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
     [('seeds', 1), ('train.optimizer.lr', 0.1)]
     """
     for name, value in table.items():
@@ -199,7 +199,7 @@ def changed_settings(settings: Any, usual: Any) -> list[str]:
     """What is not as usual, as arguments of a command.
 
     >>> from heedful.train.settings import AdamW
-    >>> changed(AdamW(lr=0.1), AdamW())
+    >>> changed_settings(AdamW(lr=0.1), AdamW())
     ['lr=0.1']
     """
     now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))

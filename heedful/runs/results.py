@@ -1,4 +1,4 @@
-"""What a run found, as its folder holds it."""
+"""Results of a run, as its folder holds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
@@ -33,7 +33,9 @@ class RunResult:
     @property
     def scores(self) -> dict[str, float]:
         """The metric on each split that was evaluated."""
-        return {split: float(found["numbers"][self.metric]) for split, found in self.results.get("splits", {}).items()}
+        return {
+            split: float(scored["numbers"][self.metric]) for split, scored in self.results.get("splits", {}).items()
+        }
 
     def to_dict(self) -> JsonObject:
         """Return plain data that JSON can hold."""
@@ -41,36 +43,40 @@ class RunResult:
 
 
 def read_results(folder: Path) -> JsonObject:
-    """results.json; it has at least "task", "metric", and "splits" with "numbers" each."""
+    """Read results.json, which has at least "task", "metric", and "splits" with "numbers" each.
+
+    Raises:
+        RunError: If it is missing, or no run wrote it.
+    """
     path = folder / RESULTS
     try:
-        found: JsonObject = json.loads(path.read_bytes())
+        results: JsonObject = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise HeedfulError(f"{folder} has no {RESULTS}: no run has come to its end there") from None
+        raise RunError(f"{folder} has no {RESULTS}: no run has finished there") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise HeedfulError(f"{path} cannot be read: {error}") from None
-    match found:
+        raise RunError(f"{path} cannot be read: {error}") from None
+    match results:
         case {"task": str(), "metric": str(), "splits": dict(splits)}:
             if all(isinstance(split, dict) and "numbers" in split for split in splits.values()):
-                return found
-    raise HeedfulError(f'{path} lacks "task", "metric" or "splits" that have "numbers": no run of Heedful wrote it')
+                return results
+    raise RunError(f'{path} lacks "task", "metric" or "splits" that have "numbers": no run of Heedful wrote it')
 
 
 def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
-    """The split that plots and tables speak of, test before dev, and its numbers; None: nothing was measured."""
+    """The split that plots and tables show, test before dev, and its numbers; None if no split was evaluated."""
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
 def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
-    """The lines of predictions-SPLIT.jsonl, the worst mistakes first; none where there is no such file."""
+    """Iterate over the lines of predictions-SPLIT.jsonl, the worst mistakes first; empty if the file is missing."""
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())
 
 
 def as_float(value: Any) -> float:
-    """A number as JSON holds it, also "NaN" and "Infinity"; NaN for what is no number.
+    """Convert a JSON value, "NaN" and "Infinity" included; NaN for anything that is not a number.
 
     >>> as_float("-Infinity"), as_float(None)
     (-inf, nan)
@@ -81,16 +87,15 @@ def as_float(value: Any) -> float:
         return float("nan")
 
 
-def seed_entry(found: JsonObject) -> JsonObject:
-    """The entry of one seed in results.json: steps, seconds, and the metric of each split."""
-    scores = {split: each["numbers"][found["metric"]] for split, each in found["splits"].items()}
-    shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
-    return shown | {"splits": scores}
+def seed_entry(results: JsonObject) -> JsonObject:
+    """The entry of one seed in results.json: steps, seconds, and the metric on each split."""
+    scores = {split: scored["numbers"][results["metric"]] for split, scored in results["splits"].items()}
+    return {name: results[name] for name in ("seed", "best_step", "steps", "seconds")} | {"splits": scores}
 
 
-def across_seeds(found: list[JsonObject], split: str) -> JsonObject:
-    """Mean and standard deviation of the metric over seeds."""
-    return summarize_seeds([each["splits"][split]["numbers"][each["metric"]] for each in found])
+def across_seeds(seeds: Sequence[JsonObject], split: str) -> JsonObject:
+    """Mean and standard deviation of the metric on a split over the results of all seeds."""
+    return summarize_seeds([results["splits"][split]["numbers"][results["metric"]] for results in seeds])
 
 
 def summarize_seeds(scores: Sequence[float]) -> JsonObject:
@@ -104,5 +109,5 @@ def summarize_seeds(scores: Sequence[float]) -> JsonObject:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The size of the files in a folder, without those in folders below it."""
+    """Size in bytes of the files in a folder, without subfolders."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -9,40 +9,43 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from heedful.checkpoint import Loaded
 from heedful.packed import Packed
+from heedful.runs.results import JsonObject
 
 LENGTHS = (16, 64, 256)  # tokens
 ROUNDS = 100
 BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
 
 
-def measure_latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
-    """{"latency": {tokens: {"p50", "p99"}} in milliseconds, "throughput" in tokens a second}: forward passes alone.
+def measure_latency(loaded: Loaded, rounds: int | None = None) -> JsonObject:
+    """Time forward passes in float32, without tokenizing.
 
-    float32, as the folder is loaded; without tokenizing. A decoder beside the encoder reads as many tokens, at once.
+    A decoder beside an encoder reads as many tokens, in one pass.
+
+    Returns:
+        "latency": p50 and p99 in milliseconds by number of tokens; "throughput": tokens a second of a packed batch.
     """
     limit = loaded.limit or max(LENGTHS)
-    vocabulary = loaded.config.model.embedding.vocabulary
+    vocab_size = loaded.config.model.embedding.vocabulary
     device, generator = next(loaded.parameters()).device, torch.Generator().manual_seed(0)
 
     def batch(length: int, count: int = 1) -> Packed:
-        ids = torch.randint(vocabulary, (count, length), generator=generator)
+        ids = torch.randint(vocab_size, (count, length), generator=generator)
         return Packed.of(ids.tolist()).to(device)
 
-    def seconds(given: Packed, times: int) -> list[float]:
-        found = []
-        for _ in range(times + 2):  # the first two warm up
+    def seconds(inputs: Packed, times: int) -> list[float]:
+        durations = []
+        for _ in range(times + 2):  # two warm-up rounds
             start = time.perf_counter()
-            loaded(given, given if loaded.needs_target else None)
+            loaded(inputs, inputs if loaded.needs_target else None)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            found.append(time.perf_counter() - start)
-        return sorted(found[2:])
+            durations.append(time.perf_counter() - start)
+        return sorted(durations[2:])
 
     training = loaded.training
     loaded.eval()
@@ -50,24 +53,24 @@ def measure_latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]
         with torch.inference_mode():
             times = {length: seconds(batch(length), rounds or ROUNDS) for length in LENGTHS if length <= limit}
             length = min(64, limit)
-            many = statistics.median(seconds(batch(length, BATCH // length), 3))
+            batch_seconds = statistics.median(seconds(batch(length, BATCH // length), 3))
     finally:
         loaded.train(training)
     return {
         "latency": {
-            str(length): {
-                "p50": round(1000 * statistics.median(found), 2),
-                "p99": round(1000 * percentile(found, 99), 2),
+            str(tokens): {
+                "p50": round(1000 * statistics.median(durations), 2),
+                "p99": round(1000 * percentile(durations, 99), 2),
             }
-            for length, found in times.items()
+            for tokens, durations in times.items()
         },
-        "throughput": round(BATCH // length * length / many),
+        "throughput": round(BATCH // length * length / batch_seconds),
     }
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Without Python's collector, which looks at all data that a process holds, however little of it is measured."""
+    """Disable Python's garbage collector, which visits all data of the process during a measurement."""
     before = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -78,17 +81,17 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def percentile(values: Sequence[float], per_cent: int) -> float:
-    """The least of these sorted values that so many per cent of them do not exceed (nearest rank).
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Percentile of sorted values by the nearest-rank method.
 
     >>> percentile(range(1, 101), 99), percentile(range(1, 6), 99)
     (99, 5)
     """
-    return values[-(-per_cent * len(values) // 100) - 1]
+    return values[-(-percent * len(values) // 100) - 1]
 
 
 def resident_bytes() -> int:
-    """The bytes of this process that are in memory now; where the system does not tell, the most it has had."""
+    """Resident memory of this process in bytes; its peak where the system does not report the current value."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -97,6 +100,6 @@ def resident_bytes() -> int:
 
 
 def peak_memory() -> int:
-    """The most bytes this process has had."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    """Peak resident memory of this process in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 1e9)  # nothing is so slow that it is left out
     monkeypatch.setattr(precision_gate, "ROUNDS", 1)
     monkeypatch.setattr(timing, "BATCH", 512)
-    usual = module.latency
+    usual = module.measure_latency
     monkeypatch.setattr(module, "measure_latency", lambda loaded: usual(loaded, 5))
     monkeypatch.setattr(module, "_resident", lambda *given: resident_bytes())
     return tmp_path / "run"
@@ -77,7 +77,7 @@ def test_what_is_far_slower_is_not_timed(
 
 def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "settings.toml").write_text('long_inputs = "truncate"\n')
-    seen, usual = [], evaluation.measure
+    seen, usual = [], evaluation.measure_split
     seeing = lambda task, *given, **more: seen.append(task.long_inputs) or usual(task, *given, **more)  # noqa: E731
     monkeypatch.setattr(evaluation, "measure_split", seeing)
     bench(run, data=run.parent / "rows.csv")

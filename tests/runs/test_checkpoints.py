@@ -34,7 +34,7 @@ class Falling:
 
     def __init__(self) -> None:
         self.number = 0
-        self.score = module.scored
+        self.score = module.eval_result
 
     def __call__(self, task: Any, shares: list[Any]) -> EvalResult:
         self.number += 1

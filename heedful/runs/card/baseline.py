@@ -1,4 +1,4 @@
-"""Baselines of a run's scores, in sentences: a bag of words, or the model before training."""
+"""Sentences about the baseline of a run: a bag of words, or the model before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEXT = "train longer, label more rows, or start from another encoder with --mode
 
 def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the model's scores before training, in the form of a baseline."""
-    kept = {
+    scores = {
         split: {
             "numbers": {
                 name: value for name, value in each["numbers"].items() if name == "count" or isinstance(value, float)
@@ -22,65 +22,65 @@ def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> dict[st
         }
         for split, each in splits.items()
     }
-    return {"name": "before training", "splits": kept}
+    return {"name": "before training", "splits": scores}
 
 
 def baseline_lines(results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each split: the run's metric, and that of its baseline; none where there is none."""
-    found, metric = results.get("baseline"), results["metric"]
-    if found is None:
+    """A line for each split with the metric of the run and of its baseline; [] if it has no baseline."""
+    baseline, metric = results.get("baseline"), results["metric"]
+    if baseline is None:
         return []
-    if "why" in found:
-        return [f"{found['name']} could not be fitted: {found['why']}"]
+    if "why" in baseline:
+        return [f"{baseline['name']} could not be fitted: {baseline['why']}"]
     lines: list[str] = []
-    for split, each in found["splits"].items():
-        own = results["splits"][split]["numbers"]
-        line = (
-            f"{split} {metric} {format_number(own[metric])}; {found['name']} {format_number(each['numbers'][metric])}"
-        )
-        lines.append(line + _cost(found, each["numbers"]["count"], own.get("count")))
+    for split, scored in baseline["splits"].items():
+        own, other = results["splits"][split]["numbers"], scored["numbers"]
+        line = f"{split} {metric} {format_number(own[metric])}; {baseline['name']} {format_number(other[metric])}"
+        lines.append(line + _cost(baseline, other["count"], own.get("count")))
     return lines
 
 
-def _cost(found: Mapping[str, Any], scored: int, count: int | None) -> str:
-    """Seconds and rows of a bag of words, in parentheses."""
-    if "seconds" not in found:
+def _cost(baseline: Mapping[str, Any], scored: int, count: int | None) -> str:
+    """Seconds and rows of a bag of words, in parentheses; "" for another baseline."""
+    if "seconds" not in baseline:
         return ""
-    parts = [f"in {found['seconds']:.1f} s" if found["seconds"] >= 0.05 else "in less than 0.1 s"]
-    if found["rows"] < found["of"]:
-        parts.append(f"fitted on {found['rows']:,} of {found['of']:,} rows")
+    parts = [f"in {baseline['seconds']:.1f} s" if baseline["seconds"] >= 0.05 else "in less than 0.1 s"]
+    if baseline["rows"] < baseline["of"]:
+        parts.append(f"fitted on {baseline['rows']:,} of {baseline['of']:,} rows")
     if count is not None and scored < count:
         parts.append(f"scored on {scored:,} of {count:,} rows")
     return f" ({', '.join(parts)})"
 
 
 def baseline_warning(results: Mapping[str, Any]) -> str:
-    """Say that the run is not better than a bag of words, and what to do; "" where it is, or nothing was compared.
+    """Say that the run is not better than a bag of words, and what to do; "" if it is, or has no such baseline.
 
-    Better is a 95 % interval of the difference, from bootstrap replicates of the same examples, that lies above 0. The
-    split is test, or dev where there is no test.
+    It is better if the 95 % interval of the difference, from bootstrap replicates of the same examples, lies above 0.
+    The split is test, or dev without test.
     """
-    found, shown = results.get("baseline"), headline_split(dict(results))
-    if found is None or shown is None or "difference" not in found["splits"].get(shown[0], {}):
+    baseline, headline = results.get("baseline"), headline_split(dict(results))
+    if baseline is None or headline is None or "difference" not in baseline["splits"].get(headline[0], {}):
         return ""
-    difference = found["splits"][shown[0]]["difference"]
+    difference = baseline["splits"][headline[0]]["difference"]
     low, high = (as_float(difference[end]) for end in ("low", "high"))
     if low > 0:
         return ""
     if low == high == 0:
-        both = f"the model and {found['name']} score the same"
-        return f"On {shown[0]} {both}: the split is too small or too easy to compare them"
+        both = f"the model and {baseline['name']} score the same"
+        return f"On {headline[0]} {both}: the split is too small or too easy to compare them"
     how = "is worse than" if high < 0 else "is not measurably better than"
     within = f"{results['metric']} differs by {low:+.3f} to {high:+.3f}, a {100 * difference['level']:g} % interval"
-    return f"On {shown[0]} the model {how} {found['name']} ({within}): {NEXT}"
+    return f"On {headline[0]} the model {how} {baseline['name']} ({within}): {NEXT}"
 
 
 def baseline_csv_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the row of the baseline in results.csv, whose columns are those of evaluations."""
-    found = results.get("baseline")
-    if found is None or not found["splits"]:
+    """The row of the baseline in results.csv, with the columns of an evaluation."""
+    baseline = results.get("baseline")
+    if baseline is None or not baseline["splits"]:
         return []
     numbers = {
-        f"{split}_{name}": value for split, each in found["splits"].items() for name, value in each["numbers"].items()
+        f"{split}_{name}": value
+        for split, scored in baseline["splits"].items()
+        for name, value in scored["numbers"].items()
     }
-    return [{"baseline": found["name"], **numbers}]
+    return [{"baseline": baseline["name"], **numbers}]

@@ -1,4 +1,4 @@
-"""The model card: what a fine-tuned model is, how good and how fast it was measured to be, and what is not known."""
+"""The model card of a fine-tuned model: what it does, its quality, speed and limits, and how it was trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from heedful.atomic_io import put, whole
 from heedful.checkpoint.folder_json import read_json
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.markdown import (
     details,
@@ -24,22 +24,26 @@ from heedful.runs.card.markdown import (
 )
 from heedful.runs.card.usage import METRICS, usage
 from heedful.runs.card.verdict import verdict_section
-from heedful.runs.results import as_float, headline_split, read_predictions, read_results
+from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.tasks.specs import SPECS
 
-MISTAKES_HEADING = "## The worst mistakes on dev"  # of the section that quotes texts of the data
-MISTAKES = 5  # that are shown
-LONGEST = 240  # characters of a text that is quoted
-MANY = 30  # rows of a table from which it is folded
-FEW = 30  # examples below which a score of a class says little
-PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # where results keep scores of each
+MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
+MISTAKES = 5
+LONGEST = 240  # characters of a quoted text
+MANY = 30  # rows above which a table is folded
+FEW = 30  # examples below which the score of a class is rough
+PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # keys of results
 
 
 def write_finetuned_card(folder: Path) -> Path:
-    """Write folder/model/README.md from what the run found; the same run gives the same text."""
+    """Write folder/model/README.md from the results of the run; the same run gets the same text.
+
+    Raises:
+        RunError: If the run has no results or no model.
+    """
     results = read_results(folder)
     if not (folder / "model" / "config.json").is_file():
-        raise HeedfulError(f"{folder} has no model/config.json: save the model before its card is written")
+        raise RunError(f"{folder} has no model/config.json: save the model before its card is written")
     text = "\n\n".join(["\n".join(part) for part in _parts(folder, results) if part]) + "\n"
     path = folder / "model" / "README.md"
     with whole(path) as part:
@@ -47,11 +51,11 @@ def write_finetuned_card(folder: Path) -> Path:
     return path
 
 
-def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
+def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     config = read_json(folder / "model" / "config.json", most=1 << 26)
-    kind, reads = config.get("model_type"), config.get("is_encoder_decoder") is True
-    ours = isinstance(kind, str) and kind.split("-")[0] == "heedful"
-    yield _front(results, ours)
+    kind, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
+    heedful_only = isinstance(kind, str) and kind.split("-")[0] == "heedful"
+    yield _front(results, heedful_only)
     yield _what(results)
     yield from _quality(results)
     yield from _baseline(results)
@@ -64,20 +68,22 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield [f"- {sentence}" for sentence in _limits(results)]
     yield from _data(results)
     yield from _speed(results)
-    yield from usage(results["task"], ours=ours, pairs=learned_pairs(folder, results), reads=reads)
+    yield from usage(
+        results["task"], heedful_only=heedful_only, pairs=learned_pairs(folder, results), has_encoder=has_encoder
+    )
     yield from _settings(results)
 
 
 # -- what it is -----------------------------------------------------------------------------------------------
 
 
-def _front(results: dict[str, Any], ours: bool) -> list[str]:
-    """YAML as the Hugging Face hub reads it; texts as JSON, which is YAML too."""
+def _front(results: JsonObject, heedful_only: bool) -> list[str]:
+    """Front matter for the Hugging Face hub: YAML, with texts as JSON, which is YAML too."""
     task = SPECS[results["task"]].card
-    found = headline_split(results)
-    numbers = found[1] if found else {}
+    headline = headline_split(results)
+    numbers = headline[1] if headline else {}
     metrics = list(dict.fromkeys(name for key, name in METRICS.items() if key in numbers))
-    library = "heedful" if ours else task.library
+    library = "heedful" if heedful_only else task.library
     lines = ["---", f"library_name: {library}", f"pipeline_tag: {task.pipeline}", "tags:", "- heedful"]
     if base := re.fullmatch(r"((?:[\w.-]+/)?[\w.-]+)@[0-9a-f]{7,40}", results.get("base", "")):
         lines.append(f"base_model: {json.dumps(base[1])}")
@@ -86,7 +92,7 @@ def _front(results: dict[str, Any], ours: bool) -> list[str]:
     return [*lines, "---"]
 
 
-def _what(results: dict[str, Any]) -> list[str]:
+def _what(results: JsonObject) -> list[str]:
     task, labels, model = SPECS[results["task"]].card, results.get("labels") or [], results.get("model", {})
     named = ""
     if labels:
@@ -106,7 +112,7 @@ def _base(base: str) -> str:
 # -- how good it is -------------------------------------------------------------------------------------------
 
 
-def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
+def _quality(results: JsonObject) -> Iterator[list[str]]:
     yield ["## Quality"]
     splits, metric = results["splits"], results["metric"]
     if not splits:
@@ -120,16 +126,16 @@ def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
         rows.append([f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name), *cells])
     rows.append(["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())])
     yield markdown_table(["", *map(escape_markdown, splits)], rows)
-    spreads = [each for split in splits.values() for each in split.get("intervals", {}).values()]
+    intervals = [interval for split in splits.values() for interval in split.get("intervals", {}).values()]
     about = []
-    if spreads:
-        level, replicates = spreads[0]["level"], spreads[0]["replicates"]
+    if intervals:
+        level, replicates = intervals[0]["level"], intervals[0]["replicates"]
         about.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join(about + _chosen(results))]
 
 
-def _baseline(results: dict[str, Any]) -> Iterator[list[str]]:
-    """The baseline of the scores, and a sentence where it is not beaten."""
+def _baseline(results: JsonObject) -> Iterator[list[str]]:
+    """Scores of the baseline, and a sentence if the model does not beat it."""
     lines = [escape_markdown(line, 400) for line in baseline_lines(results)]
     if lines:
         how = results["baseline"]
@@ -144,29 +150,29 @@ def _baseline(results: dict[str, Any]) -> Iterator[list[str]]:
             yield [f"{escape_markdown(sentence, 400)}."]
 
 
-def _chosen(results: dict[str, Any]) -> list[str]:
-    """What dev was used for."""
-    seed = next((each for each in results.get("seeds", []) if each["seed"] == results.get("seed")), None)
+def _chosen(results: JsonObject) -> list[str]:
+    """Sentences about what dev was used for."""
+    seed = next((entry for entry in results.get("seeds", []) if entry["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
     best, fitted = _fit(results).get("load_best_at_end", True), _tuned(results)
-    said = f"The weights are those after {seed['steps']:,} steps"
+    sentence = f"The weights are those after {seed['steps']:,} steps"
     if best:
-        said = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
-    said += ", and thresholds were fitted on dev" if fitted else ""
+        sentence = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
+    sentence += ", and thresholds were fitted on dev" if fitted else ""
     if best or fitted:
         test = ", and those of test are not" if "test" in results["splits"] else ""
-        said += f"; so the numbers of dev are a little too good{test}"
-    return [f"{said}."]
+        sentence += f"; so the numbers of dev are slightly optimistic{test}"
+    return [f"{sentence}."]
 
 
-def _fit(results: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = results.get("settings", {}).get("fit", {})
-    return found
+def _fit(results: JsonObject) -> JsonObject:
+    fit: JsonObject = results.get("settings", {}).get("fit", {})
+    return fit
 
 
-def _tuned(results: dict[str, Any]) -> bool:
-    """Whether answers have thresholds that were fitted on dev; those of questions, where some have no answer."""
+def _tuned(results: JsonObject) -> bool:
+    """Whether thresholds were tuned on dev; for "no answer" that needs questions without one."""
     task = results.get("settings", {}).get("task", {})
     may_lack_answer = "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
     return task.get("thresholds") == "tuned" or (task.get("no_answer_threshold") == "tuned" and may_lack_answer)
@@ -176,30 +182,30 @@ def _is_score(value: Any) -> bool:
     return isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity")
 
 
-def _with_interval(split: dict[str, Any], name: str) -> str:
+def _with_interval(split: JsonObject, name: str) -> str:
     value = split["numbers"].get(name)
     if value is None:
         return ""
-    found = split.get("intervals", {}).get(name)
+    interval = split.get("intervals", {}).get(name)
     return format_number(value) + (
-        f" ({format_number(found['low'])} to {format_number(found['high'])})" if found else ""
+        f" ({format_number(interval['low'])} to {format_number(interval['high'])})" if interval else ""
     )
 
 
-def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
+def _seeds(results: JsonObject) -> Iterator[list[str]]:
     seeds, metric = results.get("seeds", []), results["metric"]
     if len(seeds) < 2:
         return
-    each = [seed["splits"] for seed in seeds]
-    splits = list(each[0])
+    scores_of_seeds = [seed["splits"] for seed in seeds]
+    splits = list(scores_of_seeds[0])
     if not splits:
         return
     yield ["### Over seeds"]
     rows = [
         [str(seed["seed"]), *(format_number(scores[name]) for name in splits)]
-        for seed, scores in zip(seeds, each, strict=True)
+        for seed, scores in zip(seeds, scores_of_seeds, strict=True)
     ]
-    columns = [[as_float(scores[name]) for scores in each] for name in splits]
+    columns = [[as_float(scores[name]) for scores in scores_of_seeds] for name in splits]
     rows.append(
         [
             "mean ± deviation",
@@ -212,13 +218,13 @@ def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _deviation(values: list[float]) -> float:
-    """Of a sample: sqrt(Σ (x - mean)² / (n - 1))."""
+    """Sample standard deviation, sqrt(Σ (x - mean)² / (n - 1)); NaN if a value is not finite."""
     mean = statistics.fmean(values)
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)
 
 
-def _classes(results: dict[str, Any]) -> Iterator[list[str]]:
-    for split, what, found in _each_class(results):
+def _classes(results: JsonObject) -> Iterator[list[str]]:
+    for split, what, scores in _each_class(results):
         yield [f"### Each {what}, on {escape_markdown(split)}"]
         rows = [
             [
@@ -226,28 +232,31 @@ def _classes(results: dict[str, Any]) -> Iterator[list[str]]:
                 *(format_number(row[name]) for name in ("precision", "recall", "f1")),
                 f"{_count(row):,}",
             ]
-            for label, row in found.items()
+            for label, row in scores.items()
         ]
         heads = [what, "precision", "recall", "F1", "examples"]
         yield details(markdown_table(heads, rows), f"{len(rows)} rows", len(rows) > MANY)
 
 
-def _each_class(results: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    found = headline_split(results)
-    for key, what in PER_CLASS.items() if found else ():
-        if rows := found and found[1].get(key):
-            yield found[0], what, rows
+def _each_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+    headline = headline_split(results)
+    if headline is None:
+        return
+    split, numbers = headline
+    for key, what in PER_CLASS.items():
+        if rows := numbers.get(key):
+            yield split, what, rows
 
 
-def _count(row: dict[str, Any]) -> int:
+def _count(row: JsonObject) -> int:
     return int(row["count"] if "count" in row else row["gold"])  # of examples, or of entities
 
 
-def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
-    found = headline_split(results)
-    if not found or not found[1].get("calibration"):
+def _calibration(results: JsonObject) -> Iterator[list[str]]:
+    headline = headline_split(results)
+    if not headline or not headline[1].get("calibration"):
         return
-    split, numbers = found
+    split, numbers = headline
     rows = [
         [
             f"{as_float(row['low']):.2f} to {as_float(row['high']):.2f}",
@@ -268,7 +277,7 @@ def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
 # -- mistakes -------------------------------------------------------------------------------------------------
 
 
-def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
+def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     lines = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
     wrong = (
         line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
@@ -280,11 +289,11 @@ def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
         yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
+def _mistake(line: JsonObject, results: JsonObject) -> list[str]:
     about = SPECS[results["task"]].card
     shown = about.mistake(line, results, format_number)
     sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
-    sides = [escape_markdown(each, 80) for each in shown]
+    sides = [escape_markdown(side, 80) for side in shown]
     return [
         escape_markdown(about.input_text(line["input"]), LONGEST),
         sides[0],
@@ -292,8 +301,8 @@ def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
     ]
 
 
-def learned_pairs(folder: Path, results: dict[str, Any]) -> bool:
-    """Whether the texts of a run's data came in pairs, by the predictions in its folder."""
+def learned_pairs(folder: Path, results: JsonObject) -> bool:
+    """Whether the texts of a run's data are pairs, by the predictions in its folder."""
     first = next(
         (line for name in results["splits"] for line in islice(read_predictions(folder, name), 1)), {"input": ""}
     )
@@ -303,7 +312,7 @@ def learned_pairs(folder: Path, results: dict[str, Any]) -> bool:
 # -- limits, data, speed, settings ----------------------------------------------------------------------------
 
 
-def _limits(results: dict[str, Any]) -> Iterator[str]:
+def _limits(results: JsonObject) -> Iterator[str]:
     splits = results["splits"]
     where = " and ".join(map(escape_markdown, splits))
     yield (
@@ -324,8 +333,8 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
         rare = [label for label, row in rows.items() if _count(row) < FEW]
         if rare:
             shown = ", ".join(escape_markdown(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
-            each = f"on {escape_markdown(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
-            yield f"Scores of each {what} are rough where there are few: {each} ({shown})."
+            counts = f"on {escape_markdown(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
+            yield f"Scores of each {what} are rough where examples are few: {counts} ({shown})."
     notes: dict[str, list[str]] = {}
     for name, split in splits.items():
         for note in split["numbers"].get("notes", []):
@@ -336,23 +345,23 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
         yield f"{escape_markdown(note, 400)}."
 
 
-def _data(results: dict[str, Any]) -> Iterator[list[str]]:
+def _data(results: JsonObject) -> Iterator[list[str]]:
     data = results.get("data")
     if not data:
         return
     yield ["## Data"]
     if splits := data.get("splits"):
         yield markdown_table(
-            ["split", "examples"], [[escape_markdown(name), f"{each['examples']:,}"] for name, each in splits.items()]
+            ["split", "examples"], [[escape_markdown(name), f"{split['examples']:,}"] for name, split in splits.items()]
         )
     if stated := data.get("stated"):
         yield [f"- {escape_markdown(sentence, 400)}" for sentence in stated]
     if files := data.get("files"):
-        rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', each)}`"] for name, each in files.items()]
+        rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', digest)}`"] for name, digest in files.items()]
         yield details(markdown_table(["file", "SHA-256"], rows), f"{len(rows)} files", len(rows) > MANY)
 
 
-def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
+def _speed(results: JsonObject) -> Iterator[list[str]]:
     times = results.get("latency")
     if not times:
         return
@@ -361,18 +370,20 @@ def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
     one = SPECS[results["task"]].card.measured
     yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
-    rows = [[f"{int(length):,}", f"{each['p50']:.2f}", f"{each['p99']:.2f}"] for length, each in times.items()]
+    rows = [[f"{int(length):,}", f"{time['p50']:.2f}", f"{time['p99']:.2f}"] for length, time in times.items()]
     yield markdown_table(["tokens", "median", "99th percentile"], rows)
 
 
-def _settings(results: dict[str, Any]) -> Iterator[list[str]]:
+def _settings(results: JsonObject) -> Iterator[list[str]]:
     yield ["## How it was made"]
     seeds = results.get("seeds", [])
     if seeds:
-        steps, seconds = (sum(each[name] for each in seeds) for name in ("steps", "seconds"))
+        steps, seconds = (sum(seed[name] for seed in seeds) for name in ("steps", "seconds"))
         yield [f"{steps:,} steps in {seconds:,.0f} s" + (f", over {len(seeds)} seeds." if seeds[1:] else ".")]
     if versions := results.get("versions"):
-        yield [", ".join(f"{escape_markdown(name)} {escape_markdown(each)}" for name, each in versions.items()) + "."]
+        yield [
+            ", ".join(f"{escape_markdown(name)} {escape_markdown(version)}" for name, version in versions.items()) + "."
+        ]
     if settings := results.get("settings"):
         text = json.dumps(hide_local_paths(settings), indent=1, ensure_ascii=False)
         yield details(["```json", *text.splitlines(), "```"], "All settings", True)

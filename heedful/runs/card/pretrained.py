@@ -1,4 +1,4 @@
-"""The model card of a pre-trained model: what it read, how it learned, what it reached, and what is not known."""
+"""The model card of a pre-trained model: its text, training and quality, and what is not known."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from heedful.atomic_io import put, whole
 from heedful.runs.card.markdown import escape_markdown, hide_local_paths, markdown_table
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.overrides import flatten_settings
-from heedful.runs.results import read_results
+from heedful.runs.results import JsonObject, read_results
 
-MOST = 20  # files, or sentences on how they were read
-UNKNOWN = 0.001  # the share of tokens from which it is told
+MAX_LINES = 20  # files, or sentences about how they were read
+UNKNOWN = 0.001  # share of unknown tokens from which the card mentions them
 CORPUS_KEYS = (
     "files",
     "counts",
@@ -22,8 +22,8 @@ CORPUS_KEYS = (
     "left_out",
     "cut",
     "bad_rows",
-)  # what results keep of a manifest
-DROPPED = {  # what is counted there, in words
+)  # of a manifest, in results
+DROPPED = {  # reasons for which documents are left out
     "exact": "repeated",
     "near": "nearly repeated",
     "short": "too short",
@@ -37,25 +37,28 @@ rows = loaded.model(batch)  # [rows, width]"""
 
 
 def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
-    """How the text of a corpus was parted, and what of it was left out, cut or lost, of its manifest or results."""
+    """Sentences about how a corpus was split into documents, and what was left out, cut or lost.
+
+    `corpus` is its manifest, or the entry of results.json.
+    """
     stated = list(corpus.get("stated", ()))
-    found = stated[:MOST]
-    if stated[MOST:]:
-        found.append(f"and {len(stated) - MOST:,} more such sentences, which the corpus's manifest.json has")
-    gone = corpus.get("left_out", {})
-    if several := [f"{gone[name]:,} {what}" for name, what in DROPPED.items() if gone.get(name)]:
-        found.append(f"documents that are left out: {', '.join(several)}")
+    notes = stated[:MAX_LINES]
+    if stated[MAX_LINES:]:
+        notes.append(f"and {len(stated) - MAX_LINES:,} more such sentences, which the corpus's manifest.json has")
+    dropped = corpus.get("left_out", {})
+    if several := [f"{dropped[name]:,} {what}" for name, what in DROPPED.items() if dropped.get(name)]:
+        notes.append(f"documents that are left out: {', '.join(several)}")
     if corpus.get("cut"):
-        found.append(f"documents that were split because of their size: {corpus['cut']:,}")
+        notes.append(f"documents that were split because of their size: {corpus['cut']:,}")
     counts = corpus.get("counts", {})
     if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
-        found.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
+        notes.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
     rows = corpus.get("bad_rows", {})
-    return [*found, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
+    return [*notes, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
 
 
 def write_pretrained_card(folder: Path) -> Path:
-    """Write folder/model/README.md from what the run found."""
+    """Write folder/model/README.md from the results of the run."""
     text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
     path = folder / "model" / "README.md"
     with whole(path) as part:
@@ -63,7 +66,7 @@ def write_pretrained_card(folder: Path) -> Path:
     return path
 
 
-def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
+def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["validation"]["numbers"]
@@ -97,14 +100,14 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         markdown_table(heads, rows),
         *verdict_section(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
-        markdown_table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
+        markdown_table(["file", "bytes", "SHA-256 begins"], files[:MAX_LINES]),
         *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
         [
             "## Limits",
             "",
-            "- It has learned what stands in its texts, their errors and prejudices among it.",
-            "- It was measured on held-out documents of the same kind alone: what it is worth for a task, fine-tuning "
-            "tells.",
+            "- It has learned from its texts, with their errors and prejudices.",
+            "- It was evaluated on held-out documents of the same kind only: fine-tuning shows what it is worth for a "
+            "task.",
         ],
         [
             "## Speed",

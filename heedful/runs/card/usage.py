@@ -1,4 +1,4 @@
-"""What a model card says of each task: its name on the hub, and how a model of it is used."""
+"""The section of a model card on how to use the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from heedful.tasks.specs import SPECS
 
-METRICS = {  # our names of numbers -> the hub's names of metrics
+METRICS = {  # metrics in results -> their names on the hub
     "accuracy": "accuracy",
     "f1": "f1",
     "macro_f1": "f1",
@@ -23,31 +23,35 @@ METRICS = {  # our names of numbers -> the hub's names of metrics
 WINDOWS = "Heedful reads texts that are longer than the model in windows and merges the answers; {} does not."
 
 
-def usage(task: str, *, ours: bool, pairs: bool, reads: bool = True) -> Iterator[list[str]]:
-    """Commands and code; `ours`: only Heedful loads the folder; `pairs`: the texts come in pairs.
+def usage(task: str, *, heedful_only: bool, pairs: bool, has_encoder: bool = True) -> Iterator[list[str]]:
+    """Yield commands and code.
 
-    `reads`: what rewrites has an encoder.
+    Args:
+        task: Of the model.
+        heedful_only: Whether the architecture is Heedful's own, so that no other library loads the folder.
+        pairs: Whether the texts come in pairs.
+        has_encoder: Whether a seq2seq model has an encoder beside its decoder.
     """
-    about = SPECS[task].card
-    given, words, theirs = about.given, about.words, about.given
-    if pairs and given == '"a text"':
-        given, words = '("a text", "another")', '"a text" --pair "another"'
-        theirs = '{"text": "a text", "text_pair": "another"}'
+    card = SPECS[task].card
+    example, arguments, library_example = card.given, card.words, card.given
+    if pairs and example == '"a text"':
+        example, arguments = '("a text", "another")', '"a text" --pair "another"'
+        library_example = '{"text": "a text", "text_pair": "another"}'
     yield ["## How to use it"]
-    yield ["```sh", f"heedful predict path/to/model {words}", "```"]
+    yield ["```sh", f"heedful predict path/to/model {arguments}", "```"]
     yield [
         "```python",
         "import heedful",
         "",
         'engine = heedful.Engine("path/to/model")',
-        f"print(engine([{given}]))",
+        f"print(engine([{example}]))",
         "```",
     ]
-    if ours:
+    if heedful_only:
         yield ["Its architecture is Heedful's own, which other libraries do not know."]
         return
-    yield [f"With {about.library}:"]
-    code = about.code if reads else about.decoder_code or about.code
-    yield ["```python", *code.replace("{given}", theirs).splitlines(), "```"]
-    if about.has_windows:
-        yield [WINDOWS.format(about.library)]
+    yield [f"With {card.library}:"]
+    code = card.code if has_encoder else card.decoder_code or card.code
+    yield ["```python", *code.replace("{given}", library_example).splitlines(), "```"]
+    if card.has_windows:
+        yield [WINDOWS.format(card.library)]

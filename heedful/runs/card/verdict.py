@@ -12,39 +12,39 @@ VERDICT = "verdict.json"
 NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
 
 
-def verdict_table(found: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """The table: its head, and a row for each model."""
-    head = ["", f"{found['metric']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
-    lines = []
-    best = found["models"]["teacher"]["quality"]["mean"]
-    for name, each in found["models"].items():
-        quality, like = each["quality"], each if "p50" in each else found["models"]["student"]
+def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
+    """The head of a table, and a row for teacher, student and baseline."""
+    metric = f"{verdict['metric']} on {verdict['split']}"
+    head = ["", metric, "kept", "parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
+    rows = []
+    teacher_mean = verdict["models"]["teacher"]["quality"]["mean"]
+    for name, model in verdict["models"].items():
+        quality, speed = model["quality"], model if "p50" in model else verdict["models"]["student"]
         spread = "" if quality["std"] is None else f" ± {format_number(quality['std'])} ({quality['seeds']} seeds)"
-        spread += "" if quality["precision"] == like["precision"] else f" in {quality['precision']}"
-        kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
-        times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
-        times += [f"{like['p50']:.2f} / {like['p99']:.2f}"]
-        lines.append(
+        spread += "" if quality["precision"] == speed["precision"] else f" in {quality['precision']}"
+        rows.append(
             [
                 NAMES.get(name, name),
                 format_number(quality["mean"]) + spread,
-                kept,
-                f"{like['parameters']:,}",
-                like["precision"],
-                *times,
+                f"{100 * quality['mean'] / teacher_mean:.1f} %" if teacher_mean > 0 else "",
+                f"{speed['parameters']:,}",
+                speed["precision"],
+                f"{speed['tokens_per_second']:,.0f}",
+                f"{speed['texts_per_second']:,.0f}",
+                f"{speed['p50']:.2f} / {speed['p99']:.2f}",
             ]
         )
-    return [*head, "ms, p50 / p99"], lines
+    return head, rows
 
 
 def verdict_section(folder: Path) -> list[list[str]]:
-    """What the model card says of it; nothing where there is no verdict."""
+    """The section of the model card on the comparison with the teacher; [] if the run has no verdict."""
     if not (folder / VERDICT).is_file():
         return []
-    found = read_json(folder / VERDICT)
-    head, lines = verdict_table(found)
+    verdict = read_json(folder / VERDICT)
+    head, rows = verdict_table(verdict)
     return [
         ["## Beside its teacher"],
-        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, line)) for line in lines]),
-        [escape_markdown(found["sentence"], 1000)],
+        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, row)) for row in rows]),
+        [escape_markdown(verdict["sentence"], 1000)],
     ]

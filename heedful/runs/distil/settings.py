@@ -99,7 +99,7 @@ NAMED_BY_STUDENT = {  # settings that a student says when it is named
 def parse_student(given: str) -> StudentSettings:
     """A student as it is named on the command line.
 
-    >>> student_of("layers=3").layers, student_of("mini").size, student_of("bilstm").kind
+    >>> parse_student("layers=3").layers, parse_student("mini").size, parse_student("bilstm").kind
     (3, 'mini', 'classic')
     """
     if found := re.fullmatch(r"layers=(\d{1,3})", given):
@@ -399,7 +399,7 @@ def distil_settings(
 def parse_share(given: str) -> float:
     """97% as 0.97.
 
-    >>> share("97%"), share("0.9")
+    >>> parse_share("97%"), parse_share("0.9")
     (0.97, 0.9)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", given.strip())
@@ -412,7 +412,7 @@ def parse_share(given: str) -> float:
 def parse_milliseconds(given: str) -> float:
     """5ms as 5.0.
 
-    >>> milliseconds("5ms"), milliseconds("0.5"), milliseconds("1s")
+    >>> parse_milliseconds("5ms"), parse_milliseconds("0.5"), parse_milliseconds("1s")
     (5.0, 0.5, 1000.0)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", given.strip())

@@ -92,7 +92,7 @@ def require_single_stack(config: ModelConfig, who: str) -> StackConfig:
 def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
     """So many of the layers, the first and the last among them.
 
-    >>> spread(12, 6), spread(6, 3), spread(4, 1)
+    >>> evenly_spread(12, 6), evenly_spread(6, 3), evenly_spread(4, 1)
     ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
     """
     return tuple(floor(n * (layers - 1) / max(1, count - 1) + 0.5) for n in range(count))

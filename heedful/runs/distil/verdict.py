@@ -28,8 +28,7 @@ from heedful.runs.card.verdict import NAMES, VERDICT
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
-from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, set_title, style_axes
-from heedful.runs.plots.style import save_png as write_figure
+from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, save_png, set_title, style_axes
 from heedful.runs.results import read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
@@ -105,7 +104,7 @@ def _asked(
 def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     """The metric with each seed, their mean and their standard deviation.
 
-    >>> spread([0.75], "int8")
+    >>> across_numbers([0.75], "int8")
     {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
     """
     return summarize_seeds(numbers) | {"numbers": list(numbers), "precision": precision}
@@ -122,7 +121,7 @@ def write_verdict(
     """Compare, and write everything down, beside what was measured: a number of a split."""
     made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
     put_folder(folder / "plots")
-    write_figure(folder / "plots" / PLOT, plot_verdict(made))
+    save_png(folder / "plots" / PLOT, plot_verdict(made))
     write_file(folder / VERDICT, made)  # last: a verdict has all of it
     return made
 

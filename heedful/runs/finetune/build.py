@@ -1,4 +1,4 @@
-"""From settings and data to what is trained: a model to start from, and a task."""
+"""The initial model and the task of a fine-tuning run, from its settings and data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heedful.data import (
     Source,
 )
 from heedful.data.labelled.statistics import Survey
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.finetune.classic import classic_model
@@ -31,8 +31,8 @@ from heedful.train.trainer import Trainer
 
 Item = TypeVar("Item")
 
-LONGEST = 256  # tokens that an encoder reads that is trained on the spot
-MOST = 50_000  # examples whose texts it is trained on, and vocabularies are made of
+MAX_LENGTH = 256  # tokens that an encoder from random weights reads
+MAX_EXAMPLES = 50_000  # whose texts new tokenizers, vocabularies and encoders are trained on
 
 
 def initial_model(
@@ -43,49 +43,63 @@ def initial_model(
     max_length: int | None,
     log: Callable[[str], None],
 ) -> Loaded:
-    """Load or make the model that training starts from.
+    """Load or make the model that training starts from, without the task's head.
 
-    `counts` says how many examples each split has, of which those of train are read, or MOST of them.
+    Args:
+        init: Where to start from.
+        source: The data, whose training texts a new tokenizer, vocabulary or encoder is trained on.
+        counts: Number of examples of each split.
+        seed: Of random weights.
+        max_length: Maximum number of tokens of a new model; None: MAX_LENGTH.
+        log: Receives sentences about what is made.
+
+    Raises:
+        HeedfulError: If the data needs another kind of model.
     """
     if isinstance(init, Seq2Seq):
         return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
     if source.kind is Rewritten and (isinstance(init, Scratch) or model_name(init) == ENCODER):
-        raise HeedfulError(
+        raise ModelError(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
-            "let one learn from random weights: --init.kind=transformer, or init.kind=recurrent"
+            "train one from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, Classic):
-        return classic_model(init, list(_texts(source, counts)), seed, log, all_texts=_texts(source, counts, None))
+        all_texts = _texts(source, counts, None)
+        return classic_model(init, list(_texts(source, counts)), seed, log, all_texts=all_texts)
     if isinstance(init, Pretrained):
         return load(init.model, revision=init.revision or None)
-    max_length = max_length or LONGEST
-    texts = list(_texts(source, counts))
+    return _scratch_encoder(init, list(_texts(source, counts)), seed, max_length or MAX_LENGTH, log)
+
+
+def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]) -> Loaded:
+    """Make an encoder with random weights and a tokenizer of the texts; optionally pre-train it by masked tokens."""
     tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
-    bare = create(Config(family="heedful", model=_model(init, tokenizer, max_length)), tokenizer, seed=seed)
+    config = Config(family="heedful", model=_scratch_config(init, tokenizer, max_length))
+    encoder = create(config, tokenizer, seed=seed)
     log(
-        f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "
-        "give --model to start from one that has read more"
+        f"no model was given: an encoder of {encoder.count():,} parameters is trained on the spot, on these texts "
+        "alone; give --model to start from one that was trained on more"
     )
     if not init.mlm_steps:
-        return bare
-    loaded = attach(bare, "masked_lm", seed=seed)
+        return encoder
+    model = attach(encoder, "masked_lm", seed=seed)
     objective = MaskedLM(tokenizer=tokenizer)
-    how = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
+    settings = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
-    steps = list(Trainer(loaded, objective, objective.samples(texts, max_length), how))
+    steps = list(Trainer(model, objective, objective.samples(texts, max_length), settings))
     log(
-        f"it read {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
-        f"the loss of hidden tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
+        f"it was trained on {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
+        f"the loss of masked tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
     )
-    return loaded
+    return model
 
 
-def _model(settings: Scratch, tokenizer: Tokenizer, longest: int) -> ModelConfig:
+def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) -> ModelConfig:
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
             width=settings.width,
-            positions=Learned(count=longest),
+            positions=Learned(count=max_length),
             types=2,
             padding=tokenizer.special.pad,
             norm="layer",
@@ -102,16 +116,16 @@ def _model(settings: Scratch, tokenizer: Tokenizer, longest: int) -> ModelConfig
     )
 
 
-def _texts(source: Source[Any], counts: Mapping[str, int], most: int | None = MOST) -> Iterator[str]:
-    """Those of train, or of so many of its examples, as far apart as they can be: files may be sorted."""
-    for example in evenly_spaced(source.examples("train"), counts["train"], most):
+def _texts(source: Source[Any], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES) -> Iterator[str]:
+    """Yield the texts of train, or of `max_examples` evenly spaced examples, since files may be sorted."""
+    for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
         yield from example.texts
 
 
-def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MOST) -> Iterator[Item]:
-    """All of so many, or as many as there may be.
+def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MAX_EXAMPLES) -> Iterator[Item]:
+    """Yield all `count` items, or `max_items` of them, evenly spaced.
 
-    >>> list(some("abcdefgh", 8, 3))
+    >>> list(evenly_spaced("abcdefgh", 8, 3))
     ['c', 'f', 'h']
     """
     for number, item in enumerate(items):
@@ -126,7 +140,15 @@ def build_task(
     model: Loaded,
     labels: tuple[str, ...] | None = None,
 ) -> tuple[Task, Loaded]:
-    """The task, and the model with its head; it answers the labels of the data, or those."""
+    """Return the task, and the model with the task's head.
+
+    Args:
+        settings: Of the run.
+        source: The data.
+        stats: Counts of the data.
+        model: The initial model.
+        labels: Of the head; None: those of the data.
+    """
     init = settings.init
     setup = TaskSetup(
         settings=settings.task,
@@ -138,30 +160,29 @@ def build_task(
         max_length=settings.max_length,
         long_inputs=settings.long_inputs,
     )
-    task, made = SPECS[settings.task.kind].task.create(setup)
+    task, model = SPECS[settings.task.kind].task.create(setup)
     if task.takes_pairs:
         first = next(iter(source.examples("train")), None)
-        made.pairs = None if first is None else len(first.texts) > 1
-    return task, made
+        model.pairs = None if first is None else len(first.texts) > 1
+    return task, model
 
 
-def encoding_notes(learned: EncodedSplit) -> list[str]:
-    """What reading the training examples cost, in sentences."""
-    found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
-    if learned.windowed:
-        found.append(f"{learned.windowed:,} training examples are longer than the model reads and are seen in windows")
-    if learned.cut:
-        found.append(
-            f"{learned.cut:,} training examples are longer than the model reads and were cut: {learned.cut_tokens:,} "
+def encoding_notes(encoded: EncodedSplit) -> list[str]:
+    """Sentences about what encoding the training examples cost."""
+    notes = [f"{encoded.examples:,} training examples are {_samples(encoded)} of {encoded.tokens:,} tokens"]
+    if encoded.windowed:
+        notes.append(f"{encoded.windowed:,} training examples are longer than the model reads and are read in windows")
+    if encoded.cut:
+        notes.append(
+            f"{encoded.cut:,} training examples are longer than the model reads and were cut: {encoded.cut_tokens:,} "
             "tokens are lost"
         )
-    if learned.left_out:
-        found.append(
-            f"{learned.left_out:,} training examples were left out: no tokens match what should be learned of them"
+    if encoded.left_out:
+        notes.append(
+            f"{encoded.left_out:,} training examples were left out: no tokens match what should be learned of them"
         )
-    found += [f"{count:,} training examples {remark}" for remark, count in learned.remarks.items()]
-    return found
+    return notes + [f"{count:,} training examples {remark}" for remark, count in encoded.remarks.items()]
 
 
-def _samples(learned: EncodedSplit) -> str:
-    return f"{len(learned.samples):,} sample" + ("s" if len(learned.samples) != 1 else "")
+def _samples(encoded: EncodedSplit) -> str:
+    return f"{len(encoded.samples):,} sample" + ("s" if len(encoded.samples) != 1 else "")

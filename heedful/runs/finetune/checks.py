@@ -1,41 +1,52 @@
-"""Refusals of settings that the data of a fine-tuning run cannot honour, before anything is written."""
+"""Checks of the settings of a fine-tuning run against its data, before anything is written."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 from heedful.data.labelled.statistics import Survey
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, SettingError
+from heedful.tasks.spec import TaskSettings
+from heedful.train.settings import FitSettings, TrainSettings
 
 
-def check_dev_split(settings: Any, found: Survey, lacking: str) -> None:
-    """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
-    if "dev" not in found.splits and settings.task.tunes_thresholds(found):
-        raise HeedfulError(
-            f"thresholds are tuned on dev, but there is no dev split: {lacking or 'set data.dev_fraction'}"
-            + ("; give a dev file, or " if lacking else ", or ")
-            + f"task.{settings.task.UNTUNED}"
+class TaskRunSettings(Protocol):
+    """Settings of a run on a task: of fine-tuning, or of distillation."""
+
+    @property
+    def task(self) -> TaskSettings: ...
+    @property
+    def train(self) -> TrainSettings: ...
+    @property
+    def fit(self) -> FitSettings: ...
+
+
+def check_dev_split(settings: TaskRunSettings, stats: Survey, dev_problem: str) -> None:
+    """Refuse to tune thresholds without a dev split; `dev_problem` says why none could be made, or is ""."""
+    if "dev" not in stats.splits and settings.task.tunes_thresholds(stats):
+        raise SettingError(
+            f"thresholds are tuned on dev, but there is no dev split: {dev_problem or 'set data.dev_fraction'}"
+            + ("; give a dev file, or " if dev_problem else ", or ")
+            + f"task.{settings.task.UNTUNED}",
+            path="data.dev_fraction",
         )
 
 
-def check_unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
-    """Refuse what was asked for and would change nothing."""
-    task, train = settings.task, settings.train
-    dev = "dev" in found.splits
-    if "dev" in found.alike and (settings.fit.load_best_at_end or settings.fit.patience):
-        raise HeedfulError(
+def check_unused_settings(settings: TaskRunSettings, stats: Survey, *, classic: bool) -> None:
+    """Refuse settings that were changed and would change nothing; `classic`: the model has no Transformer blocks."""
+    train, fit, has_dev = settings.train, settings.fit, "dev" in stats.splits
+    if "dev" in stats.alike and (fit.load_best_at_end or fit.patience):
+        raise DataError(
             "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
             "rows, or set fit.load_best_at_end=false and no fit.patience"
         )
-    for name, asked, why in (
-        ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
-        (
-            "train.gradient_checkpointing",
-            train.gradient_checkpointing and classic,
-            "a classic model has no blocks to compute again",
-        ),
-        ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
-        *((f"task.{name}", True, why) for name, why in task.unused(found).items()),
-    ):
-        if asked:
-            raise HeedfulError(f"{name} would change nothing: {why}; leave it out")
+    unused = {}
+    if fit.patience and not has_dev:
+        unused["fit.patience"] = "it counts evaluations on dev, and there is no dev split"
+    if train.gradient_checkpointing and classic:
+        unused["train.gradient_checkpointing"] = "a classic model has no blocks to recompute"
+    if train.compile and classic:
+        unused["train.compile"] = "a classic model has no blocks to compile"
+    unused |= {f"task.{name}": why for name, why in settings.task.unused(stats).items()}
+    for path, why in unused.items():
+        raise SettingError(f"{path} would change nothing: {why}; leave it out", path=path)

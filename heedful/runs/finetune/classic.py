@@ -1,6 +1,6 @@
-"""A classic model made on the spot: its words from the training texts, its vectors drawn, read from a file or learned.
+"""Classic models with new word embeddings: random, read from a file, or trained by skip-gram.
 
-Where a model is named, its rows are read instead: words in context, from an encoder that stays as it is.
+If a model is named, the classic model runs over the hidden states of that encoder instead, which stays frozen.
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ from heedful.train.settings import AdamW, TrainSettings
 from heedful.train.trainer import Trainer
 
 FAMILY = "heedful-classic"
-ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may stand in one token with it
-LONGEST = 2048  # tokens of a text that skip-gram learns from at once: all pairs of a batch are in memory together
+ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may follow in the same token
+LONGEST = 2048  # tokens of a skip-gram sample: all pairs of a batch are in memory at once
 Said = Callable[[str], None]
 
 
 def classic_model(
     settings: Classic, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
 ) -> Loaded:
-    """The classic model that training starts from, without a head.
+    """Make the classic model that training starts from, without a head.
 
-    Words are those of every text, where `texts` are some of them: subwords and skip-gram learn from these.
+    Args:
+        settings: Pooling, embeddings or encoder.
+        texts: On which subwords and skip-gram are trained.
+        seed: Of random weights.
+        log: Receives sentences about what is made.
+        all_texts: Whose words make up the vocabulary; None: `texts`.
     """
     if settings.model:
         return _in_context(settings, seed)
@@ -59,7 +64,7 @@ def classic_model(
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
-        made.model.embedding.tokens.weight.data[unknown] = 0.0  # where no text has one, it would stay as it was drawn
+        made.model.embedding.tokens.weight.data[unknown] = 0.0  # stays untrained where no text has unknown words
     log(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
         log(assign_vectors(made, known, mine))
@@ -69,12 +74,12 @@ def classic_model(
 
 
 def _in_context(settings: Classic, seed: int) -> Loaded:
-    """Over the rows of an encoder that is named."""
+    """A classic model over the hidden states of a frozen encoder."""
     inner = load(settings.model, revision=settings.revision or None)
     model = inner.config.model
     if inner.tokenizer is None or model.encoder is None or model.decoder is not None or type(model) is ClassicConfig:
         raise HeedfulError(
-            f"{inner.source}: a classic model reads the rows of an encoder that has a tokenizer, and this one has none"
+            f"{inner.source} is not an encoder with a tokenizer, which a classic model runs over: name another model"
         )
     config = ClassicConfig(
         embedding=model.embedding,
@@ -92,7 +97,11 @@ def _in_context(settings: Classic, seed: int) -> Loaded:
 
 
 def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, WordVectors | None, list[str]]:
-    """The words of the texts, the most frequent first, and then those of the file, as many as there may be."""
+    """A tokenizer of the words of the texts, the most frequent first, and then of the file, up to the vocabulary size.
+
+    Returns:
+        The tokenizer, the vectors of the file, and the words of the texts.
+    """
     counted = count_words(texts, lower_case=settings.lower_case)
     most = settings.vocab_size - 1  # one stands for all others
     mine = [word for word, _ in counted.most_common(most)]
@@ -111,7 +120,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
 
 @torch.no_grad()
 def assign_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> str:
-    """Give the tokens that are words of the file their vectors, and say how many words of the texts are among them."""
+    """Copy the vectors of a file into the embedding table, and say how many words of the texts have one."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     ids = [tokenizer.id(word) for word in known.words]
@@ -120,18 +129,18 @@ def assign_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> s
     table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.rows[there]).to(table)
     have = len(set(mine) & set(known.words))
     return (
-        f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others are drawn; "
+        f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others random ones; "
         f"{len(there) - have:,} more words of the file are known"
     )
 
 
 def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
-    """Train the vectors by skip-gram first."""
+    """Train the embeddings by skip-gram, and report its loss in a sentence."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     samples = skipgram_samples(tokenizer, texts)
     if not samples:
-        raise HeedfulError("no text has two words, which skip-gram learns from: leave init.skipgram_steps out")
+        raise HeedfulError("no text has two words, as skip-gram needs: leave init.skipgram_steps out")
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
@@ -145,13 +154,17 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
 
 
 def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
-    """What skip-gram learns from: each text, a long one in parts; two words are the least."""
+    """Samples for skip-gram: texts of two words or more, long ones in parts of LONGEST tokens."""
     cut = [ids[start : start + LONGEST] for ids in tokenizer.ids(texts) for start in range(0, len(ids), LONGEST)]
     return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
 
 
 def with_sentence_ends(reader: Readers, tokenizer: Tokenizer) -> Readers:
-    """A reader that reads sentences knows which tokens end one."""
+    """Return a pooling with the tokens that end a sentence, if it needs them.
+
+    Raises:
+        SettingError: If a token id is out of range, or no token ends a sentence.
+    """
     if not isinstance(reader, Hierarchical):
         return reader
     if wrong := [id for id in reader.ends if not 0 <= id < tokenizer.size]:
@@ -174,7 +187,7 @@ def with_sentence_ends(reader: Readers, tokenizer: Tokenizer) -> Readers:
 
 
 def freeze_embeddings(loaded: Loaded) -> Loaded:
-    """The same classic model, whose words learn no more."""
+    """Return the classic model with frozen embeddings."""
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)
     with undrawn():

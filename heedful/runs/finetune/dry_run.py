@@ -1,4 +1,4 @@
-"""A dry run: what a fine-tuning would need, from its own data and a few of its own steps; nothing is written."""
+"""A dry run: what fine-tuning needs in time, memory and disk space, estimated from a few steps on its data."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import finetune_overrides
 from heedful.runs.finetune.training_time import estimate_seconds
 from heedful.runs.overrides import Overrides
+from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import check_run_folder
 from heedful.runs.timing import peak_memory
 from heedful.train.trainer import Trainer
 
-STATE = 4  # of each parameter in a checkpoint: its value, two moments, and the best value so far
+STATE = 4  # values per parameter in a checkpoint: the weight, two moments, and the best weight so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a run would need."""
+    """Size, duration, memory and disk space of a run."""
 
     examples: int
     samples: int
     tokens: int  # of one epoch
     parameters: int
     seeds: int
-    steps: int | None  # of one seed; None: the clock decides
-    seconds: float  # of training one seed, without evaluations; from steps that were run here
+    steps: int | None  # of one seed; None: training ends after a time budget
+    seconds: float  # of training one seed, without evaluations; from steps that were made here
     tokens_per_second: float
-    memory: int  # bytes that this process had at most while it ran those steps
-    disk: int  # bytes of all checkpoints and models, about, while one more checkpoint is written
-    free: int  # bytes on that disk
+    memory: int  # peak memory of this process while it made those steps, in bytes
+    disk: int  # of all checkpoints and models while one more checkpoint is written, in bytes
+    free: int  # on that disk, in bytes
     notes: tuple[str, ...]
 
-    def plain(self) -> dict[str, Any]:
-        """As plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return plain data that JSON can hold."""
         return asdict(self)
 
-    def rows(self) -> list[list[str]]:
-        """For a table."""
+    def table_rows(self) -> list[list[str]]:
+        """The estimate as rows of a table."""
         times = f"{self.seeds} x " if self.seeds > 1 else ""
         return [
             ["examples", f"{self.examples:,}"],
@@ -75,12 +76,15 @@ def dry_run(
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
-    """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
+    """Estimate what `finetune` needs: read the data and make a few steps in memory; nothing is written.
+
+    An encoder that would be pre-trained on the training texts first is not.
+    """
     folder = Path(output_dir)
-    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = plan_finetune(task, data, overrides=given, on_bad_row=on_bad_row)
+    overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
     check_run_folder(folder)
-    # one process estimates: sharded training is as fast, and takes less memory on each rank
+    # a single process estimates: sharded training is as fast, and takes less memory per rank
     train = replace(plan.settings.train, data_parallel_shard_degree=1)
     init = plan.settings.init
     if isinstance(init, Scratch):
@@ -88,39 +92,39 @@ def dry_run(
     elif isinstance(init, Classic):
         init = replace(init, skipgram_steps=0)
     settings = replace(plan.settings, init=init, train=train)
-    counts, seed, longest = plan.survey.counts, settings.train.seed, settings.max_length
-    base = initial_model(settings.init, plan.source, counts, seed, longest, lambda text: None)
-    made, loaded = build_task(settings, plan.source, plan.survey, base)
-    learned = made.read(plan.source.examples("train"))
-    said = reading_notes(settings, plan.source, plan.survey, made, learned)
-    trainer = Trainer(loaded, made, learned.samples, settings.train)
-    seconds, speed = estimate_seconds(trainer, learned.tokens)
+    base = initial_model(init, plan.source, plan.survey.counts, train.seed, settings.max_length, lambda text: None)
+    objective, loaded = build_task(settings, plan.source, plan.survey, base)
+    encoded = objective.read(plan.source.examples("train"))
+    notes = reading_notes(settings, plan.source, plan.survey, objective, encoded)
+    trainer = Trainer(loaded, objective, encoded.samples, train)
+    seconds, speed = estimate_seconds(trainer, encoded.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
-    more = weights * (best + STATE * settings.fit.async_checkpoint)  # weights of the best step; the copy being written
+    extra = weights * (best + STATE * settings.fit.async_checkpoint)  # the best weights; the copy that is written
     models = settings.seeds * (1 + best) + several + (0 if model_name(init) else settings.seeds)
-    states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds whose training state is there at once
+    states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at the same time
     return Estimate(
-        examples=learned.examples,
-        samples=len(learned.samples),
-        tokens=learned.tokens,
+        examples=encoded.examples,
+        samples=len(encoded.samples),
+        tokens=encoded.tokens,
         parameters=loaded.count(),
         seeds=settings.seeds,
         steps=trainer.total,
         seconds=seconds,
         tokens_per_second=speed,
-        memory=peak_memory() + more,
+        memory=peak_memory() + extra,
         disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
-        notes=(*plan.notes, plan.why, *said, *_on_gpu(trainer.device)),
+        notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device)),
     )
 
 
-def _on_gpu(device: torch.device) -> list[str]:
+def _gpu_notes(device: torch.device) -> list[str]:
     if device.type != "cuda":
         return []
     return [f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of memory were taken on the GPU"]
 
 
 def _existing(folder: Path) -> Path:
-    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    """The folder, or the nearest parent that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -1,4 +1,4 @@
-"""Say where the encoder that ships is not the best start: texts in another language, or longer than it reads."""
+"""Advice against the bundled encoder: for texts in another language, or longer than it reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.tokenizer import Tokenizer
 
-TEXTS, CHARACTERS = 500, 1000  # that are looked at: examples, and the beginning of each text
+TEXTS, CHARACTERS = 500, 1000  # looked at: examples, and the first characters of each text
 TOKENS = 1.6  # per word or sign; English has 1.1 to 1.2, other languages in Latin letters 1.7 to 2.9
 FOREIGN = 0.2  # share of letters that are not Latin
 LONG = 0.5  # share of the examples that are longer than the encoder reads
@@ -26,7 +26,7 @@ UNIT = re.compile(r"\w+|[^\w\s]")
 def reading_notes(
     settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: EncodedSplit
 ) -> list[str]:
-    """Say what reading the training examples cost, and where another encoder than the one that ships may do better."""
+    """Sentences about what encoding the training examples cost, and why another encoder may do better."""
     said = encoding_notes(learned)
     if model_name(settings.init) != ENCODER:
         return said
@@ -62,9 +62,9 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
 
 
 def _not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
-    """Say what tells that texts are not English; "" where nothing does.
+    """The reason to believe that texts are not English; "" if there is none.
 
-    An English vocabulary has most English words whole, and cuts those of other languages into pieces.
+    An English vocabulary has most English words as one token, and splits those of other languages.
     """
     letters = [each for text in texts for each in text if each.isalpha()]
     foreign = sum(not each.isascii() and not unicodedata.name(each, "").startswith("LATIN") for each in letters)

@@ -1,6 +1,6 @@
-"""Where a fine-tuning run starts from: a pretrained model, or one with random weights of one of several kinds.
+"""Where a fine-tuning run starts from: a pretrained model, or random weights of one of several architectures.
 
-Imports nothing heavy, so that a wrong one is told at once.
+Imports nothing heavy, so that a wrong setting is refused at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BAG, RNN = Bag(), Writer()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordSettings:
-    """The words of a classic model that does not read the rows of a pretrained encoder."""
+    """Word embeddings of a classic model that does not run over a pretrained encoder."""
 
     # words: split at spaces and punctuation; subwords: a WordPiece tokenizer
     tokens: Literal["words", "subwords"] = "words"
@@ -39,14 +39,14 @@ class WordSettings:
         if not 0 <= self.dropout < 1:
             raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
         if self.vectors and self.width != WORD_WIDTH:
-            raise HeedfulError(f"width is {self.width}, but the vectors of {self.vectors} are as wide as they are")
+            raise HeedfulError(f"width conflicts with vectors={self.vectors}, which fixes the dimension; remove width")
         if self.vectors and self.tokens != "words":
-            raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
+            raise HeedfulError(f'vectors is {self.vectors}, a file of word vectors: set tokens = "words"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTokenizer:
-    """The tokenizer that is trained on source and target texts, for a model that writes."""
+    """The tokenizer of a seq2seq model, trained on source and target texts."""
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"  # bpe is byte-level and reproduces any text; wordpiece does not
     vocab_size: int = 8000  # tokens of the vocabulary of source and target together
@@ -55,15 +55,15 @@ class SharedTokenizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchTokenizer:
-    """The WordPiece tokenizer that is trained on the texts, for a Scratch encoder."""
+    """The WordPiece tokenizer of a Scratch encoder, trained on the texts."""
 
     vocab_size: int = 4000  # tokens of the vocabulary that is trained on the training texts
 
 
 def name_with_revision(model: str, revision: str) -> tuple[str, str]:
-    """Both as NAME@REVISION and no revision, however they are given; a folder, and what ships, stay as they are.
+    """Return NAME@REVISION and an empty revision; a folder and the bundled encoder are returned as they are.
 
-    >>> one_name("someone/model", "v1"), one_name("someone/model@v1", "")
+    >>> name_with_revision("someone/model", "v1"), name_with_revision("someone/model@v1", "")
     (('someone/model@v1', ''), ('someone/model@v1', ''))
     """
     if not revision or model in ("", ENCODER) or os.path.isdir(model):
@@ -73,7 +73,7 @@ def name_with_revision(model: str, revision: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretrained:
-    """A model that has been trained before."""
+    """A pretrained model."""
 
     kind: Literal["pretrained"] = "pretrained"
     model: str = ENCODER  # a folder, or NAME[@REVISION] on the hub
@@ -110,7 +110,7 @@ class Scratch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classic:
-    """A model from before the Transformer, over the words of the texts or the rows of a frozen pretrained encoder."""
+    """A model from before the Transformer, over word embeddings or the hidden states of a frozen pretrained encoder."""
 
     kind: Literal["classic"] = "classic"
     reader: Bag | Attention | Structured | Hierarchical = BAG
@@ -125,7 +125,7 @@ class Classic:
             raise HeedfulError(f"skipgram_steps is {self.skipgram_steps}; expected a whole number from 0")
         for name, given in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
             if self.model and given:
-                raise HeedfulError(f"{name} would change nothing: the rows of {self.model} are read; leave one out")
+                raise HeedfulError(f"{name} would change nothing: hidden states of model are read; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,8 +172,8 @@ class Transformer:
                 raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
         if self.longest != LONGEST and self.positions != "learned":
             raise HeedfulError(
-                f'longest is {self.longest}, which is of learned positions, but positions is "{self.positions}", '
-                "which has no end: leave longest out, or set positions=learned"
+                f'longest is {self.longest}, which is for learned positions, but positions is "{self.positions}": '
+                "leave longest out, or set positions=learned"
             )
         shape = self.shape
         if not 0 <= shape.dropout < 1:
@@ -183,9 +183,9 @@ class Transformer:
 
     @property
     def shape(self) -> Shape:
-        """Of its size, but for what is set."""
-        given = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
-        return replace(SIZES[self.size], **{name: value for name, value in given.items() if value is not None})
+        """The named shape, with what is set instead of it."""
+        values = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
+        return replace(SIZES[self.size], **{name: value for name, value in values.items() if value is not None})
 
 
 Init = Pretrained | Scratch | Classic | Recurrent | Transformer
@@ -193,7 +193,7 @@ Seq2Seq = Recurrent | Transformer  # with random weights
 
 
 def model_name(init: Init) -> str:
-    """The pretrained model that an initialisation reads; "" if there is none."""
+    """The pretrained model that training starts from, or that a classic model runs over; "" if none."""
     return init.model if isinstance(init, Pretrained | Classic) else ""
 
 
@@ -203,7 +203,7 @@ def _one_name(init: Pretrained | Classic) -> None:
 
 
 def _without_effect(writer: Writer) -> None:
-    """Refuse what would change nothing; not where a model is made, as folders may have been saved with it."""
+    """Refuse settings that would change nothing; the model accepts them, since saved folders may have them."""
     match writer.look:
         case None if not writer.feed:
             raise HeedfulError(

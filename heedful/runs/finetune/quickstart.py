@@ -1,4 +1,4 @@
-"""quickstart: the main job on what ships with Heedful."""
+"""The quickstart: fine-tuning, evaluation and prediction on the bundled sample data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
 from heedful.train.checkpoint import lock_run
@@ -18,17 +18,17 @@ from heedful.train.fit import Reporter
 
 MARK = ".gitignore"
 MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"
-ASKED = [
+UNSEEN_TEXTS = [
     "what time do you close on sundays?",
     "the zip on the tent I borrowed is broken, sorry!",
     "could I keep the projector for another week",
 ]
-SHOWN = 3  # mistakes
+MISTAKES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuickstartResult:
-    """What was made and found."""
+    """A run, its worst mistakes, and predictions for new texts."""
 
     folder: Path
     results: dict[str, Any]
@@ -37,9 +37,9 @@ class QuickstartResult:
 
 
 def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResult | None:
-    """Fine-tune on the shipped messages, measure, and answer a few more; None: stopped by a signal.
+    """Fine-tune on the bundled messages, evaluate, and predict labels of new ones; None if a signal interrupted it.
 
-    The same run each time, in a folder that is replaced if an earlier quickstart made it.
+    The run is the same each time. Its folder is replaced if an earlier quickstart made it.
     """
     _make(folder)
     with as_file(files("heedful") / "assets" / "intents") as data:
@@ -47,27 +47,28 @@ def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResu
     if done.status == "interrupted":
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
-        worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), SHOWN))
+        worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), MISTAKES))
+    predictions = zip(UNSEEN_TEXTS, Engine(folder)(UNSEEN_TEXTS), strict=True)
     return QuickstartResult(
         folder=folder,
         results=done.results,
         mistakes=tuple(worst),
-        answers=tuple({"text": text} | answer for text, answer in zip(ASKED, Engine(folder)(ASKED), strict=True)),
+        answers=tuple({"text": text} | answer for text, answer in predictions),
     )
 
 
 def _make(folder: Path) -> None:
-    """An empty folder with the mark of a quickstart."""
+    """Make an empty folder with the mark of a quickstart."""
     mark = folder / MARK
     try:
         if mark.is_file() and mark.read_bytes() == MARKED.encode():
-            with lock_run(folder):  # no other one is at work there
+            with lock_run(folder):  # no other quickstart is running there
                 shutil.rmtree(folder)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --output")
+            raise RunError(f"{folder} exists, and no quickstart made it: give another folder with --output")
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(MARKED, encoding="utf-8")
     except OSError as error:
-        raise HeedfulError(
+        raise RunError(
             f"{folder} cannot be written: {error.strerror or error}: give another folder with --output"
         ) from None

@@ -1,4 +1,4 @@
-"""A model that is to learn to write, made on the spot: one vocabulary of both texts, and random weights."""
+"""Seq2seq models with random weights and one vocabulary of source and target texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
 
-LOOKED_AT = 1000  # targets, to see what BLEU can count in them
+TARGETS = 1000  # looked at to see what BLEU can count in them
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
     "rotary": Rotary(),
     "shaw": Shaw(),
@@ -40,14 +40,14 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 def seq2seq_model(
     init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
 ) -> Loaded:
-    """The model that training starts from, without a head."""
-    pieces = init.tokenizer
+    """Make the tokenizer and the model that training starts from."""
+    options = init.tokenizer
     places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
     limits = [most for most in (longest, places) if most is not None]
     names = TokenizerSettings(
-        algorithm=pieces.algorithm,
-        vocab_size=pieces.vocab_size,
-        lower_case=pieces.lower_case,
+        algorithm=options.algorithm,
+        vocab_size=options.vocab_size,
+        lower_case=options.lower_case,
         strip_accents=False,
         max_length=min(limits, default=None),
     )
@@ -58,19 +58,19 @@ def seq2seq_model(
         family, model = "heedful", transformer_config(init, tokenizer.size)
     made = create(Config(family=family, model=model), tokenizer, seed=seed)
     what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
-    log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
+    log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
     return made
 
 
 def recurrent_config(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
-    """One embedding of source, target and output, with vectors of unit variance per number."""
+    """Config of two recurrent nets; source, target and output share one embedding with entries of unit variance."""
     width = width or writer.width // 2
     words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
     return ClassicConfig(embedding=words, reader=writer)
 
 
 def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
-    """The original Transformer, or one with other norms or positions."""
+    """Config of the original Transformer, or of one with other norms or positions."""
     made = original(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
     more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
@@ -85,22 +85,22 @@ def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
 
 
 def sample_targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
-    """Those that BLEU would be measured on, or the first of them: of dev, or else of train; none where it cannot be."""
+    """The first targets of dev, or of train without dev; [] if the task has no targets, or BLEU is not installed."""
     if source.kind is not Rewritten or not has_bleu():
         return []
     examples = source.examples("dev" if "dev" in splits else "train")
-    return [example.rewritten for example in islice(examples, LOOKED_AT)]
+    return [example.rewritten for example in islice(examples, TARGETS)]
 
 
-def default_bleu_units(golds: Sequence[str]) -> BleuTokenizer | None:
-    """What BLEU counts unless it is said: words, or characters where most targets have too few; None: of both."""
+def default_bleu_units(references: Sequence[str]) -> BleuTokenizer | None:
+    """The default for what BLEU counts: words, or characters if most targets are short; None if they are too short."""
     ways: tuple[BleuTokenizer, ...] = ("13a", "char")
-    return next((words for words in ways if bleu_is_informative(golds, words)), None)
+    return next((words for words in ways if bleu_is_informative(references, words)), None)
 
 
-def check_bleu(task: TaskSettings, golds: Sequence[str]) -> None:
-    """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
-    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not bleu_is_informative(golds, task.bleu):
+def check_bleu(task: TaskSettings, references: Sequence[str]) -> None:
+    """Refuse BLEU as the metric if most targets are too short for it, so that it is 0 or depends on few targets."""
+    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not bleu_is_informative(references, task.bleu):
         raise HeedfulError(
             f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
             f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"

@@ -1,6 +1,6 @@
-"""Settings of a fine-tuning run: defaults that follow from its data, a recipe over them, assignments over both.
+"""Settings of a fine-tuning run, and defaults that follow from its data.
 
-Imports nothing heavy, so that a wrong one is told at once.
+Imports nothing heavy, so that a wrong setting is refused at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, T
 
 PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
-LONG_TEXT = 512  # characters, about 128 tokens: so many of longer texts count as one example when epochs are chosen
+LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,101 +65,112 @@ def finetune_defaults(
     bleu_units: BleuTokenizer | None = "13a",
     characters: int = 0,
 ) -> tuple[FinetuneSettings, str]:
-    """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
+    """Default settings, and the reason for them as a sentence.
 
-    Epochs follow from the number of examples, or from the characters of all texts where these are long: 512 of them
-    count as one example. 0: by examples alone.
+    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021). Random weights need a higher
+    learning rate, and so does a narrow model: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019,
+    appendix A.3).
 
-    So many samples as are learned `together` are never parted: a batch has whole groups of them.
-    What is written is compared by BLEU of those `words`, or, with None, by F1.
-    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
-    and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
+    Args:
+        kind: Name of the task's specification.
+        examples: Number of training examples.
+        random_init: Whether the model starts from random weights.
+        width: Of the model's hidden states.
+        classic: Whether the model is from before the Transformer.
+        seq2seq: A model to write with random weights; None: another task, or a trained model.
+        group_size: Samples that are learned together; a batch has whole groups.
+        bleu_units: What BLEU counts; None: models are compared by F1 of words.
+        characters: Of all training texts: LONG_TEXT of them count as one example. 0: only examples count.
     """
     if seq2seq is not None:
-        return _to_write(seq2seq, examples, bleu_units)
+        return _seq2seq_defaults(seq2seq, examples, bleu_units)
     epochs = min(_epochs(kind, examples), _epochs(kind, characters // LONG_TEXT))
-    batch = 32 if examples >= 10_000 else 16
-    batch = max(batch, group_size) // group_size * group_size
-    rate = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
+    batch_size = 32 if examples >= 10_000 else 16
+    batch_size = max(batch_size, group_size) // group_size * group_size
+    lr = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=SPECS[kind].settings(),
-        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=AdamW(lr=rate)),
+        train=TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr)),
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
     )
-    start = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
+    model = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
     long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
-    return settings, f"defaults for {examples:,} examples{long} and {start}"
+    return settings, f"defaults for {examples:,} examples{long} and {model}"
 
 
 def _epochs(kind: str, examples: int) -> float:
-    """Return the default number of epochs."""
-    return next(count for least, count in SPECS[kind].epochs if examples >= least)
+    """The default number of epochs for a task and a number of examples."""
+    return next(epochs for least, epochs in SPECS[kind].epochs if examples >= least)
 
 
-def check_batch_groups(train: TrainSettings, together: int) -> None:
-    """Refuse a batch that would part samples that are learned together."""
-    if train.batch_size % together:
-        raise HeedfulError(
-            f"train.batch_size is {train.batch_size}, but an update takes whole groups of {together} pairs "
-            f"(task.group_size): set train.batch_size to {together} or a multiple of it"
+def check_batch_groups(train: TrainSettings, group_size: int) -> None:
+    """Refuse a batch size that would split a group of samples that are learned together."""
+    if train.batch_size % group_size:
+        raise SettingError(
+            f"train.batch_size is {train.batch_size}, but an update takes whole groups of {group_size} pairs "
+            f"(task.group_size): set train.batch_size to {group_size} or a multiple of it",
+            path="train.batch_size",
         )
 
 
-def _to_write(writer: Seq2Seq, examples: int, words: BleuTokenizer | None) -> tuple[FinetuneSettings, str]:
-    """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
+def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | None) -> tuple[FinetuneSettings, str]:
+    """Defaults for a model that learns to write from random weights: five times the epochs, and smoothed labels.
 
-    A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
-    (Vaswani et al. 2017, sections 5.3 and 5.4).
+    A Transformer has the learning rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas
+    and eps (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
     epochs = 5 * _epochs(SEQ2SEQ.name, examples)
-    batch = 64 if examples >= 2_000 else 16
+    batch_size = 64 if examples >= 2_000 else 16
     schedule: Schedule = Linear(warmup_ratio=0.1)
-    if isinstance(writer, Recurrent):
-        what, optimizer = "two recurrent nets", AdamW(lr=1e-3)
+    if isinstance(init, Recurrent):
+        model, optimizer = "two recurrent nets", AdamW(lr=1e-3)
     else:
-        rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
-        what, optimizer, schedule = "a Transformer", AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
-    metric: Literal["f1", "bleu"] = "bleu" if words is not None and has_bleu() else "f1"
+        model, lr = "a Transformer", float(f"{(4000 * init.shape.width) ** -0.5:.1e}")
+        optimizer, schedule = AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
+    metric: Literal["f1", "bleu"] = "bleu" if bleu_units is not None and has_bleu() else "f1"
+    compared = ""
     if metric == "f1":
         why = "most targets have fewer than 4 characters" if has_bleu() else "sacrebleu, for BLEU, is not installed"
-        by = f", compared by F1 of words, since {why}"
-    else:
-        by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
+        compared = f", compared by F1 of words, since {why}"
+    elif bleu_units == "char":
+        compared = ", compared by BLEU of characters, since most targets have fewer than 4 words"
     settings = FinetuneSettings(
-        task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
-        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=optimizer, schedule=schedule),
+        task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=bleu_units or "13a"),
+        train=TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=optimizer, schedule=schedule),
         fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
-    return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
+    return settings, f"defaults for {examples:,} examples and {model} with random weights{compared}"
 
 
 def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
-    """How a run trains: defaults for what `why` names, but for what was set by hand."""
+    """Say how a run trains: what its defaults are for, its duration, batch size and rate, and settings set by hand."""
     train = settings.train
-    said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
-    said += settings.task.summary()
-    return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
+    text = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}{settings.task.summary()}"
+    return text + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
 def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
-    """How a run read its data and long texts, without a dev split that is made; what is no run has the usual."""
+    """Data settings of a run (without its generated dev split), and how it treated long texts.
+
+    Defaults if `run` is not a run folder.
+    """
     path = Path(run) / "settings.toml"
     table = load_mapping(path) if path.is_file() else {}
-    data, given = DataSettings(), table.get("data")
-    if isinstance(given, Mapping):  # text to pre-train on is named
-        data = overlay(data, given, source=f"{path}: data")
+    data, own = DataSettings(), table.get("data")
+    if isinstance(own, Mapping):  # pre-training has the paths of its text there
+        data = overlay(data, own, source=f"{path}: data")
     return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
 
 
 def check_task(task: str) -> str:
-    """Return the task that a name means: its own, or that of a pipeline, as "ner".
+    """Return the task that a name means: its own, or that of a pipeline, such as "ner".
 
     Raises:
-        HeedfulError: If it means none.
+        HeedfulError: If the name means no task.
     """
     if task in SPECS and task != SPECS[task].public_name:
         name = SPECS[task].public_name
-        raise HeedfulError(f'"{task}" is not a task of its own: {name} takes one label or any number of them')
+        raise HeedfulError(f'"{task}" is not a task of its own: give {name}, which takes any number of labels too')
     return canonical_task(task)
 
 
@@ -171,22 +182,24 @@ def finetune_overrides(
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    """Collect what was given by hand; `Overrides` are returned as they are."""
     named = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
     return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
 
 
 def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
-    """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
-    task = check_task(task)
-    last: HeedfulError | None = None
-    for spec in specs_named(task):
+    """Return the settings as far as they are known before the data are read.
+
+    Raises:
+        HeedfulError: If an override is wrong for all variants of the task.
+    """
+    errors = []
+    for spec in specs_named(check_task(task)):
         try:
             return resolve_finetune(overrides, finetune_defaults(spec.name, 1, random_init=False)[0]).settings
         except HeedfulError as error:
-            last = error
-    assert last is not None
-    raise last
+            errors.append(error)
+    raise errors[-1]
 
 
 def resolve_finetune(overrides: Overrides, defaults: FinetuneSettings) -> Resolved[FinetuneSettings]:

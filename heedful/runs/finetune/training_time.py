@@ -1,4 +1,4 @@
-"""How long training is going to take, from a few steps that are run on a copy of the model."""
+"""An estimate of how long training takes, from a few steps of a copy of the model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from heedful.train.settings import TrainSettings
 from heedful.train.trainer import Trainer
 
 PROBE = 4  # steps that are timed, after one that warms up
-LEAST = 20 * PROBE  # steps of a run from which these are worth their time
+LEAST = 20 * PROBE  # steps of a run from which timing them pays
 
 
 def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
-    """Seconds of training on samples of so many tokens, and tokens a second, from some steps of this trainer."""
+    """Estimate the duration of training from its next steps.
+
+    Args:
+        trainer: Makes the steps.
+        tokens: Of one epoch.
+
+    Returns:
+        Seconds of training, and tokens a second.
+    """
     steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     if (budget := trainer.settings.budget_seconds) is not None:
@@ -28,10 +36,10 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
 def training_time_note(
     loaded: Loaded, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
 ) -> str:
-    """A sentence with the time that training is going to take; "" where it is short, or nobody can tell.
+    """A sentence with the estimated time of training; "" if it is short, or cannot be estimated.
 
-    The steps run on a copy of the model, so that training is the same to the last bit. Of an objective that trains
-    modules of its own, which would be changed, nothing is timed.
+    Steps are made with a copy of the model, so that training is the same to the last bit. An objective that trains
+    modules of its own is not timed, since that would change them.
     """
     if settings.time_budget is not None or settings.compile or objective.beside is not None:
         return ""
@@ -40,7 +48,7 @@ def training_time_note(
         if trainer.total is None or trainer.total < LEAST:
             return ""
         seconds, speed = estimate_seconds(trainer, tokens)
-    except HeedfulError:  # training says it itself, where it comes to that
+    except HeedfulError:  # training raises it again, if it gets there
         return ""
     shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
     pace = f"{trainer.total:,} steps at {speed:,.0f} tokens/s"

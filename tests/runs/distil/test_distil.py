@@ -73,7 +73,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
         cut.append(measure.cut)
         return measure
 
-    monkeypatch.setattr(distil_verdict, "evaluate", told)
+    monkeypatch.setattr(distil_verdict, "evaluate_task", told)
     for long in ("truncate", "stride"):
         distil_verdict._asked(
             str(teacher), "float32", source=source, split="train", metric="accuracy", long_inputs=long
@@ -173,7 +173,7 @@ def test_quality_is_that_of_the_served_precision(
         asked.append((Path(place).parent.name, precision))
         return open_in_precision(place, precision, **more)
 
-    monkeypatch.setattr(distil_verdict, "ready", noted)
+    monkeypatch.setattr(distil_verdict, "open_in_precision", noted)
     wishes = [*QUICK[1:], "seeds=2", "train.epochs=1", "verdict.precision=int8"]
     done = distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=last(wishes))
     found = done.results["verdict"]
@@ -193,7 +193,7 @@ def test_each_seed_draws_its_own_maps(
         drawn.append([each.weight[0, 0].item() for each in made.values()])
         return made
 
-    monkeypatch.setattr(distil_run, "maps", noted)
+    monkeypatch.setattr(distil_run, "state_projections", noted)
     wishes = ["seeds=2", *NO_BASELINE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
     distil(teacher, labelled, tmp_path / "run", student="tiny", loss="tinybert", assignments=wishes)
     assert len(drawn) == 2 and len(drawn[0]) == 3 and not {*drawn[0]} & {*drawn[1]}
@@ -543,7 +543,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.max_seq_length=64", *MASKED[:2]])
     overrides = distil_overrides(str(masked), student="layers=1")
-    assert distil_masked._settled(load(masked), overrides, text).pretrain.max_seq_length == 48, (
+    assert distil_masked._resolve(load(masked), overrides, text).pretrain.max_seq_length == 48, (
         "by default, as it reads"
     )
     assert not no.exists()

@@ -134,7 +134,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
 
     shapes = [{"name": name, "folder": name, "p50": when} for name, when in (("bag", 1.0), ("tiny", 2.0))]
     shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
-    monkeypatch.setattr(distil_search, "_timed", lambda planned, names, reporter: shapes)
+    monkeypatch.setattr(distil_search, "_time_shapes", lambda planned, names, reporter: shapes)
     monkeypatch.setattr(distil_search, "distil_task", done)
     found = search(teacher, labelled, tmp_path / "run", shapes=list(times), max_latency=5.0, min_quality=0.9).results[
         "search"

@@ -45,8 +45,8 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert estimated(given, {"seeds": 2, "init.mlm_steps": 500}).disk == found.disk - 2 * one, (
         "state of one seed at a time"
     )
-    assert json.loads(json.dumps(found.plain()))["notes"] == list(found.notes)
-    rows = {name: value for name, value in found.rows() if name != "note"}
+    assert json.loads(json.dumps(found.to_dict()))["notes"] == list(found.notes)
+    rows = {name: value for name, value in found.table_rows() if name != "note"}
     assert rows["steps"] == "2 x 4" and rows["time"].startswith("2 x 0.") and "GiB are free" in rows["disk"]
 
 
@@ -55,8 +55,8 @@ def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
     settings = {"train.time_budget": 1.5}
     found = dry_run("classify", given, tmp_path / "run", assignments=assignments(settings))
     assert (found.steps, found.seconds) == (None, 90.0)
-    assert dict(found.rows()[3:5]) == {"steps": "as many as fit", "time": found.rows()[4][1]}
-    assert found.rows()[4][1].startswith("1.5 min at ")
+    assert dict(found.table_rows()[3:5]) == {"steps": "as many as fit", "time": found.table_rows()[4][1]}
+    assert found.table_rows()[4][1].startswith("1.5 min at ")
 
 
 def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
-from heedful.runs.finetune.build import build_task
+from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.init_settings import Pretrained, Scratch
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.run_folder import BAD_ROWS, DATA, init_labelled_run, read_json
@@ -246,7 +246,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
 def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
     source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev_fraction=0.0))
-    loaded = module.start(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
+    loaded = initial_model(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
         task, _ = build_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
@@ -507,7 +507,7 @@ def test_what_was_trained_is_there_before_it_is_measured(
     def fails(*given: Any, **more: Any) -> Any:
         raise HeedfulError("it cannot be measured")
 
-    monkeypatch.setattr(module.Run, "_measured", fails)
+    monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", fails)
     with pytest.raises(HeedfulError, match="it cannot be measured"):
         tune("classify", data("single", tmp_path / "data"), tmp_path / "run", model=bare)
     assert Engine(tmp_path / "run")(["the cat"])[0]["label"] in ("bad", "good")
@@ -615,13 +615,13 @@ def test_seeds_are_chosen_by_dev_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, chosen: int
 ) -> None:
     given = data("single", tmp_path / "data", {"train": 24, split: 8})
-    scores, measured = iter([0.2, 0.9, 0.5]), module.Run._measured
+    scores, measured = iter([0.2, 0.9, 0.5]), module.FinetuneTraining._evaluate_split
 
     def pretended(run: Any, *rest: Any) -> dict[str, Any]:
         made = measured(run, *rest)
         return made | {"numbers": made["numbers"] | {"accuracy": next(scores)}}
 
-    monkeypatch.setattr(module.Run, "_measured", pretended)
+    monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", pretended)
     done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
     assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
     assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]

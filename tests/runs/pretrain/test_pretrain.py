@@ -37,6 +37,7 @@ from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
+from heedful.runs.pretrain.components import sample_documents
 from heedful.runs.pretrain.run import pretrain_with
 from heedful.runs.pretrain.settings import DistillationSettings, Phase, PretrainSettings, resolve_pretrain
 from heedful.runs.recipes import copy_asset, list_assets
@@ -410,13 +411,16 @@ def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
 def test_documents_that_are_drawn() -> None:
     """Of each kind, wherever it stands, and whatever stands in turn; all of them where there is room."""
     rows = [f"{number % 2}{number // 250} {number:04} {'x' * 91}" for number in range(1000)]
-    found = module._sample(((row, False) for row in rows), 10_000)
+    found = sample_documents(((row, False) for row in rows), 10_000)
     assert 20 < len(found) <= 100 and found == [row for row in rows if row in set(found)]
     assert {each[0] for each in found} == set("01") and {each[1] for each in found} == set("0123")
-    assert found == module._sample(((row, False) for row in rows), 10_000)
-    assert module._sample(((row, False) for row in rows), 99_000) == rows
-    assert module._sample([("x" * 50, False)] * 9, 10) == ["x" * 50], "one at least"
-    assert module._sample([("cafe\u0301\n\x07 a", False), ("a\n b", True), (" ", False)], 99) == ["caf\u00e9 a", "a\nb"]
+    assert found == sample_documents(((row, False) for row in rows), 10_000)
+    assert sample_documents(((row, False) for row in rows), 99_000) == rows
+    assert sample_documents([("x" * 50, False)] * 9, 10) == ["x" * 50], "one at least"
+    assert sample_documents([("cafe\u0301\n\x07 a", False), ("a\n b", True), (" ", False)], 99) == [
+        "caf\u00e9 a",
+        "a\nb",
+    ]
 
 
 def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, known: Path) -> None:
@@ -510,7 +514,7 @@ def test_trap_37_resumed_in_the_middle_of_epoch_two(
 def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
     tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = module.measured_share
+    measured = module.measure_share
     monkeypatch.setattr(module, "measure_share", lambda *given: measured(*given) | {"mlm_loss": (float("nan"), 3.0)})
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(DivergedError, match=r"^step \d: .* nan for mlm_loss, so the model is no result"):
