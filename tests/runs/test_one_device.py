@@ -21,7 +21,7 @@ from heedful.runs.distil import run as distil
 from heedful.runs.finetune import run as finetune
 from heedful.runs.pretrain import run as pretrain
 from heedful.runs.pretrain import teacher as pretrain_teacher
-from heedful.train import loop
+from heedful.train import trainer as trainer_module
 from heedful.train.trainer import Trainer
 from tests.support.corpora import documents, trained, write
 from tests.support.generated_data import assignments, data
@@ -66,7 +66,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (finetune, pretrain):
         monkeypatch.setattr(module, "fit", fit)
-    for place in (loop, folder, distil, distil_masked, pretrain_teacher):
+    for place in (trainer_module, folder, distil, distil_masked, pretrain_teacher):
         monkeypatch.setattr(place, "device_of", lambda asked: META if asked == "cuda" else torch.device(asked))
     host = torch.Tensor.cpu
     monkeypatch.setattr(

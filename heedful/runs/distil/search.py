@@ -64,7 +64,7 @@ def search(
     """Distil students of several shapes with one seed, from the fastest on, until one keeps enough quality on dev.
 
     Without `min_quality` all are trained, and the best one is chosen. The chosen shape is then distilled with all seeds
-    in output_dir/best and evaluated on test; "search" of its results has all shapes. An interrupted search resumes, even
+    in output_dir/best and evaluated on test; "search" of its results has all shapes. A search resumes, even
     with other limits.
 
     Args:

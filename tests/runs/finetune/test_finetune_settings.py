@@ -32,7 +32,7 @@ from heedful.settings import from_file, load_mapping, overlay, read, to_mapping,
 from heedful.tasks.specs import SPECS, task_names
 from heedful.tasks.specs.classify import MultiLabelSettings
 from heedful.tasks.specs.embed import EmbedSettings
-from heedful.train import fit, loop, optim, settings
+from heedful.train import fit, optim, settings, trainer
 from heedful.train.settings import AdamW, DecayFromStart
 
 ROOT = Path(__file__).parents[3]
@@ -303,7 +303,7 @@ def test_settings_import_no_torch_and_keep_their_old_names() -> None:
     code = "import sys, heedful.runs.finetune.settings; print({'torch', 'pyarrow', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-    for module in (fit, loop, optim):
+    for module in (fit, trainer, optim):
         names = [name for name in module.__all__ if hasattr(settings, name)]
         assert names and all(getattr(module, name) is getattr(settings, name) for name in names)
 
