@@ -1,6 +1,7 @@
-"""More texts without labels: some words of each text replaced by what a masked language model finds in their place.
+"""Data augmentation: some words of each text are replaced by predictions of a masked language model.
 
-After Jiao et al. 2020, section 4 (single-piece words by BERT's predictions), but with all chosen words hidden at once.
+After Jiao et al. 2020, section 4 (words of a single token, by BERT's predictions), but all chosen words are masked at
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from heedful.atomic_io import put, whole
 from heedful.checkpoint import Loaded, load
 from heedful.data import Example, Tagged
 from heedful.data.sampler import mixed
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, ModelError
 from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
 from heedful.runs.distil.settings import AugmentSettings
@@ -27,8 +28,8 @@ from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
 
-TOGETHER = 64  # texts that the model reads at once
-DRAWN = 8  # what a seed is mixed with here
+BATCH = 64  # texts that the model reads at once
+SAMPLING = 8  # mixed with a seed, to sample replacements
 
 
 def augmented_examples(
@@ -68,38 +69,40 @@ def augmented_examples(
 
 
 def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
-    """Refuse what cannot be made, before anything is written."""
+    """Refuse a task whose answers change with words, or a model without a masked head, before anything is written."""
     if not SPECS[task].replaceable:
-        raise HeedfulError(
-            f"more texts cannot be made for {task}: where a word is replaced, the answer may go with it. Leave more out"
-        )
+        raise ModelError(f"augment cannot be used for {task}, whose answers may change with a word: leave augment out")
     load_masked_lm(name, settings)
 
 
 def load_masked_lm(name: str, settings: AugmentSettings) -> Loaded:
-    """The teacher with its masked head, or the model that is named; refused where there is none."""
-    asked = settings.model or name
+    """Load the model that the settings name, or the teacher, with its masked head.
+
+    Raises:
+        ModelError: If it has no masked head, or no mask token.
+    """
+    source = settings.model or name
     try:
-        found = load(asked, head="masked_lm")
+        model = load(source, head="masked_lm")
     except HeedfulError as error:
-        raise HeedfulError(
-            f"words are replaced by a masked language model, and {asked} has no such head ({error}): set augment.model "
-            "to a folder that has one, such as the model that the teacher was fine-tuned from, or leave augment out"
+        raise ModelError(
+            f"words are replaced by a masked language model, and {source} has no such head ({error}): set "
+            "augment.model to a folder that has one, such as the model that the teacher was fine-tuned from, or leave augment out"
         ) from None
-    if found.tokenizer is None or found.tokenizer.special.mask is None:
-        raise HeedfulError(f"{asked} has no tokenizer with a mask token: set augment.model to a model that has one")
-    return found
+    if model.tokenizer is None or model.tokenizer.special.mask is None:
+        raise ModelError(f"{source} has no tokenizer with a mask token: set augment.model to a model that has one")
+    return model
 
 
 def augmented_inputs(model: Loaded, examples: Sequence[Example], settings: AugmentSettings, seed: int) -> Iterator[Any]:
-    """Inputs: texts, pairs of them, or lists of words, as many as there are times examples."""
+    """Yield variants of all examples, `copies` times: texts, pairs of texts, or lists of words."""
     replacer = WordReplacer(model, settings)
     for turn in range(settings.copies):
-        for start in range(0, len(examples), TOGETHER):
-            chunk = examples[start : start + TOGETHER]
+        for start in range(0, len(examples), BATCH):
+            chunk = examples[start : start + BATCH]
             parts = [_parts(each) for each in chunk]
             flat = [text for each in parts for text in each]
-            keys = [mixed(seed, DRAWN, turn, start + n, m) for n, each in enumerate(parts) for m in range(len(each))]
+            keys = [mixed(seed, SAMPLING, turn, start + n, m) for n, each in enumerate(parts) for m in range(len(each))]
             made = iter(replacer(flat, keys))
             for each in parts:
                 found = [next(made) for _ in each]
@@ -107,14 +110,14 @@ def augmented_inputs(model: Loaded, examples: Sequence[Example], settings: Augme
 
 
 def _parts(example: Example) -> list[Item]:
-    """What is written anew, each by itself."""
+    """The texts of an example, which are varied one by one."""
     if isinstance(example, Tagged):
         return [Words(list(example.words))]
     return list(example.texts)
 
 
 class WordReplacer:
-    """Replaces words of one piece each by others of one piece, drawn among the most likely by their probability."""
+    """Replaces words of a single token by others, sampled from the most likely tokens by their probability."""
 
     def __init__(self, model: Loaded, settings: AugmentSettings) -> None:
         self.model, self.settings = model.eval(), settings
@@ -126,12 +129,12 @@ class WordReplacer:
         unknown = self.tokenizer.special.unknown
         if unknown is not None:
             words[unknown] = False
-        for id in np.flatnonzero(words):  # signs are no words: "much." could become "muchsaw"
+        for id in np.flatnonzero(words):  # without punctuation: "much." could become "muchsaw"
             words[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
         self._words = torch.from_numpy(words)
 
     def __call__(self, texts: Sequence[Item], keys: Sequence[int]) -> list[Any]:
-        """A variant of each; the draws depend on its key alone. A text without a word of one piece stays as it is."""
+        """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
         limit = self.model.limit
         cut: Any = {"max_length": limit, "truncate": "longest_first"} if limit else {}
         encoded = self.tokenizer.encode_batch(list(texts), **cut)
@@ -143,7 +146,7 @@ class WordReplacer:
         ]
 
     def _chosen(self, encoded: Encoded, key: int) -> list[int]:
-        """Places of words that are one piece: a share of all words, one at least."""
+        """Positions of words to replace: words of a single token, a share of all words and at least one."""
         of = Counter(word for word in encoded.words if word is not None)
         single = [
             place
@@ -185,7 +188,7 @@ class WordReplacer:
 
 
 def _written(text: Any, encoded: Encoded, names: dict[int, str]) -> Any:
-    """The text with those words in the places of others."""
+    """The text with replaced words; `names` are the new ones by token position."""
     if isinstance(text, Words):
         words = list(text.words)
         for place, name in names.items():

@@ -1,23 +1,24 @@
-"""What a distillation is going to do: settings, data and teacher, and what is refused before anything is written."""
+"""The plan of a distillation: settings, data and teacher, and what is refused before anything is written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
 from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, Tagged, read
-from heedful.data.bad_rows import OnBadRow
+from heedful.data.bad_rows import BadRows, OnBadRow
 from heedful.data.inputs.inherited_settings import by_names, files_of
 from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.data.tag_schemes import unsaid
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, RunError, SettingError
 from heedful.objectives.distillation.teacher import ScoreKind
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.data_settings import data_settings_for
-from heedful.runs.distil.augment import check_augmentation as foresee_more
+from heedful.runs.distil.augment import check_augmentation
 from heedful.runs.distil.settings import (
     ClassicStudent,
     DistilSettings,
@@ -42,7 +43,7 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
 
 TEACHER_FILE = "teacher.json"
-USUAL = DataSettings()
+DEFAULTS = DataSettings()
 STUDENT_BEFORE = "the student as it was before it learned"  # initial weights of the baseline
 
 
@@ -57,21 +58,20 @@ class DistilPlan:
     survey: Survey
     unlabelled: Unlabelled
     notes: tuple[str, ...]
-    labels: tuple[str, ...] | None  # the teacher's
+    labels: tuple[str, ...] | None  # of the teacher's head
 
     @property
     def kind(self) -> ScoreKind:
         """The kind of soft labels."""
         kind = SPECS[self.task].distillation
-        assert kind is not None, "task_of refuses other teachers"
+        assert kind is not None, "teacher_task refuses other teachers"
         return kind
 
     def finetune_plan(self, **changed: Any) -> FinetunePlan:
         """The fine-tuning plan of the student, or of the baseline without the teacher."""
-        given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
         settings = FinetuneSettings(
-            init=Scratch(), eval_baseline=False, **{name: getattr(given, name) for name in names}
+            init=Scratch(), eval_baseline=False, **{name: getattr(self.settings, name) for name in names}
         )
         settings = replace(settings, **changed)
         return FinetunePlan(
@@ -92,178 +92,206 @@ def _why(settings: FinetuneSettings) -> str:
 def plan_distil(
     teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", exclude: Path
 ) -> DistilPlan:
-    """All that can be known before anything is written; what would be found out after hours is refused here."""
+    """Resolve the settings, open the data, and check both against the teacher, before anything is written.
+
+    Args:
+        teacher: With the head of its task.
+        overrides: Settings given by hand, the teacher's folder among them.
+        data: Labelled data.
+        on_bad_row: "raise", or "skip" to leave rows out that cannot be read.
+        exclude: A folder whose files are not read as unlabelled texts.
+
+    Raises:
+        HeedfulError: If the data or a setting cannot be used with this teacher.
+    """
     task = teacher_task(teacher)
     require_tokenizer(teacher)
-    told = preview_distil_settings(overrides, task)
-    usual = replace(
-        data_settings_for(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed
-    )
-    told = preview_distil_settings(overrides, task, usual)
-    check_classic_student(task, told.student, told.verdict.precision)
-    if told.augment is not None:
-        foresee_more(task, told.teacher, told.augment)
-    if told.teacher_cache.top_k is not None:
-        raise HeedfulError(
-            "teacher_cache.top_k is for a vocabulary, of which the most likely tokens are kept: unset it"
+    preview = preview_distil_settings(overrides, task)
+    inherited = data_settings_for(preview.teacher, data, preview.data)[0]
+    inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
+    preview = preview_distil_settings(overrides, task, inherited)
+    check_classic_student(task, preview.student, preview.verdict.precision)
+    if preview.augment is not None:
+        check_augmentation(task, preview.teacher, preview.augment)
+    if preview.teacher_cache.top_k is not None:
+        raise SettingError(
+            "teacher_cache.top_k is for a masked language model, whose likeliest tokens are kept: unset it",
+            path="teacher_cache.top_k",
         )
     rows = LeaveOut if on_bad_row == "skip" else Stop
-    source = open_labelled(task, data, told, rows())
-    if source.made_dev and files_trained_on(told.teacher, source.places["train"]):
-        told = preview_distil_settings(overrides, task, replace(usual, **dev_split_settings(told.teacher)))
-        source = open_labelled(task, data, told, rows())
-    found = survey(source, ("train", *(split for split in source.splits if split != "train")))
-    if lacking := undivided(source, found):
-        raise HeedfulError(f"student and teacher are compared on dev, but {lacking}: give a dev or a test file")
-    refuse_dull(source, found)
-    if found.splits == ("train",):
-        raise HeedfulError(
-            "there is neither dev nor test to compare student and teacher on: give a file that the teacher has not "
-            "learned from, or set data.dev_fraction"
+    source = open_labelled(task, data, preview, rows())
+    if source.made_dev and files_trained_on(preview.teacher, source.places["train"]):
+        preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
+        source = open_labelled(task, data, preview, rows())
+    stats = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    if dev_problem := undivided(source, stats):
+        raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
+    refuse_dull(source, stats)
+    if stats.splits == ("train",):
+        raise DataError(
+            "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
+            "trained on, or set data.dev_fraction"
         )
     labels = getattr(teacher.config.head, "labels", None)
     if labels is not None and (unknown := unsaid(source.labels, labels, tags=source.kind is Tagged)):
-        raise HeedfulError(
+        raise DataError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
-            f"{', '.join(labels[:10])}: nothing is taught of {', '.join(unknown[:5])}. Rename them in the data"
+            f"{', '.join(labels[:10])}: the teacher cannot teach {', '.join(unknown[:5])}. Rename them in the data"
         )
-    extra = Unlabelled(examples=(), bad=0, known=0)
-    if told.unlabelled:
-        head = teacher.config.head
-        assert head is not None
-        measured = [each for split in found.splits if split != "train" for each in source.examples(split)]
-        known = labels or source.labels or ("O",)
-        names = [path.name for path in files_of(source.places)]
-        how = by_names(told.data, source.columns)
-        also: dict[str, Any] = {"names": names, "exclude": exclude}
-        extra = read_unlabelled(told.unlabelled, source.kind, head.kind, known, how, measured, **also)
-        extra = without_evaluated(extra, measured)
-    count = found.counts["train"]
-    made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)
-    together = told.task.group(scored=found.low is not None)
-    texts = count + len(extra.examples) + made
+    unlabelled = _read_unlabelled(preview, teacher, source, stats, labels, exclude)
+    count = stats.counts["train"]
+    augmented = 0 if preview.augment is None else preview.augment.copies * (len(unlabelled.examples) or count)
     settings = distil_settings(
         overrides,
         task,
         count,
-        texts,
-        fresh=isinstance(told.student, SizeStudent),
-        width=width_for_lr(told.student, teacher),
-        classic=isinstance(told.student, ClassicStudent),
-        together=together,
-        data=told.data,
-        given=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in found.splits),
+        count + len(unlabelled.examples) + augmented,
+        random_init=isinstance(preview.student, SizeStudent),
+        width=width_for_lr(preview.student, teacher),
+        classic=isinstance(preview.student, ClassicStudent),
+        group_size=preview.task.group(scored=stats.low is not None),
+        data=preview.data,
+        task_settings=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in stats.splits),
     )
-    check_dev_split(settings, found, lacking)
-    check_unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
+    check_dev_split(settings, stats, dev_problem)
+    check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent))
+    notes = (*_inherited_notes(inherited), *_data_notes(stats, unlabelled, source))
     return DistilPlan(
         settings=settings,
         task=task,
         teacher=teacher,
         source=source,
-        survey=found,
-        unlabelled=extra,
-        notes=(*_read_alike(usual), *_notes(found, extra, source), *_remembered(told.teacher, source, found)),
+        survey=stats,
+        unlabelled=unlabelled,
+        notes=(*notes, *_contamination_notes(preview.teacher, source, stats)),
         labels=labels,
     )
 
 
-def _read_alike(usual: DataSettings) -> list[str]:
-    kept = changed_settings(DataOptions(data=usual), DataOptions(data=USUAL))
-    return [f"data are read as the teacher's run read its own: {', '.join(kept)}"] if kept else []
+def _read_unlabelled(
+    settings: DistilSettings,
+    teacher: Loaded,
+    source: Source[Any],
+    stats: Survey,
+    labels: tuple[str, ...] | None,
+    exclude: Path,
+) -> Unlabelled:
+    """Read the texts without labels that the settings name, without those that are evaluated on."""
+    if not settings.unlabelled:
+        return Unlabelled(examples=(), bad=0, known=0)
+    head = teacher.config.head
+    assert head is not None
+    evaluated = [example for split in stats.splits if split != "train" for example in source.examples(split)]
+    unlabelled = read_unlabelled(
+        settings.unlabelled,
+        source.kind,
+        head.kind,
+        labels or source.labels or ("O",),
+        by_names(settings.data, source.columns),
+        evaluated,
+        names=[path.name for path in files_of(source.places)],
+        exclude=exclude,
+    )
+    return without_evaluated(unlabelled, evaluated)
 
 
-def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:
-    notes = of_splits(found)
-    notes += [f"bad rows of {Path(name).name} that are left out: {n:,}" for name, n in source.sieve.bad.items()]
-    notes += (f"without labels, {each}" for each in extra.said)
-    if extra.examples:
-        notes.append(f"{len(extra.examples):,} examples without labels are learned from")
-    if extra.bad:
-        notes.append(f"bad rows without labels that are left out: {extra.bad:,}")
-    if extra.known:
-        notes.append(f"examples without labels that are left out, since dev or test has them: {extra.known:,}")
-    return tuple(notes)
+def _inherited_notes(inherited: DataSettings) -> list[str]:
+    changed = changed_settings(DataOptions(data=inherited), DataOptions(data=DEFAULTS))
+    return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
+
+
+def _data_notes(stats: Survey, unlabelled: Unlabelled, source: Source[Any]) -> list[str]:
+    """Sentences about empty splits, bad rows, and examples without labels."""
+    notes = [*of_splits(stats)]
+    notes += [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    notes += [f"without labels, {note}" for note in unlabelled.said]
+    if unlabelled.examples:
+        notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
+    if unlabelled.bad:
+        notes.append(f"bad rows without labels that are left out: {unlabelled.bad:,}")
+    if unlabelled.known:
+        notes.append(f"examples without labels that are left out, since dev or test has them: {unlabelled.known:,}")
+    return notes
 
 
 def check_classic_student(task: str, student: StudentSettings, precision: str) -> None:
-    """Refuse a classic student of which the task would take no more than the rows, and int8, in which none answers."""
+    """Refuse a classic student whose pooling does not fit the task, or that would be served in int8."""
     if isinstance(student, ClassicStudent):
         SPECS[task].check_reader(student.reader, "student.reader", 2)
         if precision == "int8":
-            raise HeedfulError(
+            raise SettingError(
                 "verdict.precision is int8, which rounds the linear layers of blocks, and a classic student has none: "
-                "take float32, bfloat16 or auto"
+                "take float32, bfloat16 or auto",
+                path="verdict.precision",
             )
 
 
 def dev_split_settings(run: str) -> dict[str, Any]:
-    """Return the settings that decide which examples of a run's train split became its dev split."""
-    given = load_mapping(Path(run) / SETTINGS).get("data", {})
-    usual = {"dev_fraction": USUAL.dev_fraction, "seed": USUAL.seed}
-    return {name: given.get(name, value) for name, value in usual.items()}
+    """The settings that decide which examples of a run's train split became its dev split."""
+    table = load_mapping(Path(run) / SETTINGS).get("data", {})
+    defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
+    return {name: table.get(name, value) for name, value in defaults.items()}
 
 
-def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, ...]:
-    """Which splits a teacher that is a run has learned from, so that its quality there is what it remembers."""
+def _contamination_notes(teacher: str, source: Source[Any], stats: Survey) -> list[str]:
+    """A sentence if the teacher was trained on texts of dev or test, which makes its quality there optimistic."""
     splits = [
-        split for split in found.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
+        split for split in stats.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
     ]
     if source.made_dev and files_trained_on(teacher, source.places["train"]):
-        ours, theirs = source.settings, DataSettings(**dev_split_settings(teacher))
-        made = read_json(Path(teacher) / DATA).get("made_dev", True)
-        if not (made and ours.seed == theirs.seed and ours.dev_fraction <= theirs.dev_fraction):
+        own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))
+        made_dev = read_json(Path(teacher) / DATA).get("made_dev", True)
+        if not (made_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):
             splits.append("dev")
     if not splits:
-        return ()
-    return (
-        f"the teacher has learned from texts of {' and '.join(splits)}: its quality there is what it remembers, and "
-        "how much the student keeps of it says little; give other texts, or part dev as the teacher did",
-    )
+        return []
+    return [
+        f"the teacher was trained on texts of {' and '.join(splits)}: its quality there is optimistic, and how much "
+        "the student keeps of it says little; give other texts, or split dev off as the teacher did"
+    ]
 
 
-def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: Any) -> Source[Any]:
+def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: BadRows) -> Source[Any]:
+    """Open labelled data of a task."""
     return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 
 
-def check_same_teacher(folder: Path, planned: DistilPlan) -> None:
-    """Written down once; another teacher, or other unlabelled texts, cannot go on with the run."""
-    from hashlib import sha256
-
-    texts = sha256()
-    for each in planned.unlabelled.examples:
-        texts.update("\x1e".join(each.texts).encode(errors="backslashreplace") + b"\x1d")
-    about = {"weights": weights_digest(planned.teacher), "unlabelled": texts.hexdigest()}
+def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
+    """Write down weights and unlabelled texts of a run, or check that they are those that the run began with."""
+    digest = sha256()
+    for example in plan.unlabelled.examples:
+        digest.update("\x1e".join(example.texts).encode(errors="backslashreplace") + b"\x1d")
+    about = {"weights": weights_digest(plan.teacher), "unlabelled": digest.hexdigest()}
     path = folder / TEACHER_FILE
     if not path.exists():
         write_file(path, about)
     elif (before := read_json(path)) != about:
-        other = " and ".join(name for name in about if before.get(name) != about[name])
-        raise HeedfulError(
-            f"{folder} holds a run with another teacher, or other texts ({other} changed). Give another folder with "
+        changed = " and ".join(name for name in about if before.get(name) != about[name])
+        raise RunError(
+            f"{folder} holds a run with another teacher, or other texts ({changed} changed). Give another folder with "
             "--output, or put them back to resume it"
         )
 
 
 def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
-    """Take over other settings of the verdict, which change nothing that is trained: it is made again with them."""
+    """Replace the settings of the verdict of a run, which change no training, and remove it, to be made again."""
     path = folder / name
     if not path.exists():
         return
     before = read_settings(folder, type(settings), name)
-    same = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
-    if before != settings and same == settings:
+    updated = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
+    if before != settings and updated == settings:
         (folder / VERDICT).unlink(missing_ok=True)
         write_file(path, to_toml(settings))
 
 
 def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> dict[str, Any]:
-    """What a run tells of its settings: those of the verdict may change after it."""
-    return {name: each for name, each in to_mapping(settings).items() if name != "verdict"}
+    """Settings of a run for results.json, without those of the verdict, which may change later."""
+    return {name: value for name, value in to_mapping(settings).items() if name != "verdict"}
 
 
 def student_origin(settings: DistilSettings | MaskedDistilSettings) -> str:
-    """What the student began as, in words."""
+    """Describe the student before training, and its teacher."""
     taught = f"taught by {Path(settings.teacher).name}"
     match settings.student:
         case LayersStudent(layers=layers):

@@ -1,4 +1,4 @@
-"""Settings of a distillation; imports nothing heavy, so that a wrong one is told at once."""
+"""Settings of a distillation. Imports nothing heavy, so that a wrong setting is refused at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSett
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayersStudent:
-    """The teacher with fewer layers, which begins with some of the teacher's."""
+    """A student with some of the teacher's layers."""
 
     kind: Literal["layers"] = "layers"
     layers: int = 3  # Transformer blocks of the student
@@ -46,7 +46,7 @@ class LayersStudent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeStudent:
-    """A fresh model of a size, over the teacher's vocabulary."""
+    """A student with random weights, of a named size, with the teacher's vocabulary."""
 
     kind: Literal["size"] = "size"
     size: Size = "tiny"  # named shape: layers, width and heads
@@ -58,11 +58,11 @@ class SizeStudent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderStudent:
-    """A trained model."""
+    """A trained model as student."""
 
     kind: Literal["folder"] = "folder"
     model: str  # a folder, or NAME[@REVISION] on the hub
-    revision: str = ""  # of the name, in place of one that stands there
+    revision: str = ""  # of the name, instead of NAME@REVISION
 
     def __post_init__(self) -> None:
         for name, value in zip(("model", "revision"), name_with_revision(self.model, self.revision), strict=True):
@@ -71,7 +71,7 @@ class FolderStudent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassicStudent:
-    """A model from before the Transformer, over the words of the texts."""
+    """A student from before the Transformer, over the words of the texts."""
 
     kind: Literal["classic"] = "classic"
     reader: Bag | Attention | Structured | Hierarchical = BAG
@@ -88,7 +88,7 @@ CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
     "hierarchical": Hierarchical(),
 }
 
-NAMED_BY_STUDENT = {  # settings that a student says when it is named
+NAMED_BY_STUDENT = {  # settings that the name of a student sets, by its kind
     "layers": ("student.kind", "student.layers"),
     "size": ("student.kind", "student.size"),
     "folder": ("student.kind", "student.model", "student.revision"),
@@ -97,7 +97,7 @@ NAMED_BY_STUDENT = {  # settings that a student says when it is named
 
 
 def parse_student(given: str) -> StudentSettings:
-    """A student as it is named on the command line.
+    """Return the settings of a student by its name on the command line.
 
     >>> parse_student("layers=3").layers, parse_student("mini").size, parse_student("bilstm").kind
     (3, 'mini', 'classic')
@@ -109,7 +109,7 @@ def parse_student(given: str) -> StudentSettings:
     if given in CLASSIC:
         return ClassicStudent(reader=CLASSIC[given])
     if re.fullmatch(r"\w+(=.*)?", given) and not Path(given).exists() and (close := _close(given)):
-        raise HeedfulError(f'"{given}" is no student{close}')
+        raise HeedfulError(f'"{given}" is not a student{close}')
     return FolderStudent(model=given)
 
 
@@ -171,11 +171,11 @@ class LossSettings:
             raise HeedfulError(f"temperature is {self.temperature}; expected a number above 0")
         if not self.kd_weight and self.states is None and self.relations is None:
             raise HeedfulError(
-                "kd_weight is 0, and neither states nor relations are learned: nothing is learned of a teacher"
+                "kd_weight is 0, and neither states nor relations are set: set one, to learn from the teacher"
             )
 
 
-LOSS_PRESETS: dict[str, LossSettings] = {  # of papers, with the weights that they give
+LOSS_PRESETS: dict[str, LossSettings] = {  # published combinations, with the weights of their papers
     "logits": LossSettings(),
     "distilbert": LossSettings(kd_weight=5.0, label_weight=2.0, states=StatesSettings(weight=1.0, how="cosine")),
     "minilm": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings(of=("qk", "vv"))),
@@ -191,7 +191,7 @@ LOSS_PRESETS: dict[str, LossSettings] = {  # of papers, with the weights that th
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherCacheSettings:
-    """Where what the teacher says is kept."""
+    """A cache of the teacher's outputs on the disk."""
 
     enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
     precision: Literal["float16", "float32"] = "float16"  # number format of the teacher's outputs on the disk
@@ -207,7 +207,7 @@ class TeacherCacheSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentSettings:
-    """More texts without labels: words of those that there are, replaced by what a masked language model finds."""
+    """Data augmentation: words are replaced by predictions of a masked language model (Jiao et al. 2020)."""
 
     copies: int = 1  # new texts made of each text
     replace_prob: float = 0.15  # share of the words that are replaced
@@ -305,7 +305,7 @@ def distil_overrides(
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    """Collect what was given by hand; `Overrides` are returned as they are."""
     if isinstance(overrides, Overrides):
         return overrides
     presets: dict[str, dict[str, Any]] = {}
@@ -328,7 +328,7 @@ def distil_overrides(
 
 
 def check_overrides(overrides: Overrides) -> None:
-    """Refuse what is wrong with a teacher of any task, before one is read."""
+    """Refuse overrides that are wrong for a teacher of any task, before the teacher is loaded."""
     first: HeedfulError | None = None
     for kind in SPECS:
         try:
@@ -345,7 +345,7 @@ def check_overrides(overrides: Overrides) -> None:
 
 
 def preview_distil_settings(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
-    """Return the settings as far as they are known before anything is read, and refuse what is wrong already."""
+    """Return the settings as far as they are known before the data are read, and refuse wrong ones."""
     return resolve_distil(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
 
 
@@ -358,7 +358,7 @@ def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSett
 def _recipe(given: str) -> LossSettings:
     if given not in LOSS_PRESETS:
         close = did_you_mean(given, list(LOSS_PRESETS))
-        raise HeedfulError(f'"{given}" is no recipe of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
+        raise HeedfulError(f'"{given}" is not a combination of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
     return LOSS_PRESETS[given]
 
 
@@ -368,36 +368,48 @@ def distil_settings(
     examples: int,
     texts: int,
     *,
-    fresh: bool,
+    random_init: bool,
     width: int,
     classic: bool,
-    together: int = 1,
+    group_size: int = 1,
     data: DataSettings = DATA,
-    given: TaskSettings | None = None,
+    task_settings: TaskSettings | None = None,
 ) -> DistilSettings:
-    """Defaults for so many labelled examples and texts in all, and what was asked for over them.
+    """Lay overrides over defaults that follow from the data.
 
-    Of the task they are what is `given`, or those of fine-tuning, as all other numbers are; a longer training suits a
-    student, which sees each text with its whole distribution, so that it has twice the epochs.
+    The defaults are those of fine-tuning with twice the epochs: a longer training suits a student, which learns from
+    the whole distribution of each text.
+
+    Args:
+        overrides: Settings given by hand.
+        task: Name of the task's specification.
+        examples: Number of labelled examples.
+        texts: Number of examples with and without labels.
+        random_init: Whether the student starts from random weights.
+        width: By which the learning rate is chosen.
+        classic: Whether the student is a classic model.
+        group_size: Samples that are learned together.
+        data: Defaults of the data settings.
+        task_settings: Defaults of the task; None: those of fine-tuning.
     """
-    usual, _ = finetune_defaults(
-        task, max(examples, texts), random_init=fresh, width=width, classic=classic, group_size=together
+    defaults, _ = finetune_defaults(
+        task, max(examples, texts), random_init=random_init, width=width, classic=classic, group_size=group_size
     )
-    assert usual.train.epochs is not None
+    assert defaults.train.epochs is not None
     settings = DistilSettings(
-        task=given or usual.task,
+        task=task_settings or defaults.task,
         teacher="?",
         data=data,
-        train=usual.train.lasting(epochs=2 * usual.train.epochs),
-        fit=replace(usual.fit, eval_every_epochs=1.0),
+        train=defaults.train.lasting(epochs=2 * defaults.train.epochs),
+        fit=replace(defaults.fit, eval_every_epochs=1.0),
     )
     settings = resolve_distil(overrides, settings)
-    check_batch_groups(settings.train, together)
+    check_batch_groups(settings.train, group_size)
     return settings
 
 
 def parse_share(given: str) -> float:
-    """97% as 0.97.
+    """Parse a share of the quality, in percent or as a number.
 
     >>> parse_share("97%"), parse_share("0.9")
     (0.97, 0.9)
@@ -405,12 +417,12 @@ def parse_share(given: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", given.strip())
     value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < value <= 1:
-        raise HeedfulError(f'"{given}" is no share of the quality: write 97% or 0.97')
+        raise HeedfulError(f'"{given}" is not a share of the quality: write 97% or 0.97')
     return value
 
 
 def parse_milliseconds(given: str) -> float:
-    """5ms as 5.0.
+    """Parse a duration into milliseconds.
 
     >>> parse_milliseconds("5ms"), parse_milliseconds("0.5"), parse_milliseconds("1s")
     (5.0, 0.5, 1000.0)
@@ -418,5 +430,5 @@ def parse_milliseconds(given: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", given.strip())
     value = float(found[1]) * (1000 if found[2] == "s" else 1) if found else 0.0
     if not value > 0:
-        raise HeedfulError(f'"{given}" is no time of an answer: write 5ms')
+        raise HeedfulError(f'"{given}" is not a duration: write 5ms')
     return value

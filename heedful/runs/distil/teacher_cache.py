@@ -1,4 +1,4 @@
-"""What a teacher says, kept on the disk: made once, part by part, so that one that was killed goes on."""
+"""A cache of a teacher's outputs on the disk, made once in parts, so that an interrupted run resumes it."""
 
 from __future__ import annotations
 
@@ -26,36 +26,42 @@ from heedful.objectives.distillation.losses import topk_with_rest
 from heedful.objectives.distillation.teacher import Teacher, TeacherOutputs
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens that the teacher reads at once
-OPEN = 256  # parts that are open at a time
-EVERY = 30.0  # seconds between two words on how far the teacher is
+ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens of a batch of the teacher
+OPEN = 256  # open files
+EVERY = 30.0  # seconds between two reports of progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheFormat:
-    """How it is kept."""
+    """The number format of cached outputs."""
 
-    half: bool = True  # in float16
-    top: int | None = None  # classes of each target; None: all
-    temperature: float = 1.0  # of the shares of these
+    half: bool = True  # float16 instead of float32
+    top: int | None = None  # likeliest classes kept of each target; None: all
+    temperature: float = 1.0  # of the probabilities of these
 
 
 def online_teacher(
     teacher: Teacher, samples: Sequence[Sample]
 ) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
-    """A teacher that reads along."""
+    """Return a function that computes the teacher's outputs for numbers of samples when they are needed."""
     return lambda numbers, keys: teacher.says([samples[number] for number in numbers], keys)
 
 
 class CachedOutputs:
-    """What it said of each sample; numbers of samples in, what was said out."""
+    """Cached outputs by numbers of samples.
+
+    Args:
+        folder: Of the cache.
+        count: Number of cached rows.
+        at: The row of a sample's number and key; None: the number.
+    """
 
     def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
         self.folder, self.count, self._at = folder, count, at
         self._open = lru_cache(maxsize=OPEN)(self._opened)
 
     def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> TeacherOutputs:
-        """Of those samples."""
+        """The outputs for these samples."""
         found: TeacherOutputs = {}
         for number, key in zip(numbers, keys, strict=True):
             part, place = divmod(number if self._at is None else self._at(number, key), PART)
@@ -79,7 +85,7 @@ class CachedOutputs:
 
 
 def part_name(part: int) -> str:
-    """Of its file."""
+    """The file name of a part."""
     return f"part-{part:06d}.safetensors"
 
 
@@ -94,10 +100,20 @@ def cache_teacher_outputs(
     ranks: Ranks = SINGLE_PROCESS,
     log: Callable[[str], None] = lambda text: None,
 ) -> CachedOutputs:
-    """All that the teacher says of the samples: what is there stays, what is missing is made by the first rank.
+    """Fill a cache with the teacher's outputs; the first rank computes the parts that are missing.
 
-    `facts` say what it was made of; where others are written down, it is refused. `versions` are the keys of all
-    samples, once for each version of a sample whose targets are drawn.
+    Args:
+        folder: Of the cache.
+        teacher: Computes outputs.
+        samples: Its inputs.
+        cache_format: Number format.
+        facts: What the outputs depend on.
+        mask_keys: For samples with masked tokens, a list of keys per version of the masks; (): none.
+        ranks: The processes that train together.
+        log: Receives progress.
+
+    Raises:
+        HeedfulError: If the folder holds outputs with other facts, the disk is too small, or a number too large.
     """
     times = max(1, len(mask_keys))
     count = times * len(samples)
@@ -115,7 +131,7 @@ def cache_teacher_outputs(
         missing = [part for part in range(-(-count // PART)) if not (folder / part_name(part)).exists()]
         size = len(missing) * PART if missing[1:] else count
         if missing:
-            log(f"the teacher reads {size:,} samples, once; what it says is kept")
+            log(f"the teacher reads {size:,} samples, once; its outputs are kept")
         last = time.monotonic()
         for number, part in enumerate(missing):
             if time.monotonic() - last > EVERY:
@@ -138,8 +154,8 @@ def _begin(path: Path, about: dict[str, Any]) -> None:
         before = json.loads(path.read_bytes())
         if other := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
             raise HeedfulError(
-                f"{path.parent} holds what a teacher said of something else: {', '.join(sorted(other))} changed. "
-                "Remove that folder, or give another one with --output"
+                f"{path.parent} holds outputs of another teacher, or for other samples: {', '.join(sorted(other))} "
+                "changed. Remove that folder, or give another one with --output"
             )
         return
     with whole(path) as part:
@@ -150,13 +166,13 @@ def _need(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise HeedfulError(
-            f"what the teacher says takes about {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left: "
-            "make room, set teacher_cache.top_k, or teacher_cache.enabled=false, with which the teacher reads along"
+            f"the outputs of the teacher take about {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB "
+            "left: make room, set teacher_cache.top_k, or teacher_cache.enabled=false, to run the teacher in each step"
         )
 
 
 def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> dict[str, Tensor]:
-    """Of a part: all values of each name end to end, and how many each sample has."""
+    """The tensors of a part: values of all samples, concatenated by name, and the number of each sample."""
     found: dict[str, list[Tensor]] = {}
     for group in cut([len(sample) for sample in samples], TOKENS):
         said = teacher.says([samples[number] for number in group], [keys[number] for number in group])
@@ -180,5 +196,5 @@ def _kept(value: Tensor, half: bool) -> Tensor:
         return value
     small = value.half()
     if bool((small.isinf() & ~value.isinf()).any()):
-        raise HeedfulError("what the teacher says is too large for float16: set teacher_cache.precision=float32")
+        raise HeedfulError("an output of the teacher is too large for float16: set teacher_cache.precision=float32")
     return small
