@@ -87,7 +87,8 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> Loaded:
     except HeedfulError as error:
         raise ModelError(
             f"words are replaced by a masked language model, and {source} has no such head ({error}): set "
-            "augment.model to a folder that has one, such as the model that the teacher was fine-tuned from, or leave augment out"
+            "augment.model to a folder that has one, such as the model that the teacher was fine-tuned from, or leave "
+            "augment out"
         ) from None
     if model.tokenizer is None or model.tokenizer.special.mask is None:
         raise ModelError(f"{source} has no tokenizer with a mask token: set augment.model to a model that has one")

@@ -352,7 +352,7 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     assert tensors[0].keys() == tensors[1].keys() and any(name.startswith("vocab_transform") for name in tensors[0])
     with pytest.raises(HeedfulError, match="masks are new in each epoch"):
         distil(teacher, text, tmp_path / "no", student="layers=1", assignments=["teacher_cache.enabled=true"])
-    with pytest.raises(HeedfulError, match="a classic model has no head for hidden tokens"):
+    with pytest.raises(HeedfulError, match="a classic student has no head"):
         distil(teacher, text, tmp_path / "no", student="bag")
 
 
@@ -748,7 +748,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
     """Whatever the number is called, the last layer stays."""
     known = load(make(tmp_path / "teacher", "regression"))
     found = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
-    plan = found.plan()
+    plan = found.finetune_plan()
     task, made = build_task(
         plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
     )

@@ -654,7 +654,7 @@ def test_a_model_whose_loss_is_not_finite_is_no_start(tmp_path: Path, text: Path
         for each in loaded.head.parameters():
             each.fill_(3e38)
     heedful.save(loaded, tmp_path / "broken")
-    with pytest.raises(HeedfulError, match="no start for training"):
+    with pytest.raises(HeedfulError, match="cannot start from its weights"):
         go(text, tmp_path / "run", more={"model.layers": None}, model=str(tmp_path / "broken"))
 
 
@@ -690,7 +690,7 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     shutil.rmtree(first / "generator")
     seen = Seen()
     go(text, tmp_path / "new", "rtd", more, model=str(first), reporter=seen)
-    assert f"{first} has no generator beside it, so that a new one begins to learn" in seen.sentences
+    assert f"{first} has no generator beside it: a new one is trained" in seen.sentences
 
 
 def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None:
