@@ -202,7 +202,7 @@ def _foreign() -> Iterator[ForeignName]:
 
 ALIASES: dict[str, ForeignName] = {each.name: each for each in _foreign()}
 
-_NO_TASK: dict[str, str] = {  # what is no fine-tuning task
+_NO_TASK: dict[str, str] = {  # commands for tasks that are not fine-tuned
     "fill-mask": "heedful pretrain --objective mlm",
     "masked-lm": "heedful pretrain --objective mlm",
     "language-modeling": "heedful pretrain --objective mlm, or clm",

@@ -1,4 +1,4 @@
-"""bench: what a model gives on this machine in each precision, like a datasheet."""
+"""Benchmark of a model on this machine in each precision: latency, throughput, memory and quality."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ print(resident())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionBench:
-    """One precision on this machine."""
+    """A model in one precision on this machine."""
 
     trial: Measurement
-    # tokens of one text -> p50 and p99 in milliseconds, without tokenizing; nothing where it was looked at briefly
+    # p50 and p99 in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
     latency: dict[str, dict[str, float]]
     throughput: int  # tokens a second, of texts of 64 tokens, without tokenizing
-    resident: int  # bytes of a process that has answered, all of PyTorch among them
+    resident: int  # memory of a process that has answered, PyTorch included, in bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """All of them, and the one that `precision="auto"` takes from now on."""
+    """All precisions, and the one that `precision="auto"` takes from now on."""
 
     model: str
     machine: dict[str, Any]
@@ -68,9 +68,18 @@ def bench(
     device: str = "cpu",
     log: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Measure a run, or a model folder, in float32, bfloat16 and int8, quality too where there is data to measure on.
+    """Measure a run, or a model folder, in float32, bfloat16 and int8.
 
-    In a run's folder the result is kept as bench.json; where it cannot be written, that is told, first and last.
+    In a run folder the result is kept as bench.json; if that cannot be written, `log` gets a sentence.
+
+    Args:
+        run: A run, a model folder, or NAME[@REVISION] on the hub.
+        data: On which quality is measured; None: only speed and memory are.
+        split: Of the data.
+        revision: Of a name on the hub.
+        head: Kind of head, instead of the one that config.json names.
+        device: "cpu" or "cuda".
+        log: Receives progress.
     """
     numbers: dict[str, str] = {}
 
@@ -121,15 +130,15 @@ def bench(
 
 @contextmanager
 def _told(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
-    """What the disk says loses no work."""
+    """Report an I/O error of bench.json instead of losing the result."""
     try:
         yield
     except OSError as error:
-        log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: what is found is shown and not kept")
+        log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: results are shown and not kept")
 
 
 def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:
-    """Of a process of its own."""
+    """Resident memory of a new process that has answered, in bytes."""
     asked = {"precision": precision, "revision": revision, "head": head, "device": device}
     code = RESIDENT.format(path=sys.path, name=str(run), **asked)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The data settings of a run, for other data."""
+"""Data settings of a run, for reading other data as it read its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from heedful.runs.finetune.settings import LongInputs, run_data_settings
 
 
 def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
-    """Return a run's data settings, with names of columns where its files have a header, and its files' names.
+    """A run's data settings, with names of columns if its files have a header, and the names of its files.
 
-    Defaults and () where `run` is no run folder.
+    Defaults and () if `run` is not a run folder.
     """
     settings = run_data_settings(run)[0]
     try:
@@ -27,9 +27,9 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
 def data_settings_for(
     run: str | Path, data: Any, chosen: DataSettings | None = None
 ) -> tuple[DataSettings, LongInputs]:
-    """Return the run's data settings that hold for `data`, and how it treats long texts; see `as_trained`.
+    """The run's data settings that apply to `data`, and how it treats long texts; see `run_data_settings`.
 
-    `chosen` are settings given by hand, which go over them.
+    `chosen` are settings given by hand, which override them.
     """
     settings, names = run_settings_and_files(run)
     return carried(settings, names, files_of(data), chosen or DataSettings()), run_data_settings(run)[1]

@@ -1,4 +1,4 @@
-"""evaluate: how good a run, or any model folder, is on data; and suites of public tasks."""
+"""Evaluation of a run, or of any model folder, on data; and of the GLUE suite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 
-GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that each is scored on
+GLUE_FOLDERS = {  # by task: its entries in the suite, and the split that each is scored on
     "CoLA": {"cola": "dev"},
     "SST-2": {"sst2": "dev"},
     "MRPC": {"mrpc": "dev"},
@@ -44,21 +44,21 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
     "WNLI": {"wnli": "dev"},
 }
 LONG: LongInputs = "stride"
-WRITES = Seq2SeqSettings()  # the usual, as it is written in an evaluation
+GENERATION = Seq2SeqSettings()  # default settings of generation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """What was found on one split."""
+    """The scores of a model on one split."""
 
     split: str
     metric: str
     numbers: dict[str, Any]
     intervals: dict[str, Any]
-    stated: tuple[str, ...]  # about the data
+    stated: tuple[str, ...]  # sentences about the data
     bad_rows: dict[str, int]  # left out, by file
-    trained_on: tuple[str, ...] = ()  # files of the split that the run learned from
-    precision: Precision = "float32"  # in which it answered; of a model that is given, its own
+    trained_on: tuple[str, ...] = ()  # files of the split that the run was trained on
+    precision: Precision = "float32"  # of the answers
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold."""
@@ -81,16 +81,28 @@ def evaluate(
     revision: str | None = None,
     device: str = "cpu",
 ) -> Evaluated:
-    """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
+    """Evaluate a run, or a model folder, on a split of the data.
 
-    `checkpoint` is "best", "last" or a step of a finished run, instead of the weights of its model.
-    Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
-    `long_inputs` says ("stride" or "truncate"; a model that is given has no run, so "stride"); one that writes does so
-    as in its run, with as many beams and tokens, or as `writes` says.
-    In a lower `precision` it answers as an engine does, whatever is lost, and "auto" is the one that an engine takes.
-    Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
-    batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
-    mistakes first.
+    Memory does not grow with the data except for Spearman's rho, thresholds and retrieval; results do not depend on
+    batches.
+
+    Args:
+        run: A run, a model folder, NAME[@REVISION] on the hub, or a loaded model.
+        data: As `data.source_of` takes it.
+        checkpoint: "best", "last" or a step of a finished run, instead of the weights of its model.
+        split: None: test, else dev, else the first one.
+        settings: How data are read; None: as the run read its own.
+        long_inputs: "stride" or "truncate"; None: as in the run.
+        generation: Beams and tokens of a seq2seq model; None: as in the run.
+        on_bad_row: What happens to rows that cannot be read; None: an error.
+        predictions: A file for all answers, the worst mistakes first.
+        overwrite: Whether an existing file of predictions is replaced.
+        precision: Of an engine; "auto": the one that an engine takes.
+        revision: Of a name on the hub.
+        device: "cpu" or "cuda".
+
+    Raises:
+        HeedfulError: If the data do not fit the model, or a file cannot be read or written.
     """
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
@@ -109,7 +121,7 @@ def evaluate(
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    generation = generation or (WRITES if isinstance(run, Loaded) else run_generation(run))
+    generation = generation or (GENERATION if isinstance(run, Loaded) else run_generation(run))
     task, loaded = build_eval_task(loaded, source, chosen, long_inputs or trained, generation)
     examples = source.examples(chosen)
     try:
@@ -131,7 +143,7 @@ def evaluate(
 def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
 ) -> tuple[Loaded, Precision]:
-    """The model as an engine computes it in that precision, or for "auto" in the one that an engine takes."""
+    """Load a model as an engine computes it in a precision, or for "auto" in the one that an engine takes."""
     check_precision(precision)
     place = device_of(device)
     taken = (
@@ -149,10 +161,13 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
 
 
 def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
-    """The data, read for what the model's head does; labels go by name, whatever their order.
+    """Open data for the task of the model's head; labels are matched by name, whatever their order.
 
-    Rows with a label that the model does not know are bad ones; where no row could have another, that is an error.
-    Tags are read as IOB2, and the answers of a head whose own labels have other marks are compared as IOB2 too.
+    Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
+    are compared as IOB2 too.
+
+    Raises:
+        HeedfulError: If the model knows none of the labels, or bad rows are not to be skipped.
     """
     source: Source[Any] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
     head = loaded.config.head
@@ -162,7 +177,7 @@ def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row
         aside = ", or have rows with them set aside and counted: --on-bad-row skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
-            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"
+            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be correct. Rename them in the data"
             f"{aside if len(unknown) < len(source.labels) else ''}"
         )
     source.known = known
@@ -170,7 +185,11 @@ def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row
 
 
 def task_class_of(loaded: Loaded) -> type[Task]:
-    """The task that a model's head does."""
+    """The task class for a model's head.
+
+    Raises:
+        ModelError: If no data can score the head.
+    """
     if spec := spec_of_head(loaded.config.head):
         return spec.task
     match loaded.config.head:
@@ -182,8 +201,8 @@ def task_class_of(loaded: Loaded) -> type[Task]:
 
 
 def run_generation(run: str | Path) -> Seq2SeqSettings:
-    """The generation settings a seq2seq run used when it evaluated itself; the defaults if `run` is no such run."""
-    path, found = Path(run) / SETTINGS, WRITES
+    """The generation settings a seq2seq run used for evaluation; the defaults if `run` is no such run."""
+    path, found = Path(run) / SETTINGS, GENERATION
     given = load_mapping(path).get("task") if path.is_file() else None
     if isinstance(given, dict) and given.get("kind") == found.kind:
         found = overlay(found, given, source=f"{path}: task")
@@ -199,9 +218,9 @@ def build_eval_task(
     source: Source[Any],
     split: str,
     long_inputs: LongInputs = LONG,
-    generation: Seq2SeqSettings = WRITES,
+    generation: Seq2SeqSettings = GENERATION,
 ) -> tuple[Task, Loaded]:
-    """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
+    """Task and model for evaluating a split; a seq2seq model generates as `generation` says."""
     kind, surveyed = task_class_of(loaded), cache(lambda: survey(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
     task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.limit, **fields)
@@ -211,9 +230,12 @@ def build_eval_task(
 def evaluate_glue(
     run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
-    """Every GLUE task of which the data and a model are there: name -> its official numbers and "score".
+    """Evaluate on every GLUE task for which data and a model are there; return official scores by entry of the suite.
 
-    `run` is one run, for the task that it was trained on, or a folder that holds one for each task, under its name.
+    `run` is a run, for the task that it was trained on, or a folder with a run for each task, under its name.
+
+    Raises:
+        DataError: If there is no task with data and a model.
     """
     found: dict[str, dict[str, Any]] = {}
     for folder, names in GLUE_FOLDERS.items():
@@ -240,7 +262,7 @@ def evaluate_glue(
 
 
 def _official(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Our numbers under the suite's names; F1 is that of its positive class, whatever the model's order."""
+    """Scores under the suite's names; F1 is that of its positive class, whatever the order of the labels."""
     positive = getattr(GLUE[name].metric, "positive", None)
     if positive is None:
         return numbers

@@ -26,7 +26,7 @@ def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Itera
     Args:
         folder: A run folder, or one that is empty or missing.
         ranks: The processes that train together; the first one moves folders.
-        log: Takes a sentence about where the old run is.
+        log: Receives a sentence about where the old run is.
 
     Raises:
         HeedfulError: If the folder is not a run, or a process is training in it.

@@ -1,4 +1,4 @@
-"""All settings of a kind of run as a recipe to fill in: each one commented out, with its default and its meaning."""
+"""A recipe with all settings of a kind of run, each commented out, with its default and its meaning."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
 from heedful.toml_json import toml
 
-EXAMPLES = 1_000  # of the defaults that follow from the size of the data
+EXAMPLES = 1_000  # for which defaults are shown that follow from the size of the data
 RUNS = ("pretrain", "distil")
 
 
 def template_names() -> list[str]:
-    """What templates exist of: tasks of finetune, pretrain and distil."""
+    """Names of templates: tasks of finetune, pretrain and distil."""
     return [*task_names(), *RUNS]
 
 
@@ -81,7 +81,7 @@ def _comment(setting: Setting | None) -> str:
 
 
 def _is_chosen(setting: Setting, settings: Any) -> bool:
-    """Whether the kinds that have a setting are those of the defaults."""
+    """Whether a setting belongs to the kinds of the defaults."""
     for condition in setting.when:
         path, kind = condition.split(" = ")
         value = settings
@@ -93,7 +93,7 @@ def _is_chosen(setting: Setting, settings: Any) -> bool:
 
 
 def _other_kinds(settings: Any, table: str) -> Iterator[str]:
-    """The settings of kinds that are not the default of a table, in comments."""
+    """Comments with the settings of kinds that are not the default of a table."""
     found: dict[str, list[str]] = {}
     for setting in describe_settings(settings):
         if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):

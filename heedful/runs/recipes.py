@@ -1,4 +1,4 @@
-"""Recipes, and sample data: what ships with Heedful to be copied and changed."""
+"""Recipes and sample data that ship with Heedful, to be copied and changed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from heedful.errors import HeedfulError, did_you_mean
 
-SAMPLES = {  # the folders of data: what is in each, and the task that it is for
+SAMPLES = {  # folders of sample data: description and task
     "intents": ("data: 600 messages to a lending library, of 8 kinds", "classify"),
     "tags": ("data: 150 sentences with names of people, places and things", "tag"),
     "questions": ("data: 120 questions on 40 texts, one in six without an answer", "qa"),
 }
-USES = {  # by what a recipe's name begins with
+COMMANDS = {  # by the first part of a recipe's name
     "pretrain": "pretrain DATA",
     "distil": "distil TEACHER DATA",
     "translate": "finetune seq2seq DATA",
@@ -24,27 +24,31 @@ USES = {  # by what a recipe's name begins with
 
 
 class Asset(NamedTuple):
-    """Something to copy."""
+    """A recipe, or a folder of sample data."""
 
     name: str
     about: str
     place: Traversable
-    use: str  # the command for a copy, which stands for {}
+    use: str  # the command for a copy; {} is its path
 
 
 def list_assets() -> Iterator[Asset]:
-    """Settings by name, then data."""
+    """Yield recipes by name, then sample data."""
     assets = files("heedful") / "assets"
     for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        use = USES.get(path.name.partition("-")[0], "finetune TASK DATA")
+        use = COMMANDS.get(path.name.partition("-")[0], "finetune TASK DATA")
         yield Asset(path.name.removesuffix(".toml"), about, path, f"heedful {use} --recipe {{}}")
     for name, (about, task) in SAMPLES.items():
         yield Asset(name, about, assets / name, f"heedful finetune {task} {{}}")
 
 
 def copy_asset(name: str, to: Path | None = None) -> tuple[Path, Asset]:
-    """Write a recipe to a new file, or data to a new folder; its own name here, unless another place is given."""
+    """Copy a recipe to a new file, or sample data to a new folder, in the working directory unless `to` is given.
+
+    Raises:
+        HeedfulError: If there is no such recipe, or the path exists or cannot be written.
+    """
     known = {offer.name: offer for offer in list_assets()}
     if name not in known:
         raise HeedfulError(f'there is no recipe "{name}"{did_you_mean(name, list(known))}: {", ".join(known)}')

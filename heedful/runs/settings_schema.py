@@ -1,4 +1,4 @@
-"""Settings as data: path, type, default, meaning and choices of each one, from the dataclasses.
+"""Schema of settings: path, type, default, meaning and choices of each one, from the dataclasses.
 
 The meaning of a setting is the comment on its line, or else the comment lines directly above it. Flags, `heedful init`
 and the reference page are generated from this.
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """What it means; "" if the source has no comment on it."""
+        """The meaning; "" if the source has no comment on it."""
         table = self.path.rpartition(".")[0]
         usual = f"which kind of {table.rpartition('.')[2]} it is" if self.name == "kind" else ""
         return _comments(self.owner).get(self.name, usual)

@@ -157,9 +157,9 @@ def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> N
     ("kind", "rows", "message"),
     [
         ("single", [{"text": "a", "label": "ugly"}, {"text": "b", "label": "good"}],
-         "the data has the labels good, ugly, but .*run knows bad, good: ugly could never be right. Rename them"),
-        ("tag", [{"words": ["a", "b"], "tags": ["O", "B-ORG"]}], "B-ORG, I-ORG could never be right"),
-        ("multiple", [{"text": "a", "labels": ["ada", "x"]}], "x could never be right"),
+         "the data has the labels good, ugly, but .*run knows bad, good: ugly could never be correct. Rename them"),
+        ("tag", [{"words": ["a", "b"], "tags": ["O", "B-ORG"]}], "B-ORG, I-ORG could never be correct"),
+        ("multiple", [{"text": "a", "labels": ["ada", "x"]}], "x could never be correct"),
     ],
 )  # fmt: skip
 def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, rows: Any, message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> No
     assert found.numbers["strict_f1"] == found.numbers["f1"] == pytest.approx(2 / 3)
     said = [json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert said == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
-    with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be right"):
+    with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be correct"):
         evaluate(loaded, as_lines(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
 
 
@@ -207,11 +207,11 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     found = evaluate(single / "run", folder, on_bad_row=aside)
     assert found.numbers["count"] == 2 and found.bad_rows == {str(folder / "test.csv"): 1}
     assert 'the label \\"ugly\\" is not one that the model knows: \\"bad\\", \\"good\\"' in aside.file.read_text()
-    with pytest.raises(HeedfulError, match=r"could never be right\. Rename them in the data, or have rows .* skip$"):
+    with pytest.raises(HeedfulError, match=r"could never be correct\. Rename them in the data, or have rows .* skip$"):
         evaluate(single / "run", folder)
     (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
     for bad_rows in (LeaveOut(), Stop()):
-        with pytest.raises(HeedfulError, match=r"ugly could never be right\. Rename them in the data$"):
+        with pytest.raises(HeedfulError, match=r"ugly could never be correct\. Rename them in the data$"):
             evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
     loaded = attach(
         load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")

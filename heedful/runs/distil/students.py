@@ -1,4 +1,4 @@
-"""From a teacher and settings to the student that begins: some of its layers, a size, a folder, or a classic model."""
+"""Students before training: some of the teacher's layers, a named size, a model folder, or a classic model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from heedful.runs.pretrain.build import config_of_size, with_dropout
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.tasks.answering import require_tokenizer
 
-LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
+MAX_LENGTH = 512  # tokens of a student with random weights, unless the teacher reads fewer
 
 
 def build_student(
@@ -54,7 +54,11 @@ def build_student(
     seed: int,
     log: Callable[[str], None],
 ) -> Loaded:
-    """The student before it learns; one that is made of the teacher's layers has the teacher's head, too."""
+    """Make or load the student; one of the teacher's layers has the teacher's head, too.
+
+    Raises:
+        HeedfulError: If the teacher cannot have such a student.
+    """
     match asked:
         case LayersStudent():
             return student_from_layers(teacher, asked)
@@ -66,23 +70,30 @@ def build_student(
             settings = Classic(reader=reader, words=words, skipgram_steps=steps)
             try:
                 return classic_model(settings, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
-            except HeedfulError as error:  # which names settings as fine-tuning has them
+            except HeedfulError as error:  # it names settings of fine-tuning
                 told = str(error).replace("init.", "student.")
                 raise HeedfulError(told) from None
 
 
 def single_stack(config: ModelConfig) -> StackConfig | None:
-    """The stack of a model that has just one."""
+    """The stack of a model that has exactly one, else None."""
     if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
         return None
     return config.encoder or config.decoder
 
 
 def require_single_stack(config: ModelConfig, who: str) -> StackConfig:
-    """The same, where there has to be one."""
+    """The stack of a model.
+
+    Raises:
+        ModelError: If it does not have exactly one.
+    """
     stack = single_stack(config)
     if stack is None:
-        raise HeedfulError(f"{who} has not one stack of layers: layers, states and relations are of a Transformer")
+        raise HeedfulError(
+            f"{who} does not have a single stack of Transformer layers, which layers, states and relations need: "
+            "choose another"
+        )
     return stack
 
 
@@ -90,7 +101,7 @@ def require_single_stack(config: ModelConfig, who: str) -> StackConfig:
 
 
 def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
-    """So many of the layers, the first and the last among them.
+    """Evenly spaced layers, the first and the last among them.
 
     >>> evenly_spread(12, 6), evenly_spread(6, 3), evenly_spread(4, 1)
     ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
@@ -99,12 +110,12 @@ def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
 
 
 def _near(stack: StackConfig, layer: int) -> bool:
-    """Whether a layer sees what is near alone, which its number decides."""
+    """Whether a layer has local attention, which its number decides."""
     return stack.window is not None and not (stack.global_every and layer % stack.global_every == 0)
 
 
 def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
-    """The layers nearest to those that see as far as the layer whose place they take."""
+    """The layers nearest to `wanted` whose attention is as local as that of the position which they take."""
     period = (stack.global_every or 1) if stack.window is not None else 1
     room = (stack.layers - len(wanted)) // period * period  # by how far all may move up and stay of their kinds
     found: list[int] = []
@@ -116,7 +127,11 @@ def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
 
 
 def student_from_layers(teacher: Loaded, asked: LayersStudent) -> Loaded:
-    """The teacher with those of its layers, in another family if one is named."""
+    """Copy layers of the teacher into a student, of another family if one is named.
+
+    Raises:
+        HeedfulError: If there are no such layers, or they cannot be in this order or family.
+    """
     model, stack = teacher.config.model, require_single_stack(teacher.config.model, teacher.source)
     if asked.layers > stack.layers:
         raise HeedfulError(
@@ -127,8 +142,8 @@ def student_from_layers(teacher: Loaded, asked: LayersStudent) -> Loaded:
         raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
     if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
         raise HeedfulError(
-            "take puts layer {} in the place of layer {}, but of these two one sees all of the text and the other what "
-            "is near: name layers of one kind, or leave take out".format(*strangers[0])
+            "teacher_layers puts layer {} in the place of layer {}, but one has local attention and the other global: "
+            "name layers of one kind, or leave teacher_layers out".format(*strangers[0])
         )
     shared = stack.blocks is not None and stack.blocks < stack.layers
     blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
@@ -160,8 +175,8 @@ def _tensors(
     asked = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
     if different := sorted(taken ^ asked):
         raise HeedfulError(
-            f"the layers {' '.join(map(str, blocks))} cannot stand in this order: {different[0]} would be lacking "
-            "or lost, since this teacher's first layer is of another form, and has to come first and nowhere else"
+            f"the layers {' '.join(map(str, blocks))} cannot be in this order: {different[0]} would be missing "
+            "or lost, since this teacher's first layer has another form: name it first and only there"
         )
     return {name: known[theirs].detach().clone() for name, theirs in names.items()}
 
@@ -172,7 +187,7 @@ def _given(made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[i
 
 
 def _theirs(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
-    """The teacher's name of a tensor of the student."""
+    """The name in the teacher of a tensor of the student."""
     each = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
     pieces = name.split(".")
     if pieces[0] == part and pieces[1] in each:
@@ -181,7 +196,11 @@ def _theirs(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> 
 
 
 def _in_family(family: str, config: Config) -> Config:
-    """The same body as another family has it: without its types, if that has none, and with that one's dropout."""
+    """The config in another family, with its dropout, and without token types if it has none.
+
+    Raises:
+        HeedfulError: If the family computes the layers in another way.
+    """
     if family not in FAMILIES:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
     wanted = config.model
@@ -198,7 +217,7 @@ def _in_family(family: str, config: Config) -> Config:
 
 
 def _parts(family: str) -> tuple[bool, bool] | None:
-    """Whether its first published size is without an encoder, and without a decoder; None: it has no sizes."""
+    """Whether a family lacks an encoder, and a decoder, by its first published size; None if it has no sizes."""
     sizes = FAMILIES[family].sizes
     if not sizes:
         return None
@@ -210,9 +229,9 @@ def _parts(family: str) -> tuple[bool, bool] | None:
 
 
 def student_of_size(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
-    """A fresh model over the teacher's vocabulary."""
+    """Make a student with random weights and the teacher's vocabulary."""
     tokenizer = require_tokenizer(teacher)
-    longest = longest or min(teacher.limit or LONGEST, LONGEST)
+    longest = longest or min(teacher.limit or MAX_LENGTH, MAX_LENGTH)
     settings = PretrainSettings(
         model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
         max_seq_length=longest,
@@ -227,7 +246,7 @@ def student_of_size(teacher: Loaded, asked: SizeStudent, longest: int | None, se
 
 
 def _like(config: Config) -> str:
-    """The teacher's family, where a size of it has the same parts."""
+    """The teacher's family if its sizes have the same parts, else the usual family."""
     if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
         return config.family
     return USUAL["mlm"]
@@ -237,7 +256,11 @@ def _like(config: Config) -> str:
 
 
 def resolve_losses(asked: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
-    """The losses with the layers and heads of these two."""
+    """Resolve loss settings to the layers and heads of a student and a teacher.
+
+    Raises:
+        HeedfulError: If they have no such layers, or their relations cannot be compared.
+    """
     states: list[HiddenStateLoss] = []
     relations: tuple[RelationLoss, ...] = ()
     if asked.states is not None or asked.relations is not None:
@@ -259,7 +282,7 @@ def resolve_losses(asked: LossSettings, student: Loaded, teacher: Loaded) -> Dis
 
 
 def head_untrained(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
-    """Whether the student's head is not the teacher's, and no loss reaches it."""
+    """Whether the student's head has random weights and no loss reaches it."""
     learns = (
         asked.kd_weight
         or asked.label_weight
@@ -285,7 +308,7 @@ def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> Hi
 
 
 def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[RelationLoss, ...]:
-    """One, or one for each of the student's layers, which then share the weight."""
+    """One relation term, or one per layer of the student, which then share the weight."""
     heads = asked.heads or theirs.heads
     if asked.layers == "spread" and asked.layer is None and asked.teacher is None:
         pairs = [(n - 1, floor(n * theirs.layers / mine.layers + 0.5) - 1) for n in range(1, mine.layers + 1)]
@@ -305,7 +328,7 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
             raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")
         if stack.heads * stack.head_width % heads:
             raise HeedfulError(
-                f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be parted "
+                f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be split "
                 f"into {heads} heads: set loss.relations.heads to a number that divides both"
             )
         plain = stack.relation is None and not stack.causal and stack.window is None
@@ -321,13 +344,13 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
 
 
 def sentence_vector_width(loaded: Loaded) -> int:
-    """How wide a text's vector is: poolings of an embedding head stand side by side."""
+    """The width of a text's vector: the poolings of an embedding head are concatenated."""
     head = loaded.config.head
     return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
 
 
 def width_for_lr(asked: StudentSettings, teacher: Loaded) -> int:
-    """Of the model by whose width the usual rate is chosen: the teacher, or the folder that goes on."""
+    """The width by which the default learning rate is chosen: of the student's folder, or of the teacher."""
     if isinstance(asked, FolderStudent):
         return config_of(asked.model, revision=asked.revision or None).model.width
     return teacher.config.model.width

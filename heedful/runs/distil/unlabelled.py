@@ -1,4 +1,4 @@
-"""Texts without labels, as examples whose target means nothing: what a teacher can say something of."""
+"""Texts without labels, for which the teacher predicts targets; as examples with a label that means nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import spec_of_head
 from heedful.tasks.task import EncodedSplit, Task
 
-LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
+LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats whose labels are ignored
 
 
 def teacher_task(teacher: Loaded) -> str:
-    """The task that a teacher's head answers; "masked": hidden tokens."""
+    """The task of a teacher's head; "masked" for a masked language model.
+
+    Raises:
+        ModelError: If no student can learn its answers.
+    """
     spec = spec_of_head(teacher.config.head)
     if spec is not None and spec.distillation is not None:
         return spec.name
@@ -48,8 +52,8 @@ class Unlabelled:
 
     examples: tuple[Example, ...]
     bad: int  # rows that cannot be read
-    known: int  # examples of dev or test
-    said: tuple[str, ...] = ()  # what was found out about the files
+    known: int  # examples that are in dev or test
+    said: tuple[str, ...] = ()  # sentences about the files
 
 
 def read_unlabelled(
@@ -63,11 +67,23 @@ def read_unlabelled(
     names: Sequence[str] = (),
     exclude: Path,
 ) -> Unlabelled:
-    """Read files and folders: plain texts, rows of which labels are passed over, or data of the task.
+    """Read files and folders: plain texts, rows whose labels are ignored, or data of the task.
 
-    `settings` are those of the labelled data, whose files are called `names`: what `carried` returns of them holds,
-    and columns where a file has all of them; elsewhere columns are found by their usual names. Where vectors are
-    compared, examples with a text that is `measured` on are left out, before single texts become pairs.
+    Columns of the labelled data are used for a file that has all of them; otherwise columns are found by their usual
+    names. For pairs, examples with a text that is evaluated on are left out, before single texts become pairs.
+
+    Args:
+        files: Paths.
+        kind: The class of the task's examples.
+        head: The kind of the teacher's head.
+        labels: Of the teacher; the first one becomes the label of all examples.
+        settings: Data settings of the labelled data.
+        measured: Examples of dev and test.
+        names: File names of the labelled data.
+        exclude: A folder whose files are not read.
+
+    Raises:
+        HeedfulError: If a file cannot be read, or there is no text.
     """
     given: list[Any] = []
     said: list[str] = []
@@ -120,7 +136,7 @@ def read_unlabelled(
 
 
 def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
-    """Whether a file has labels that no input has a column for: tags in columns, whatever it is called, and SQuAD's."""
+    """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
     suffix = bare_name(path)[1]
     if kind is Tagged and SUFFIXES.get(suffix) in (None, "text"):
         file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
@@ -129,17 +145,17 @@ def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
 
 
 def without_evaluated(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
-    """Those that are not measured on: no text of dev or test, but for case and signs and spaces, is learned from."""
+    """Leave out examples whose text is in dev or test, up to case, punctuation and spaces."""
     seen = {_letters(each) for each in measured}
     kept = tuple(each for each in found.examples if _letters(each) not in seen)
     return replace(found, examples=kept, known=found.known + len(found.examples) - len(kept))
 
 
 def _letters(example: Example) -> int:
-    """Of a text, but for how it is parted into words: "do n't" is "don't"."""
+    """Hash of a text, however it is split into words: "do n't" is "don't"."""
     return hashed(normalised(example.group).replace(" ", ""))
 
 
 def read_both(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
-    """Return the samples of both."""
+    """Encode labelled and unlabelled examples."""
     return task.read(labelled), task.for_unlabelled().read(unlabelled)

@@ -1,4 +1,4 @@
-"""The verdict on a student: quality kept, speed gained, size, and whether the teacher was worth it."""
+"""The verdict on a student: its quality, speed and size beside the teacher, and whether the teacher was worth it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT = "verdict.png"
-BATCHES = 3, 50  # times that all texts are answered at once: from so few to so many
-LONG = 1.0  # seconds of the slowest model after which it is enough
+BATCHES = 3, 50  # least and greatest number of times that all texts are answered in one batch
+LONG = 1.0  # seconds of the slowest model after which no further batch is timed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSpeed:
-    """Of an engine, from text to answer, tokenizing included."""
+    """Speed of an engine from text to answer, tokenizing included."""
 
     precision: Precision
     p50: float  # milliseconds of one text
     p99: float
-    texts_per_second: float  # of all of them at once
+    texts_per_second: float  # of all texts in one batch
     tokens_per_second: float  # in the model's own tokens
 
 
@@ -62,7 +62,16 @@ def judge_student(
     baseline: Path | None,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Measure, compare, and write verdict.json and its plot; `baseline`: folder of the run without the teacher."""
+    """Measure quality and speed, compare, and write verdict.json and its plot.
+
+    Args:
+        folder: The run folder.
+        teacher: The teacher.
+        source: The data.
+        settings: Of the distillation.
+        baseline: The folder of the run without the teacher, if there is one.
+        reporter: Receives progress.
+    """
     results = read_results(folder)
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     reporter.message("measuring speed, side by side")
@@ -87,14 +96,14 @@ def judge_student(
 
 
 def _models(run: Path, seeds: Sequence[int]) -> list[str]:
-    """Of each seed, as fine-tuning leaves them."""
+    """The model folder of each seed of a run."""
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
 def _asked(
     place: str, precision: Precision, *, source: Source[Any], split: str, metric: str, long_inputs: LongInputs
 ) -> float:
-    """The metric of a model in the precision in which it is served."""
+    """The metric of a model on a split, in the precision in which it is served."""
     engine = open_in_precision(place, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
@@ -102,7 +111,7 @@ def _asked(
 
 
 def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
-    """The metric with each seed, their mean and their standard deviation.
+    """Mean, standard deviation and numbers of the metric over seeds.
 
     >>> across_numbers([0.75], "int8")
     {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
@@ -118,7 +127,7 @@ def write_verdict(
     speeds: dict[str, ServingSpeed],
     resolution: float = 0.0,
 ) -> dict[str, Any]:
-    """Compare, and write everything down, beside what was measured: a number of a split."""
+    """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
     made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
     put_folder(folder / "plots")
     save_png(folder / "plots" / PLOT, plot_verdict(made))
@@ -135,7 +144,14 @@ def compare_speeds(
     inputs: Sequence[Any] | None = None,
     choose: Callable[[Sequence[Measurement]], Precision] = fastest_accepted,
 ) -> dict[str, ServingSpeed]:
-    """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
+    """Time engines in turns, each in the precision in which it would be served.
+
+    Args:
+        places: Model folders by name.
+        settings: Number of texts and rounds, and the precision.
+        inputs: Texts; None: a sample of the student's.
+        choose: Chooses a precision by measurements, for "auto".
+    """
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
@@ -154,7 +170,7 @@ def compare_speeds(
 def time_engines(
     engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """p50 and p99 of one input, and inputs and tokens a second of all at once; engines take turns."""
+    """p50 and p99 of a single input, and inputs and tokens a second in one batch; engines take turns."""
     one: dict[str, list[float]] = {name: [] for name in engines}
     many: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
@@ -219,7 +235,7 @@ def compare_models(
 
 
 def delta_vs_baseline(student: dict[str, Any], baseline: dict[str, Any], resolution: float) -> dict[str, Any]:
-    """Difference of student and baseline, paired by seed; with a 95 % interval from ENOUGH seeds on."""
+    """Difference of student and baseline, paired by seed, with a 95 % interval from ENOUGH seeds on."""
     found = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
     sure = len(student["numbers"]) >= ENOUGH
     return {
@@ -231,7 +247,7 @@ def delta_vs_baseline(student: dict[str, Any], baseline: dict[str, Any], resolut
 
 
 def verdict_sentence(found: dict[str, Any]) -> str:
-    """What it comes to."""
+    """Summarise a verdict in a sentence."""
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['metric']} on {found['split']}"
     quality = f"reaches {student} beside the teacher's {teacher} ({said})"
@@ -264,7 +280,7 @@ def _with_precision(quality: dict[str, Any]) -> str:
 
 
 def plot_verdict(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
-    """Quality over the time of one text; bars are one standard deviation over seeds."""
+    """Plot quality over the latency of one text; bars are one standard deviation over seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = new_figure(6.4, 4.2)

@@ -1,8 +1,8 @@
-"""A bag of words beside a fine-tuned model: TF-IDF and a linear model by scikit-learn, fitted on the same rows.
+"""The bag-of-words baseline of a fine-tuned model: TF-IDF and a linear model of scikit-learn, on the same rows.
 
-It costs seconds and tells whether an encoder was worth its training. scikit-learn is imported by the functions that
-need it. Which rows are read is decided by counts alone, never by a clock, so that a run that was interrupted reports
-the same score as one that was not.
+It takes seconds and shows whether the encoder was worth its training. scikit-learn is imported by the functions that
+need it. The rows that are read depend on counts only, not on a clock, so that an interrupted run reports the same
+score as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EvalMetrics, Task, batched
 from heedful.train.trainer import Trainer
 
-SECONDS, SHARE = 10.0, 0.1  # it may take that long, and no more than this share of the training
-LEAST = 1.0  # seconds that it may take however short the training is
-ROWS = 50_000  # of a split that are read
-READ, SCORE = 1.1e-7, 7e-5  # seconds per character that is read, and per row that is scored
+SECONDS, SHARE = 10.0, 0.1  # limits: seconds, and share of the training time
+LEAST = 1.0  # seconds that are allowed however short the training is
+ROWS = 50_000  # read of a split, at most
+READ, SCORE = 1.1e-7, 7e-5  # seconds per character read, and per row scored
 ROW, TERM = 1e-5, 3e-8  # seconds per training row, and per character of them, for each output of the linear model
 FLOPS = {"cpu": 3e11}  # operations per second of training, to estimate its time
 FLOPS_OF_OTHERS = 1e14  # of a GPU
 WEIGHTS = 1_000_000  # of the linear model: its optimizer needs 200 bytes for each
-CHUNK = 512  # rows that are answered together
-WORDS = 11  # what a seed is mixed with here
+CHUNK = 512  # rows of a batch
+WORDS = 11  # mixed with a seed, to sample rows
 METHODS: dict[LinearModel, str] = {
     "logistic": "TF-IDF and logistic regression",
     "logistic_per_label": "TF-IDF and one logistic regression per label",
@@ -82,7 +82,7 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
 def rows_of_splits(
     counts: Mapping[str, int], characters: Mapping[str, int], outputs: int, seconds: float
 ) -> dict[str, int]:
-    """Return how many rows of each split are read in about so many seconds: all, or the same share of each.
+    """Return the rows of each split that can be read in about `seconds`: all, or the same share of each split.
 
     >>> rows_of_splits({"train": 100_000, "test": 1000}, {"train": 5_000_000, "test": 50_000}, 1, 10.0)
     {'train': 50000, 'test': 1000}
@@ -98,14 +98,14 @@ def rows_of_splits(
 
 
 def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
-    """Tell of each of `count` rows whether it is among the `rows` that the seed draws."""
+    """A mask of `rows` of `count` rows, sampled by the seed."""
     chosen = np.zeros(count, dtype=bool)
     chosen[order(count, mixed(seed, WORDS), 0)[:rows]] = True
     return chosen
 
 
 def _sampled(source: Source[Any], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Any]]:
-    """Yield so many examples of a split, drawn by the seed, with their numbers, in the order of the split."""
+    """Yield `rows` examples of a split, sampled by the seed, with their numbers, in the order of the split."""
     if rows >= count:
         yield from enumerate(source.examples(split))
         return
@@ -147,12 +147,16 @@ class WordBaseline:
         return len(self._vectorizer.vocabulary_)
 
     def fit(self, examples: Sequence[Any]) -> None:
-        """Learn from examples; raise ValueError where they have no words, or one label alone."""
+        """Fit to examples.
+
+        Raises:
+            ValueError: If they have no words, or a single label.
+        """
         self.pairs = any(example.text_pair is not None for example in examples)
         outputs = len(self.task.labels) if self.kind == "logistic" and len(self.task.labels) > 2 else 1
         self._vectorizer.max_features = max(1, WEIGHTS // (outputs * (3 if self.pairs else 1)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of steps that were not enough, and of labels that all rows have
+            warnings.simplefilter("ignore")  # about too few steps, and labels that all rows have
             features = self._fitted(examples)
             if self.kind == "ridge":
                 targets = np.array([example.score for example in examples], dtype=np.float64)
@@ -161,7 +165,7 @@ class WordBaseline:
             self._estimator.fit(features, targets)
 
     def answers(self, examples: Sequence[Any]) -> list[Answer]:
-        """Answer as the engine does, in the form that a task measures."""
+        """Predict in the form of an engine's answers."""
         features = self._features(examples)
         if self.kind == "ridge":
             return [{"numbers": {"score": float(each)}} for each in self._estimator.predict(features)]
@@ -194,7 +198,7 @@ class WordBaseline:
         return self._joined(self._vectorizer.transform(self._texts(examples)))
 
     def _joined(self, read: Any) -> Any:
-        """The features of the rows: of a text, or of a pair those of both and their product."""
+        """Features of texts; of pairs those of both texts and their product."""
         from scipy.sparse import hstack
 
         if not self.pairs:
@@ -241,7 +245,7 @@ def score_words(
     began = time.perf_counter()
     try:
         words.fit(train)
-    except ValueError as error:  # scikit-learn's: no words, or one label in the rows that were drawn
+    except ValueError as error:  # of scikit-learn: no words, or a single label in the sampled rows
         return result | {"why": str(error), "splits": {}}
     del train
     spent = time.perf_counter() - began
@@ -269,13 +273,13 @@ def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> Eval
 
 
 def _metric_alone(task: Task) -> EvalMetrics:
-    """A measure whose only bootstrap is that of the metric: bootstraps cost more than the linear model."""
+    """Metrics with bootstrap replicates for the main metric only: they cost more than the linear model."""
     measure = task.measure()
     return replace(measure, spreads={task.metric: measure.spreads[task.metric]})
 
 
 def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> EvalMetrics:
-    """Measure the model's answers to the same examples, as its predictions have them."""
+    """Score the model's answers to the same examples, read from its predictions."""
     measure, examples = _metric_alone(task), dict(given)
     wanted = (line for line in lines if line["id"] in examples)
     while chunk := list(islice(wanted, CHUNK)):

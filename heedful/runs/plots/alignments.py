@@ -1,4 +1,4 @@
-"""Alignments: what a model that reads one text and writes another looked at, for each token that it wrote."""
+"""Alignments: the attention of a decoder to the source text, for each token that it generated."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from heedful.tokenizer import Encoded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 4  # texts
-LONGEST = 28  # tokens of a text that is shown
-LOOKED = 2000  # predictions among which they are looked for
-SPACE = "\u2581"  # how a token that stands for white space alone is shown
+SHOWN = 4  # alignments of a plot
+LONGEST = 28  # tokens of a source or target text that is shown
+CANDIDATES = 2000  # predictions among which short ones are searched
+SPACE = "\u2581"  # shown for a token of white space
 
 
 class Alignment(NamedTuple):
-    """The weights that each written token gave to the tokens of the text, which sum to 1 or less."""
+    """Attention weights of each target token over the source tokens; a row sums to 1 or less."""
 
     read: tuple[str, ...]
     written: tuple[str, ...]
@@ -38,9 +38,9 @@ class Alignment(NamedTuple):
 
 
 def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
-    """Of the decoder's last layer, the mean over its heads; None: the model looks at nothing.
+    """The alignment in the decoder's last layer, as the mean over its heads; None if the model has no cross-attention.
 
-    The written text is tokenized anew, and each token's row is the one from which it was told.
+    The target is tokenized again; the row of a token is the one from which it was predicted.
     """
     tokenizer, model = loaded.tokenizer, loaded.config.model
     if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.gives:
@@ -61,7 +61,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
 
 
 def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
-    """The characters that each token stands for, or SPACE; of those around the text their own names."""
+    """The characters of each token, or SPACE; the names of special tokens."""
     return tuple(
         (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")
         if special
@@ -71,10 +71,10 @@ def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[s
 
 
 def plot_alignments(folder: Path, split: str) -> Figure | None:
-    """A picture of the first few short texts of a split's predictions; None: there is nothing to show."""
+    """Plot the alignments of the first few short predictions of a split; None if there are none."""
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
-    lines = islice(read_predictions(folder, split), LOOKED)
+    lines = islice(read_predictions(folder, split), CANDIDATES)
     told = sorted(
         (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
     )
@@ -82,7 +82,7 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     if loaded.tokenizer is None or not loaded.needs_target:
         return None
     chosen: list[Alignment] = []
-    most = LONGEST if loaded.limit is None else min(LONGEST, loaded.limit - 1)  # one more begins what was written
+    most = LONGEST if loaded.limit is None else min(LONGEST, loaded.limit - 1)  # one more token begins the target
     for _, text, said in told:
         if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
             found = alignment(loaded, text, said)
@@ -91,12 +91,12 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
             chosen.append(found)
         if len(chosen) == SHOWN:
             break
-    about = "rows: what was written; columns: what was read; dark: looked at; last layer, mean of its heads"
-    return draw_alignments(chosen, f"What was looked at on {split}", about) if chosen else None
+    about = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
+    return draw_alignments(chosen, f"Attention to the source on {split}", about) if chosen else None
 
 
 def draw_alignments(found: Sequence[Alignment], *lines: str) -> Figure:
-    """Each as a grid of weights, two beside each other."""
+    """Plot each alignment as a grid of weights, in two columns."""
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     size = 0.22 * max(max(len(each.read), len(each.written)) for each in found)

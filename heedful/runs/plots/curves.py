@@ -1,4 +1,4 @@
-"""The course of a run: loss, score on dev and learning rate, over steps and epochs."""
+"""Curves of a run: loss, dev metric and learning rate, over steps and epochs."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ if TYPE_CHECKING:
 
 Values = Float64[np.ndarray, " points"]
 Updates = Float64[np.ndarray, " updates"]
-Looks = Float64[np.ndarray, " looks"]
+Evals = Float64[np.ndarray, " evaluations"]
 Parts = Float64[np.ndarray, " parts"]
-FEW = 30  # points up to which each is marked
-MANY = 2000  # steps from which the raw loss is drawn as the range of neighbours
-SMOOTHED = 40  # the smoothed loss is a mean over one part in so many of the run
-STEEP = 50  # times the median: a loss that is as high somewhere is drawn on a logarithmic axis
+FEW = 30  # points up to which each one gets a marker
+MANY = 2000  # steps above which the raw loss is drawn as the range of neighbouring steps
+SMOOTHED = 40  # the smoothed loss is a moving mean over 1 / SMOOTHED of the run on both sides
+STEEP = 50  # a loss of this multiple of the median gets a logarithmic axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCurves:
-    """The journal in columns; NaN where a record has no such number."""
+    """Columns of the journal; NaN if a record lacks a number."""
 
     step: Updates
     epoch: Updates
     loss: Updates
-    rate: Updates
-    looked: Looks  # steps after which dev was looked at
-    dev_loss: Looks
-    score: Looks
-    best: float  # the step of the best score; NaN: none
+    lr: Updates
+    eval_steps: Evals  # steps after which dev was evaluated
+    dev_loss: Evals
+    score: Evals
+    best: float  # step of the best metric; NaN without dev
 
     @classmethod
     def of(cls, lines: Iterable[dict[str, Any]]) -> TrainingCurves:
-        """From the records of a journal, read once."""
-        updates, looks, best = [], [], float("nan")
+        """Read the records of a journal once."""
+        updates, evals, best = [], [], float("nan")
         for line in lines:
             if "loss" in line:
                 updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "lr")])
             elif "dev" in line:
-                looks.append(
-                    [as_float(each) for each in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]
+                evals.append(
+                    [as_float(value) for value in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]
                 )
-                best = looks[-1][0] if line.get("best") else best
-        step, epoch, loss, rate = np.array(updates, dtype=np.float64).reshape(-1, 4).T
-        looked, dev_loss, score = np.array(looks, dtype=np.float64).reshape(-1, 3).T
+                best = evals[-1][0] if line.get("best") else best
+        step, epoch, loss, lr = np.array(updates, dtype=np.float64).reshape(-1, 4).T
+        eval_steps, dev_loss, score = np.array(evals, dtype=np.float64).reshape(-1, 3).T
         return cls(
-            step=step, epoch=epoch, loss=loss, rate=rate, looked=looked, dev_loss=dev_loss, score=score, best=best
+            step=step, epoch=epoch, loss=loss, lr=lr, eval_steps=eval_steps, dev_loss=dev_loss, score=score, best=best
         )
 
 
 def plot_curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
-    """Two or three panels over one axis of steps; None: the journal has no update.
+    """Plot loss, dev metric and learning rate in panels over steps; None if the journal has no update.
 
-    `metric` names the score on dev.
+    `metric` is the name of the dev metric.
     """
     from matplotlib.ticker import MaxNLocator
 
     course = TrainingCurves.of(lines)
     if not len(course.step):
         return None
-    heights = [3.0, 2.2, 1.3] if len(course.looked) else [3.0, 1.3]
+    heights = [3.0, 2.2, 1.3] if len(course.eval_steps) else [3.0, 1.3]
     figure = new_figure(8.0, sum(heights) + 1.0)
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _loss(panels[0], course)
-    if len(course.looked):
+    if len(course.eval_steps):
         _score(panels[1], course, metric)
     _rate(panels[-1], course)
     for axes in panels:
@@ -102,7 +102,9 @@ def _loss(axes: Axes, course: TrainingCurves) -> None:
     if width > 1:
         axes.plot(step, smoothed(loss, width), color=BLUE, lw=1.6, label=f"training, mean of {2 * width + 1} steps")
     if np.isfinite(course.dev_loss).any():
-        axes.plot(course.looked, course.dev_loss, color=ORANGE, lw=1.4, **_dots(course.looked, "o"), label="dev")
+        axes.plot(
+            course.eval_steps, course.dev_loss, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"), label="dev"
+        )
     if not finite.all():
         marks: dict[str, Any] = {"color": ORANGE, "marker": "x", "ls": "none", "clip_on": False}
         at, zero = step[~finite], np.zeros((~finite).sum())
@@ -115,10 +117,10 @@ def _loss(axes: Axes, course: TrainingCurves) -> None:
 
 
 def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
-    axes.plot(course.looked, course.score, color=ORANGE, lw=1.4, **_dots(course.looked, "o"))
+    axes.plot(course.eval_steps, course.score, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"))
     axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
-    found = np.flatnonzero(course.looked == course.best)
+    found = np.flatnonzero(course.eval_steps == course.best)
     if len(found):
         best = float(course.score[found[-1]])
         axes.plot([course.best], [best], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
@@ -135,7 +137,7 @@ def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
 
 
 def _rate(axes: Axes, course: TrainingCurves) -> None:
-    axes.plot(course.step, course.rate, color=GREY, lw=1.4, **_dots(course.step))
+    axes.plot(course.step, course.lr, color=GREY, lw=1.4, **_dots(course.step))
     axes.set_ylabel("learning rate")
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
@@ -143,7 +145,7 @@ def _rate(axes: Axes, course: TrainingCurves) -> None:
 
 
 def _epochs(axes: Axes, course: TrainingCurves) -> None:
-    """A second axis on top: a step is the same share of every epoch."""
+    """Add a second axis with epochs on top: a step is the same share of every epoch."""
     share = course.epoch[-1] / course.step[-1]
     if np.isfinite(share) and share > 0:
         top = axes.secondary_xaxis("top", functions=(lambda step: step * share, lambda epoch: epoch / share))
@@ -152,12 +154,12 @@ def _epochs(axes: Axes, course: TrainingCurves) -> None:
 
 
 def _dots(points: Values, marker: str = ".") -> dict[str, Any]:
-    """Few points are marked, so that one alone is seen."""
+    """Markers for few points, so that a single one is visible."""
     return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= FEW else {}
 
 
 def smoothed(values: Values, width: int) -> Values:
-    """At each place the mean of the finite values up to `width` places before and after; NaN where there is none.
+    """Moving mean of finite values over `width` neighbours on both sides; NaN if all of them are not finite.
 
     >>> smoothed(np.array([1.0, np.nan, 3.0, 4.0]), 1)
     array([1. , 2. , 3.5, 3.5])
@@ -172,7 +174,7 @@ def smoothed(values: Values, width: int) -> Values:
 
 
 def ranges(values: Values, at: Values, size: int) -> tuple[Parts, Parts, Parts]:
-    """The least and the greatest finite value of each `size` neighbours, and their middle; NaN where there is none."""
+    """Least and greatest finite value of each `size` neighbours, and their mean position; NaN if none is finite."""
     starts = np.arange(0, len(values), size)
     finite = np.isfinite(values)
     some = np.logical_or.reduceat(finite, starts)

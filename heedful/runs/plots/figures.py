@@ -1,4 +1,4 @@
-"""Pictures of a run: its course, and how good its model is on the test split, or on dev where there is none."""
+"""Plots of a run: training curves, and the quality of its model on test, or on dev without test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from heedful.atomic_io import put_folder
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.runs.plots.curves import plot_curves
 from heedful.runs.plots.labels import drawable_labels
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, new_figure, save_png, set_title, style_axes
@@ -23,19 +23,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Pairs = Float64[np.ndarray, "examples 2"]  # what is right, what was said
-Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of a line
+Pairs = Float64[np.ndarray, "examples 2"]  # label, prediction
+Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of the line on which right predictions lie
 MOST_CONFUSED = 30  # labels of a confusion matrix
 MOST_SCORED = 50  # rows of scores
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
-    """Write what applies to the run into its folder plots/ as .png.
+    """Write plots of the run to its folder plots/ as PNG files, and return their paths.
 
-    Curves, confusion, calibration, scores, numbers, alignments. A run that has not come to its end has curves alone.
+    Curves, confusion, calibration, scores, numbers and alignments, as far as they apply; a run that is not finished has
+    curves only.
+
+    Raises:
+        RunError: If the folder is not a run.
     """
     if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
-        raise HeedfulError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is no run folder")
+        raise RunError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is not a run folder")
     put_folder(folder / "plots")
     return [save_png(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
 
@@ -70,7 +74,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def plot_confusion(numbers: Result, split: str) -> Figure:
-    """How often each label was given for each right one, coloured by the share of the right label's examples."""
+    """Plot the confusion matrix, coloured by the share of each true label's examples."""
     from matplotlib import colormaps
 
     labels, counts = drawable_labels(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
@@ -94,20 +98,20 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     axes.set_xticks(range(size), names, **text, **turned)
     sides = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
     axes.set_yticks(range(size), sides, **text)
-    axes.set_xlabel("what the model said")
-    axes.set_ylabel("what is right (examples)", labelpad=8)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label (examples)", labelpad=8)
     axes.hlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
     axes.vlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
     _cells(axes, shown, shares, cell)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)
-    bar.set_label("share of the right label's examples", fontsize=9)
+    bar.set_label("share of the label's examples", fontsize=9)
     style_axes(bar.ax)
     set_title(figure, f"Confusion on {split}, {numbers['count']:,} examples", about, labels.note)
     return figure
 
 
 def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
-    """The classes of the most frequent confusions, pair by pair, in the order of the matrix; all, where they are few.
+    """Classes of the most frequent confusions, in the order of the matrix; all classes if they are `most` or fewer.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
     [0, 2]
@@ -125,7 +129,7 @@ def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
 
 
 def _cells(axes: Axes, counts: Any, shares: Any, cell: float) -> None:
-    """The count in each cell; zeros only where there is room for them."""
+    """Write the count into each cell; zeros only in small matrices."""
     longest = len(f"{counts.max():,}")
     size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
     for row, column in np.ndindex(counts.shape):
@@ -136,14 +140,14 @@ def _cells(axes: Axes, counts: Any, shares: Any, cell: float) -> None:
 
 
 def plot_calibration(numbers: Result, split: str) -> Figure:
-    """How often the answer is right for each confidence, and how many answers have it."""
+    """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence."""
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
     said, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
     low, high = wilson(right, count)
     figure = new_figure(5.6, 6.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
-    above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="as often right as it says")
+    above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     above.vlines(said, low, high, color=SKY, lw=2.5, label="95 % interval")
     above.plot(said, right, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
     above.set_ylim(-0.02, 1.02)
@@ -164,7 +168,7 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
 
 
 def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
-    """95 % of a share p among n: (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n) (Wilson 1927).
+    """95 % interval of a share p of n: (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n) (Wilson 1927).
 
     >>> low, high = wilson(np.array([0.5]), np.array([10.0]))
     >>> round(float(low[0]), 4), round(float(high[0]), 4)
@@ -177,7 +181,7 @@ def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
 
 
 def plot_scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
-    """Precision, recall and F1 of each label, the best on top."""
+    """Plot precision, recall and F1 of each label, the best on top."""
     labels = drawable_labels(found)
     rows = list(zip(labels.names, found.values(), strict=True))
     rows.sort(key=lambda row: as_float(row[1]["f1"]))
@@ -211,22 +215,22 @@ def plot_scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figu
 
 
 def _of(row: dict[str, Any]) -> str:
-    """How many examples, or entities, have the label; "" where that was not kept."""
+    """The number of examples or entities with the label, in parentheses; "" if it is unknown."""
     count = row.get("count", row.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
 def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal | None:
-    """Where the points would lie if all were right; cosines against scores of which the range is not kept: unknown."""
+    """Two points of the line on which right predictions lie; None for cosines without the range of scores."""
     if not SPECS[results["task"]].predicts_cosines:
         values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
-    found = results.get("label_scaling")  # those that stand for a cosine of 0 and of 1
+    found = results.get("label_scaling")  # the scores for a cosine of 0 and of 1
     return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
 
 
 def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
-    """What was said against what is right, and a line where the points should lie."""
+    """Plot predictions over labels, and the line on which right predictions lie."""
     finite = np.isfinite(pairs).all(1)
     gold, said = pairs[finite].T
     figure = new_figure(6.0, 6.4)
@@ -234,11 +238,11 @@ def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None)
     alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
     axes.plot(gold, said, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
     if ideal is not None:
-        axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="said = right")
+        axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="right predictions")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)
     style_axes(axes, grid="both")
-    axes.set_xlabel("what is right")
-    axes.set_ylabel("what the model said")
+    axes.set_xlabel("label")
+    axes.set_ylabel("prediction")
     rank = f", Spearman's ρ {numbers['spearman']:.3f}" if "spearman" in numbers else ""
     count, kept = numbers["count"], int(finite.sum())
     shown = f"{kept:,} examples" if kept == count else f"{kept:,} of {count:,} examples are shown"

@@ -1,4 +1,4 @@
-"""Names of labels as a picture can show them: short, on one line, in fonts that this machine has, and told apart."""
+"""Label names for plots: short, on one line, in fonts of this machine, and distinguishable."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FONT = "DejaVu Sans"  # comes with matplotlib
-ANY = "Last Resort High-Efficiency"  # comes with it too: the same few boxes for all characters
+FALLBACK = "Last Resort High-Efficiency"  # comes with matplotlib: placeholder boxes for all characters
 BOX, DOTS = "□", "…"
-LONGEST = 28  # columns; a Chinese character takes two
+LONGEST = 28  # columns; a wide character, such as a Chinese one, takes two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawableLabels:
-    """What is drawn for each label, and in which fonts: the first that has a character draws it."""
+    """Names to draw for labels, and fonts: a character is drawn in the first one that has it."""
 
     names: tuple[str, ...]
     fonts: tuple[str, ...]
-    note: str  # about the names; "": they say all
+    note: str  # about characters that no font has; "" if all can be drawn
 
 
 def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
-    """Long labels lose their middle; a character that no font has becomes a box.
+    """Shorten long labels, and replace characters that no font has by a box.
 
-    A label that has a box in it, or looks like another one, begins with its number, from 0.
+    A label with a box, or that looks like another one, begins with its number, from 0.
     """
     short = [shortened(_printable(label)) for label in labels]
     fonts, missing = _fonts(set().union(*short))
@@ -34,12 +34,12 @@ def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
     names = [
         f"{number}: {name}" if BOX in name or alike[name] > 1 or not name else name for number, name in enumerate(boxed)
     ]
-    note = f"{BOX}: no font here has this character; labels are told by their numbers, from 0" if missing else ""
+    note = f"{BOX}: no font here has this character; labels are numbered from 0" if missing else ""
     return DrawableLabels(names=tuple(names), fonts=fonts, note=note)
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """The text in at most so many columns, the middle left out.
+    """Shorten a text to `most` columns, by leaving out its middle.
 
     >>> shortened("a label that nobody wants to read", 16)
     'a label t…o read'
@@ -52,7 +52,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
 
 
 def _printable(label: str) -> str:
-    """On one line, without characters that steer and do not show."""
+    """The label on one line, without control characters."""
     return " ".join("".join(each if each.isprintable() else " " for each in label).split())
 
 
@@ -61,7 +61,7 @@ def _columns(character: str) -> int:
 
 
 def _fitting(text: str, most: int) -> str:
-    """The beginning of the text that takes at most so many columns."""
+    """The beginning of the text, up to `most` columns."""
     end = width = 0
     while end < len(text) and (width := width + _columns(text[end])) <= most:
         end += 1
@@ -69,17 +69,19 @@ def _fitting(text: str, most: int) -> str:
 
 
 def _fonts(needed: set[str]) -> tuple[tuple[str, ...], set[str]]:
-    """Fonts that together have the characters, and the characters that none has."""
+    """Fonts that together have the characters, and the characters that no font has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     missing = needed - _covered(findfont(FONT), needed)
     fonts = [FONT]
-    files = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == "normal" and entry.name != ANY}
+    files = {
+        entry.name: entry.fname for entry in fontManager.ttflist if entry.style == "normal" and entry.name != FALLBACK
+    }
     for name in sorted(files):
         if not missing:
             break
         if _covered(files[name], missing):
-            used = findfont(FontProperties(family=[name]))  # another file of that name may be taken
+            used = findfont(FontProperties(family=[name]))  # matplotlib may take another file of that name
             if found := _covered(used, missing):
                 fonts.append(name)
                 missing -= found
@@ -87,7 +89,7 @@ def _fonts(needed: set[str]) -> tuple[tuple[str, ...], set[str]]:
 
 
 def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
-    """Those of the characters that the font has; none where it cannot be read or scaled."""
+    """The characters that a font has; none if it cannot be read or scaled."""
     from matplotlib.font_manager import get_font
 
     try:

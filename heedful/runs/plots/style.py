@@ -1,4 +1,4 @@
-"""How all plots look: one palette that colour-blind people can tell apart (Okabe and Ito 2008), little ink beside."""
+"""The style of all plots: a palette for colour-blind people (Okabe and Ito 2008), thin axes and a pale grid."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
-DOTS = 110  # an inch
+DPI = 110
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches; it lays itself out so that nothing is cut off."""
+    """Make an empty figure; `width` and `height` are in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DOTS, layout="constrained", facecolor="white")
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def style_axes(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
-    """Thin axes, a pale grid behind the data."""
+    """Draw thin axes, and a pale grid behind the data."""
     axes.tick_params(labelsize=8, color=GREY, labelcolor=INK, which="both")
     axes.set_axisbelow(True)
     for side in axes.spines:
@@ -34,13 +34,13 @@ def style_axes(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Above everything, from the left edge; empty lines are left out."""
+    """Put lines above the figure, aligned to the left; empty ones are left out."""
     text = "\n".join(line for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=INK, parse_math=False)
 
 
 def save_png(path: Path, figure: Figure) -> Path:
-    """The figure as a PNG that is there whole or not at all, the same bytes every time."""
+    """Write a figure as PNG, atomically and with the same bytes every time; return the path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

@@ -392,7 +392,7 @@ def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None
     save_tiny(tmp_path, "modernbert", "ModernBertModel")
     teacher = load(tmp_path)
     assert student_from_layers(teacher, LayersStudent(layers=2)).config.model.encoder is not None
-    with pytest.raises(HeedfulError, match="take puts layer 3 in the place of layer 1"):
+    with pytest.raises(HeedfulError, match="puts layer 3 in the place of layer 1"):
         student_from_layers(teacher, LayersStudent(layers=2, teacher_layers=(0, 3)))
     with pytest.raises(HeedfulError, match="has to come first and nowhere else"):
         student_from_layers(teacher, LayersStudent(layers=2, teacher_layers=(3, 1)))

@@ -242,14 +242,14 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
 @pytest.mark.parametrize(
     ("student", "wishes", "message"),
     [
-        ("bag", ["loss.states.weight=1"], "has not one stack of layers: layers, states and relations are of a Trans"),
+        ("bag", ["loss.states.weight=1"], "does not have a single stack of Transformer layers"),
         ("layers=9", [], "layers is 9, but .* has 2"),
         ("layers=1", ["student.teacher_layers=[7]"], r"teacher_layers names the layers \[7\], but .* has 2, from 0"),
         ("layers=1", ["student.family=electric"], '"electric" is no family'),
         ("layers=1", ["student.family=gpt2"], "computed in another way than gpt2 does"),
         ("layers=1", ["loss.kd_weight=0"], "kd_weight is 0"),
         ("layers=1", ["teacher_cache.top_k=3"], "teacher_cache.top_k is for a vocabulary"),
-        ("layers=1", ["loss.relations.heads=7"], "cannot be parted into 7 heads"),
+        ("layers=1", ["loss.relations.heads=7"], "cannot be split into 7 heads"),
         ("layers=1", ["augment.copies=1"], "replaced by a masked language model, and .* has no such head"),
         ("bag", ["data.dev_fraction=0", "student.skipgram_steps=-1"], "steps"),
         ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
