@@ -67,7 +67,7 @@ def test_what_is_far_slower_is_not_timed(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = {"float32": 1.0, "bfloat16": 0.5, "int8": 9.0}
-    monkeypatch.setattr(precision_gate, "timed", lambda runs, rounds: {name: times[name] for name in runs})
+    monkeypatch.setattr(precision_gate, "median_times", lambda runs, rounds: {name: times[name] for name in runs})
     monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 3)
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])

@@ -170,7 +170,7 @@ def test_masks_with_other_shares() -> None:
 def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All nine of them, on both lengths: each is made at 1 - 0.05 / 9."""
     counts: list[int] = []
-    usual = runner.verdict
+    usual = runner.compare_seeds
 
     def noted(*given: Any, **how: Any) -> str:
         counts.append(how["comparisons"])

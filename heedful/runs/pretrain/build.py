@@ -1,4 +1,4 @@
-"""From settings and text to what is pre-trained: a model of a family and a size, an objective, rows of the corpus."""
+"""Model, objective and samples of a pre-training run, from its settings, tokenizer and corpus."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
-GENERATOR = "generator"  # in a run's folder: the model that learned beside the other
+GENERATOR = "generator"  # folder of the generator that was trained beside the model (ELECTRA)
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
 
 
@@ -83,7 +83,7 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
 
 
 def check_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
-    """Refuse a model that cannot learn this, or a teacher that cannot teach it, before a text is read."""
+    """Refuse a model or a teacher that does not fit the objective, before text is read."""
     if started is None:
         config, who = Config(family=_family(settings), model=_usual(_family(settings))), _family(settings)
     else:
@@ -93,13 +93,13 @@ def check_model(settings: PretrainSettings, started: Loaded | None, teacher: Loa
     new_head(config, _head(settings))
     both = config.model.reads and config.model.writes
     if isinstance(settings.objective, ClmSettings) and both:
-        told = "has an encoder beside its decoder, and next tokens are learned by a decoder alone"
+        told = "has an encoder, and causal language modelling needs a decoder alone"
         raise HeedfulError(f"{who} {told}: take --objective span_corruption, or another model")
     if isinstance(settings.objective, SpanCorruptionSettings) and not both:
-        told = "is a decoder alone, and spans are taken out of what an encoder reads"
+        told = "is not an encoder-decoder, as span corruption needs"
         raise HeedfulError(f"{who} {told}: take --objective clm, or another model")
     if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
-        told = "has a decoder beside its encoder, and what is taught is how a text is read"
+        told = "has a decoder beside its encoder, and a teacher is an encoder alone"
         raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head-kind encoder")
 
 
@@ -120,7 +120,7 @@ def check_tokenizer(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
 
 def _family(settings: PretrainSettings) -> str:
     family = settings.model.family or USUAL[settings.objective.kind]
-    known = [name for name, each in FAMILIES.items() if each.sizes]  # the others are made for a task
+    known = [name for name, each in FAMILIES.items() if each.sizes]  # the others have no sizes to pre-train
     if family not in known:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
     return family
@@ -130,7 +130,7 @@ def _family(settings: PretrainSettings) -> str:
 
 
 def build_model(pieces: Components) -> Loaded:
-    """The model with the head of the objective."""
+    """Make the model, or take the one to continue from, with the head of the objective."""
     settings, seed = pieces.settings, pieces.settings.train.seed
     head = _head(settings)
     if pieces.init_model is not None:
@@ -157,13 +157,13 @@ def _head(settings: PretrainSettings) -> str:
 
 
 def _usual(family: str) -> ModelConfig:
-    """The first published size."""
+    """The config of a family's first published size."""
     values = next(iter(FAMILIES[family].sizes.values()))
     return read_config(dict(values) | {"model_type": family}, family).model
 
 
 def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
-    """The first published size of a family, of other layers, width, heads, vocabulary, types and positions."""
+    """The config of a family with the layers, width and heads of the settings, for a tokenizer and a length."""
     model = _usual(family)
     layers, width, heads = settings.model.shape
 
@@ -205,7 +205,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
 
 
 def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
-    """The same with the dropout of another one, or with that rate wherever the other one has some."""
+    """The config with the dropout of another one, or with `rate` where the other one has any."""
 
     def of(given: Any, usual: Any) -> Any:
         if given is None or usual is None:
@@ -218,7 +218,7 @@ def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = Non
 
 
 def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
-    """The same weights under another config."""
+    """The model with another config and the same weights."""
     with undrawn():
         made = Loaded(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
     assign(made, {name: each.detach() for name, each in loaded.named().items()}, "cpu")
@@ -227,7 +227,7 @@ def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
 
 
 def model_to_save(loaded: Loaded, pieces: Components) -> Loaded:
-    """The model as it is kept: with the dropout that fine-tuning wants, its family's own or the started model's."""
+    """The model with the dropout for fine-tuning: that of its family, or of the model that training continued from."""
     usual = pieces.init_model.config.model if pieces.init_model is not None else _usual(loaded.config.family)
     return _remade(loaded, with_dropout(loaded.config.model, usual))
 
@@ -236,7 +236,7 @@ def model_to_save(loaded: Loaded, pieces: Components) -> Loaded:
 
 
 def build_objectives(pieces: Components, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[SelfSupervised]:
-    """The objective of each phase."""
+    """The objective of each phase, the first one's in front."""
     settings = pieces.settings.objectives()
     if pieces.teacher is not None:
         width, rows = loaded.config.model.width, [cast(WindowRows, each) for each in samples]
@@ -284,14 +284,14 @@ def _objective_of(pieces: Components, loaded: Loaded) -> Any:
 
 
 def generator_folder(settings: PretrainSettings) -> Path | None:
-    """The folder of the generator that learned beside the model that goes on; None: there is none."""
+    """The folder of the generator of the model that training continues from; None if it has none."""
     start = Path(settings.model.init_from)
     place = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
     return place if settings.model.init_from and place.is_dir() else None
 
 
 def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
-    """A generator that shares the model's embeddings; the rest of it is what it learned beside it, where it did."""
+    """Make a generator that shares the model's embeddings, with the other weights of the earlier generator, if any."""
     made = tied_generator(loaded, generator_size=part, seed=pieces.settings.train.seed)
     if (place := generator_folder(pieces.settings)) is None:
         return made
@@ -301,7 +301,7 @@ def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
     if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
         raise HeedfulError(
             f"{place} is of another shape than a generator with objective.generator_size = {part:g} ({other[0]} "
-            "differs): set it as it was when that learned, or move the folder away to begin with a new one"
+            "differs): set it to the value of that run, or move the folder away to train a new one"
         )
     with torch.no_grad():
         for name, each in own.items():
@@ -310,7 +310,7 @@ def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
 
 
 def _masks(pieces: Components) -> dict[str, Any]:
-    """How tokens are chosen; rows of one shape have places for as many as the rate gives of the most text."""
+    """Arguments for choosing masked tokens; rows of a fixed shape have room for those of the longest text."""
     settings, count = pieces.settings, None
     asked: Any = settings.objective
     if settings.sequences_per_pack is not None:
@@ -325,7 +325,11 @@ def _masks(pieces: Components) -> dict[str, Any]:
 
 
 def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
-    """Rows to learn from, for each phase, and those that are held out, in the shape of the first phase."""
+    """Training samples of each phase, and validation samples in the form of the first phase.
+
+    Raises:
+        HeedfulError: If the corpus has too few documents.
+    """
     settings, corpus = pieces.settings, pieces.corpus
     held = held_out(corpus, settings.eval_fraction)
     learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
@@ -345,7 +349,9 @@ def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Samp
     measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD), held=True)
     rows: list[Sample] = []
     left = settings.eval_tokens
-    for number in order(len(measured), mixed(settings.train.seed, HELD), 0).tolist():  # as made, long ones are together
+    for number in order(
+        len(measured), mixed(settings.train.seed, HELD), 0
+    ).tolist():  # shuffled, since long ones are together
         if left <= 0:
             break
         rows.append(measured[number])
@@ -397,7 +403,7 @@ def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> SpecialTokenTemp
 
 
 def _ended(tokenizer: Tokenizer) -> SpecialTokenTemplate:
-    """Tokens around a document of a causal language model: one that begins it, and one that ends it."""
+    """Special tokens around a document of a causal language model: one at its beginning, and one at its end."""
     frame, end = SpecialTokenTemplate.of(tokenizer, pair=False), tokenizer.special.separator
     before, after = frame.runs
     if len(after[0]):

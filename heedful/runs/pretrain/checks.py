@@ -1,4 +1,4 @@
-"""Warnings of what makes pre-training stall, given before it begins."""
+"""Warnings about settings and texts that make pre-training stall."""
 
 from __future__ import annotations
 

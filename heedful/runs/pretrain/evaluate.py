@@ -1,4 +1,4 @@
-"""Measuring a model that is being pre-trained: losses on validation rows, and probes."""
+"""Evaluation during pre-training: losses on validation samples, and probes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heedful.train.trainer import Trainer
 def measure_share(
     trainer: Trainer, objective: SelfSupervised, held: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
-    """Sums and counts of this rank's share of the validation rows, with the same masks every time; scores of probes."""
+    """Sums and counts over this rank's share of the validation samples, with the same masks each time; probe scores."""
     found: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
@@ -35,9 +35,12 @@ def measure_share(
 
 
 def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
-    """Means over all ranks, and the perplexity, exp of the first term's loss, where that is over a vocabulary.
+    """Means over all ranks, and the perplexity, exp of the first term's loss, if that is over a vocabulary.
 
-    Evaluations are compared by the first term's accuracy; by the loss, negated, where it has none.
+    Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
+
+    Raises:
+        HeedfulError: If the validation samples have no targets.
     """
     names = list(dict.fromkeys(name for share in shares for name in share))
     sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}

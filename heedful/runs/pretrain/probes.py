@@ -1,4 +1,4 @@
-"""Scores of frozen vectors on small labelled files: what an encoder is worth while it is being pre-trained."""
+"""Probes: scores of frozen vectors on small labelled files during pre-training."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) 
 
 
 def probe_scores(sets: Sequence[ProbeSet], loaded: Loaded) -> dict[str, float]:
-    """Scores by name, as they stand in the journal: probe_NAME."""
+    """Scores by their names in the journal: probe_NAME."""
     return {f"probe_{each.probe.name}": each.score(loaded) for each in sets}

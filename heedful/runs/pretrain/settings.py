@@ -1,4 +1,4 @@
-"""Settings of a pre-training run; imports nothing heavy, so that a wrong one is told at once."""
+"""Settings of a pre-training run. Imports nothing heavy, so that a wrong setting is refused at once."""
 
 from __future__ import annotations
 
@@ -316,15 +316,15 @@ class PretrainSettings:
 
     @property
     def corpus_key(self) -> tuple[Any, ...]:
-        """What decides which tokenizer and which corpus a run makes, beside the bytes of its files."""
+        """All settings that decide which tokenizer and corpus are made from the text."""
         spans = isinstance(self.objective, SpanCorruptionSettings)
         return self.data, self.corpus, self.tokenizer, self.model.init_from, spans
 
 
 def pretrain_defaults(objective: str, width: int, *, continued: bool) -> PretrainSettings:
-    """Settings for an objective and a width.
+    """Default settings for an objective and a width.
 
-    The rate falls with the width, 0.25 / width, as the published ones do; a trained model goes on at a tenth of that.
+    The learning rate is 0.25 / width, which follows published ones; a trained model continues at a tenth of that.
     """
     rate = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
     kind = OBJECTIVES[objective]
@@ -353,11 +353,11 @@ def pretrain_overrides(
     flags: Mapping[str, Mapping[str, Any]] | None = None,
     overrides: Mapping[str, Any] | Overrides | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    """Collect what was given by hand; `Overrides` are returned as they are."""
     places = [str(each) for each in ([data] if isinstance(data, str | Path) else data) if str(each)]
     if recipes := [each for each in places if each.endswith(".toml")]:
         raise HeedfulError(
-            f"{recipes[0]} is a recipe and stands among text: give it alone, to learn from the text that it names, or "
+            f"{recipes[0]} is a recipe among text files: give it alone, to learn from the text that it names, or "
             f"as --recipe {recipes[0]}, to learn from other text"
         )
     flags = dict(flags or {})
@@ -412,8 +412,8 @@ def _objective(name: str) -> dict[str, Any]:
     if set(terms := name.split("+")) <= TERMS.keys():
         return distillation_of_terms(terms)
     raise HeedfulError(
-        f'"{name}" is no objective{did_you_mean(name, [*OBJECTIVES, *TERMS])}: use one of {", ".join(OBJECTIVES)}, or '
-        f"terms of a distillation joined by +: {', '.join(TERMS)}"
+        f'"{name}" is not an objective{did_you_mean(name, [*OBJECTIVES, *TERMS])}: use one of {", ".join(OBJECTIVES)}, '
+        f"or terms of a distillation joined by +: {', '.join(TERMS)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A distillation's teacher in a run: its caches on disk, rows of windows and pairs, and the objective of each phase."""
+"""The teacher of a pre-training run: its caches on disk, samples of windows and pairs, and objectives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WindowRows(PackedRows):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRun:
-    """The teacher of a run, with what was computed of it on disk."""
+    """The teacher of a run, with its cached vectors and statistics on disk."""
 
     settings: DistillationSettings
     train: TrainSettings

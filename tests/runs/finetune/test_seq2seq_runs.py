@@ -18,7 +18,8 @@ from heedful.checkpoint.new_head import attach
 from heedful.cli import main
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.families import FAMILIES, native
+from heedful.families import FAMILIES
+from heedful.families import heedful as heedful_family
 from heedful.model.config import NextToken
 from heedful.model.decode import Sample, stream
 from heedful.model.initialise import undrawn
@@ -314,7 +315,7 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
     usual = transformer_config(Transformer(size=size), 37_000)
-    assert native.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
+    assert heedful_family.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
     for norm_at, more in (("post", 0), ("pre", 4)):
         settings = Transformer(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer_config(settings, 37_000)

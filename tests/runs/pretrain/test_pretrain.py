@@ -956,7 +956,7 @@ def test_settings_that_would_change_nothing(
 
 def test_wrong_names_and_times(text: Path) -> None:
     for given, message in (
-        ({"objective": "mlmm"}, r'"mlmm" is no objective \(did you mean "mlm"\?\): use one of mlm, mlm\+nsp'),
+        ({"objective": "mlmm"}, r'"mlmm" is not an objective \(did you mean "mlm"\?\): use one of mlm, mlm\+nsp'),
         ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
         (
             {"assignments": ["train.time_budget=soon"]},
