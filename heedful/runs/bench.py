@@ -30,8 +30,8 @@ from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_
 from heedful.device import device_of
 engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
 engine.score(calibration_chunks(engine, calibration_inputs(engine), 512))
-from heedful.runs.timing import resident
-print(resident())
+from heedful.runs.timing import resident_bytes
+print(resident_bytes())
 """
 
 

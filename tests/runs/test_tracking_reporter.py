@@ -218,7 +218,7 @@ def test_wandb_mlflow_and_trackio_take_a_run_and_its_resume(texts: Path, tmp_pat
             python,
             "-c",
             CHILD,
-            str(Path(__file__).parent),
+            str(Path(__file__).parents[2]),
             str(texts),
             str(tmp_path / "run"),
             str(tmp_path / "found.json"),

@@ -286,10 +286,10 @@ def test_no_state_outside(tmp_path: Path) -> None:
     draw_run_plots(folder)
     assert dict(matplotlib.rcParams) == before
     code = (
-        "import sys; from pathlib import Path; from heedful.runs.card.finetuned import write_card\n"
-        "from heedful.runs.plots.figures import draw\n"
+        "import sys; from pathlib import Path; from heedful.runs.card.finetuned import write_finetuned_card\n"
+        "from heedful.runs.plots.figures import draw_run_plots\n"
         "assert 'matplotlib' not in sys.modules\n"
-        f"draw(Path({str(folder)!r}))\n"
+        f"draw_run_plots(Path({str(folder)!r}))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'tkinter' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT, timeout=110)
