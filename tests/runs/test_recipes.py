@@ -95,6 +95,6 @@ def test_another_place(tmp_path: Path) -> None:
 
 
 def test_they_import_no_torch() -> None:
-    code = "import sys; from heedful.runs.recipes import list_assets; list(list_assets()); print('torch' in sys.modules)"
+    code = "import sys; from heedful.runs import recipes; list(recipes.list_assets()); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

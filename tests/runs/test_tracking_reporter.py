@@ -178,7 +178,7 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_tracking import Messages, train
+from test_tracking_reporter import Messages, train
 texts, folder = Path(sys.argv[2]), Path(sys.argv[3])
 names = ["wandb", "mlflow", "trackio"]
 reporter = Messages(stop_after=5)
@@ -218,7 +218,7 @@ def test_wandb_mlflow_and_trackio_take_a_run_and_its_resume(texts: Path, tmp_pat
             python,
             "-c",
             CHILD,
-            str(Path(__file__).parents[2]),
+            str(Path(__file__).parent),
             str(texts),
             str(tmp_path / "run"),
             str(tmp_path / "found.json"),
