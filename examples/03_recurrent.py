@@ -26,7 +26,7 @@ from heedful.study.translation import (
 
 def main(steps: int = 130) -> dict[str, object]:
     """Train both for so many steps; losses, right answers, one alignment."""
-    budget = replace(Budget(), train=3200, tests=50, looks=0, steps=steps, every=steps + 1)
+    budget = replace(Budget(), train=3200, test=50, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
     tokenizer = train_tokenizer(data["train"])
     found: dict[str, object] = {}

@@ -11,7 +11,7 @@ import torch
 
 from heedful.nn.positions import sinusoid
 from heedful.study.build import word_level_tokenizer
-from heedful.study.positions import ARMS, SPOKEN, build_model, permutation_change
+from heedful.study.positions import ARMS, PERMUTED, build_model, permutation_change
 
 PLACES, WIDTH = 64, 32
 
@@ -23,12 +23,12 @@ def clock() -> torch.Tensor:
 
 def main() -> dict[str, float]:
     """By how much a score changes when the two names change places, for each kind of positions."""
-    tokenizer = word_level_tokenizer(SPOKEN)
+    tokenizer = word_level_tokenizer(PERMUTED)
     return {arm: permutation_change(build_model(arm, tokenizer, seed=1)) for arm in ARMS}
 
 
 if __name__ == "__main__":
-    print(f'"{SPOKEN[0]}" against "{SPOKEN[1]}": the largest change of a score')
+    print(f'"{PERMUTED[0]}" against "{PERMUTED[1]}": the largest change of a score')
     for arm, value in main().items():
         print(f"{arm:24}{value:.2g}")
     products = clock() @ clock().T

@@ -35,7 +35,7 @@ def formula(width: int, inner: int, layers: int, vocabulary: int) -> int:
 
 def main(steps: int = 60) -> dict[str, object]:
     """Train for so many steps; what was found."""
-    budget = replace(Budget(), train=1920, tests=8, looks=0, steps=steps, every=steps + 1)
+    budget = replace(Budget(), train=1920, test=8, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
     tokenizer = train_tokenizer(data["train"])
     loaded = build_model(TRANSFORMER, tokenizer, seed=1)

@@ -152,7 +152,8 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
         yield "thumbnails", {"side": side, "part": part, "layer": layer}
     for side, inspection in enumerate(api.inspections):
         yield "prediction", {"side": side}
-        yield from (("prediction", {"side": side} | score) for score in _other_scores(inspection))
+        for score in _other_scores(inspection):
+            yield "prediction", {"side": side, **score}
         yield "positions", {"side": side}
         yield "writing", {"side": side}
         for view in inspection.views:
@@ -188,10 +189,12 @@ def _other_scores(inspection: Inspection) -> Iterator[Params]:
     """Yield the parameters of other scores than the predicted one: each class, or each generated token."""
     match inspection.loaded.config.head:
         case Classes(labels=labels) if len(labels) > 1:
-            yield from ({"label": number} for number in range(min(MAX_SCORES, len(labels))))
+            for number in range(min(MAX_SCORES, len(labels))):
+                yield {"label": number}
         case NextToken():
             count = len(inspection.sides.get("said", ()))
-            yield from ({"place": position} for position in range(min(MAX_SCORES, count)))
+            for position in range(min(MAX_SCORES, count)):
+                yield {"place": position}
 
 
 def render_html(

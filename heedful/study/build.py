@@ -1,4 +1,4 @@
-"""What studies are made of: small models of the one stack, the one trainer, answers measured by the one engine."""
+"""Building blocks of studies: small models, training, and evaluation by the engine."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from heedful.tokenizer.words import count_words, word_tokenizer
 from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
 from heedful.train.trainer import Trainer
 
-HEAD = 16  # width of a head
+HEAD_WIDTH = 16
 CLASSIC = "heedful-classic"
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-PartOf = Callable[[Labelled], str]
+PartOf = Callable[[Labelled], str]  # the part of the test set that an example belongs to
 
-POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # the mean of the rows, and W h + b
+MEAN_POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # W h + b of the mean of the rows
 
 
 def word_level_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A token for each word of the texts."""
+    """Return a tokenizer with one token for each word of the texts."""
     return word_tokenizer([word for word, _ in count_words(texts).most_common()])
 
 
@@ -56,22 +56,29 @@ def transformer_classifier(
     width: int = 64,
     layers: int = 2,
     pre_norm: bool = True,
-    head: Classes = POOLED,
+    head: Classes = MEAN_POOLED,
 ) -> Loaded:
-    """A small Transformer encoder that classifies; norms come first unless told otherwise."""
+    """Return a small Transformer encoder with random weights and a classification head.
+
+    Args:
+        labels: Names of the classes.
+        seed: Random seed of the weights.
+        positions: How positions are represented; None: not at all.
+        pre_norm: Whether norms come before each sublayer, not after it.
+    """
     model = ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
             width=width,
             positions=positions if isinstance(positions, Learned | Sinusoidal) else None,
-            scale=width**0.5 if isinstance(positions, Sinusoidal) else 1.0,  # as large as the waves
+            scale=width**0.5 if isinstance(positions, Sinusoidal) else 1.0,  # embeddings as large as the sinusoids
             norm="layer",
         ),
         encoder=StackConfig(
             width=width,
             layers=layers,
-            heads=width // HEAD,
-            head_width=HEAD,
+            heads=width // HEAD_WIDTH,
+            head_width=HEAD_WIDTH,
             inner_width=4 * width,
             norm_at="pre" if pre_norm else "post",
             final_norm=pre_norm,
@@ -86,14 +93,14 @@ def transformer_classifier(
 def classic_classifier(
     tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Readers, *, width: int = 64
 ) -> Loaded:
-    """A model from before the Transformer that classifies."""
+    """Return a classic model with random weights and a classification head."""
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
     bare = create(Config(family=CLASSIC, model=model), tokenizer, seed=seed)
     return attach(bare, "sequence_classification", labels=tuple(labels), seed=seed)
 
 
 def classification_task(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:
-    """The task."""
+    """Return the classification task for a model."""
     return Classify(tokenizer=tokenizer, limit=loaded.limit, labels=tuple(labels))
 
 
@@ -108,7 +115,7 @@ def train_classifier(
     batch_size: int = 32,
     schedule: Linear | Constant | None = None,
 ) -> list[float]:
-    """Train for so many steps; the loss of each."""
+    """Train with AdamW and return the loss of each step; the schedule is linear with 10 % warmup unless given."""
     settings = TrainSettings(
         max_steps=steps,
         batch_size=batch_size,
@@ -123,25 +130,24 @@ def train_classifier(
 def accuracy_by_part(
     loaded: Loaded, task: Classify, examples: Sequence[Labelled], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
-    """The share of right answers in each part, and under "all" in all of them."""
-    right: dict[str, list[bool]] = {}
+    """Return the accuracy on each part of the examples, and under "all" on all of them."""
+    correct: dict[str, list[bool]] = {}
 
-    def note(number: int, example: Labelled, answer: Answer, judged: ScoredAnswer) -> None:
+    def record(number: int, example: Labelled, answer: Answer, scored: ScoredAnswer) -> None:
         for name in {part(example), "all"}:
-            right.setdefault(name, []).append(bool(judged.correct))
+            correct.setdefault(name, []).append(bool(scored.correct))
 
-    engine = Engine(loaded)
-    evaluate_task(task, engine, examples, judged=note)
-    return {name: sum(each) / len(each) for name, each in right.items()}
+    evaluate_task(task, Engine(loaded), examples, judged=record)
+    return {name: sum(values) / len(values) for name, values in correct.items()}
 
 
 def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
-    """Texts with their labels, as examples."""
+    """Return texts and labels as examples."""
     return [Labelled(text=text, label=label) for text, label in rows]
 
 
 def head_outputs(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
-    """What the head says of each text."""
+    """Return the outputs of the head for each text."""
     engine = Engine(loaded)
     pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]
     with torch.inference_mode():

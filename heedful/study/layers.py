@@ -1,4 +1,4 @@
-"""Layers that only studies need: a norm over the batch, a convolution over each sequence."""
+"""Layers that only studies need: batch norm, convolution over sequences, self-attention without a fused kernel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 
 class BatchNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) * gain + bias, over all rows of the batch (Ioffe and Szegedy 2015).
+    """(x - mean) / sqrt(var + eps) * gain + bias, with statistics over all rows of the batch (Ioffe and Szegedy 2015).
 
-    In training a row depends on the rows beside it; afterwards on running means. That is why the stack has none.
+    In training, a row depends on the other rows of the batch; in eval mode, on running statistics.
     """
 
     def __init__(self, width: int) -> None:
@@ -26,7 +26,7 @@ class BatchNorm(nn.Module):
 
 
 def replace_layer_norms(module: nn.Module) -> nn.Module:
-    """The same module with every layer norm in it replaced by one over the batch."""
+    """Replace every layer norm in a module by a batch norm, in place, and return the module."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.LayerNorm):
             setattr(module, name, BatchNorm(child.normalized_shape[0]))
@@ -36,16 +36,16 @@ def replace_layer_norms(module: nn.Module) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """A row becomes W [x_{i-r}; ...; x_{i+r}] + b of its kernel = 2 r + 1 neighbours, in each sequence alone."""
+    """W [x_{i-r}; ...; x_{i+r}] + b of the 2 r + 1 = kernel neighbours of each row, within each sequence."""
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
         self.inner = nn.Conv1d(width, width, kernel, padding=kernel // 2)
 
     def forward(self, x: Float[Tensor, "rows width"], bounds: tuple[int, ...]) -> Float[Tensor, "rows width"]:
-        return torch.cat([self.inner(x[a:b].T[None])[0].T for a, b in pairwise(bounds)])
+        return torch.cat([self.inner(x[start:stop].T[None])[0].T for start, stop in pairwise(bounds)])
 
 
 def unfused_self_attention(x: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
-    """softmax(x x / sqrt(d)) x, written out, so that all n x n weights are there."""
+    """Return softmax(x x^T / sqrt(d)) x, computed with all n x n weights in memory."""
     return F.softmax(x @ x.T * x.shape[1] ** -0.5, dim=-1) @ x

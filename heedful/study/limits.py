@@ -1,12 +1,14 @@
-"""Bag of words against attention against a Transformer, where order and negation decide the class."""
+"""Bag of words, attention pooling and Transformer on texts whose class depends on word order and negation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, Labelled, read
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.model.classic_config import Attention, Bag, Recurrent
 from heedful.model.config import Learned
 from heedful.study import charts
@@ -14,6 +16,7 @@ from heedful.study.build import (
     accuracy_by_part,
     classic_classifier,
     classification_task,
+    labelled_examples,
     train_classifier,
     transformer_classifier,
     word_level_tokenizer,
@@ -31,98 +34,100 @@ NO_POSITIONS = "Transformer, no positions"
 TRANSFORMER = "Transformer"
 ARMS = (BAG, ATTENTION, GRU_ATTENTION, NO_POSITIONS, TRANSFORMER)
 PAIRS = ((TRANSFORMER, BAG), (TRANSFORMER, NO_POSITIONS), (TRANSFORMER, GRU_ATTENTION))
-LONGEST = 64
-TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # words by which real texts are parted
+MAX_LENGTH = 64  # words of a toy text
+TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # by which real texts are split into parts
 SST2 = ("tasks", "glue", "SST-2")  # where it is in a folder of data sets
 
 
-def build_model(arm: str, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> Loaded:
-    """One arm; all have vectors of one width."""
+def build_model(
+    arm: str, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int, max_length: int = MAX_LENGTH
+) -> Loaded:
+    """Return the model of an arm; all have vectors of the same width."""
     match arm:
         case "bag of words":
             return classic_classifier(tokenizer, labels, seed, Bag())
         case "attention, a trained query":
             return classic_classifier(tokenizer, labels, seed, Attention(keys="tanh"))
         case "the same over a GRU":
-            return classic_classifier(
-                tokenizer, labels, seed, Attention(keys="tanh", over=Recurrent(cell="gru", width=32))
-            )
+            reader = Attention(keys="tanh", over=Recurrent(cell="gru", width=32))
+            return classic_classifier(tokenizer, labels, seed, reader)
         case "Transformer, no positions":
             return transformer_classifier(tokenizer, labels, seed)
-    return transformer_classifier(tokenizer, labels, seed, positions=Learned(count=LONGEST))
+    return transformer_classifier(tokenizer, labels, seed, positions=Learned(count=max_length))
 
 
-def run(plan: StudyConfig) -> StudyResult:
-    """Each arm learns from the same texts in the same order; each part of the test set is measured apart."""
-    return _real(plan, plan.real_data) if plan.real_data else _toy(plan)
+def run(config: StudyConfig) -> StudyResult:
+    """Train each arm on the same texts in the same order, and evaluate each part of the test set."""
+    return _run_real(config, config.real_data) if config.real_data else _run_toy(config)
 
 
-def _toy(plan: StudyConfig) -> StudyResult:
-    sizes = Sizes(train=plan.by_scale(4000, 64), dev=0, test=plan.by_scale(1600, 32))
-    steps = plan.by_scale(500, 3)
-    bench = Recorder(plan)
-    for seed in plan.seeds:
+def _run_toy(config: StudyConfig) -> StudyResult:
+    sizes = Sizes(train=config.by_scale(4000, 64), dev=0, test=config.by_scale(1600, 32))
+    steps = config.by_scale(500, 3)
+    recorder = Recorder(config)
+    for seed in config.seeds:
         data = texts(sizes, seed)
-        train = [Labelled(text=each.text, label=each.label) for each in data["train"]]
-        tokenizer = word_level_tokenizer(each.text for each in train)
-        parts = {each.text: each.part for each in data["test"]}
-        test = [Labelled(text=each.text, label=each.label) for each in data["test"]]
-        for arm in bench.missing_arms(ARMS, seed):
+        train, test = (labelled_examples((row.text, row.label) for row in data[split]) for split in ("train", "test"))
+        tokenizer = word_level_tokenizer(example.text for example in train)
+        parts = {row.text: row.part for row in data["test"]}
+        for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, LABELS, seed)
             task = classification_task(tokenizer, LABELS, loaded)
             train_classifier(loaded, task, task.read(train).samples, steps=steps, seed=seed)
-            found = accuracy_by_part(loaded, task, test, lambda example, parts=parts: parts[example.text])  # type: ignore[misc]
-            bench.record(arm, seed, {name: found[name] for name in PARTS})
-    measures = tuple(bench.measure(name, chance=0.5, tests=sizes.test // len(PARTS)) for name in PARTS)
-    verdicts = compare_arms([each for each in measures if each.name in HARD], PAIRS)
+            accuracies = accuracy_by_part(loaded, task, test, partial(_toy_part, parts))
+            recorder.record(arm, seed, {name: accuracies[name] for name in PARTS})
+    measures = tuple(recorder.measure(name, chance=0.5, tests=sizes.test // len(PARTS)) for name in PARTS)
+    verdicts = compare_arms([measure for measure in measures if measure.name in HARD], PAIRS)
     about = (
-        f"The toy texts: {sizes.train:,} to learn from, {sizes.test:,} to be tested on, a fourth of each part. Twins "
-        f"have the same words and opposite classes, so a bag of words is at 50 % on all parts but the first by "
+        f"The toy texts: {sizes.train:,} for training, {sizes.test:,} for testing, a fourth of each part. Twins have "
+        f"the same words and opposite classes, so a bag of words is at 50 % on all parts but the first by "
         f"construction. {steps} steps of 32 texts; accuracy on each part."
     )
-    figure = charts.dot_plot(measures, ARMS, "What a bag of words cannot tell: order and negation", "accuracy")
+    figure = charts.dot_plot(measures, ARMS, "What a bag of words misses: order and negation", "accuracy")
     return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)
+
+
+def _toy_part(parts: Mapping[str, str], example: Labelled) -> str:
+    """Return the part of a toy text."""
+    return parts[example.text]
 
 
 # -- real texts ------------------------------------------------------------------------------------------------------
 
 
-def _real(plan: StudyConfig, data: Path) -> StudyResult:
-    place = data.joinpath(*SST2)
-    place = place if place.is_dir() else data
-    source = read(place, Labelled, DataSettings())
-    if source.made_dev and "test" in source.splits:
-        source = read(place, Labelled, DataSettings(dev_fraction=0.0))
-    measured = "dev" if "dev" in source.splits else "test"
-    if not {"train", measured} <= set(source.splits):
-        raise HeedfulError(f"{data} has the splits {', '.join(source.splits)}; train, and dev or test, are needed")
-    train, dev = (list(source.examples(split)) for split in ("train", measured))
-    tokenizer, labels = word_level_tokenizer(each.text for each in train), source.labels
-    limit = max(len(ids) for ids in tokenizer.ids([each.text for each in (*train, *dev)]))
-    bench, steps = Recorder(plan), max(1, 2 * len(train) // 64)
-    for seed in plan.seeds:
-        for arm in bench.missing_arms(ARMS, seed):
-            loaded = build_model(arm, tokenizer, labels, seed)
-            if arm == TRANSFORMER:
-                loaded = transformer_classifier(tokenizer, labels, seed, positions=Learned(count=limit))
+def _run_real(config: StudyConfig, data: Path) -> StudyResult:
+    folder = data.joinpath(*SST2)
+    folder = folder if folder.is_dir() else data
+    dataset = read(folder, Labelled, DataSettings())
+    if dataset.made_dev and "test" in dataset.splits:
+        dataset = read(folder, Labelled, DataSettings(dev_fraction=0.0))
+    test_split = "dev" if "dev" in dataset.splits else "test"
+    if not {"train", test_split} <= set(dataset.splits):
+        raise DataError(f"{data} has the splits {', '.join(dataset.splits)}: give train, and dev or test")
+    train, test = (list(dataset.examples(split)) for split in ("train", test_split))
+    tokenizer, labels = word_level_tokenizer(example.text for example in train), dataset.labels
+    max_length = max(len(ids) for ids in tokenizer.ids([example.text for example in (*train, *test)]))
+    recorder, steps = Recorder(config), max(1, 2 * len(train) // 64)
+    for seed in config.seeds:
+        for arm in recorder.missing_arms(ARMS, seed):
+            loaded = build_model(arm, tokenizer, labels, seed, max_length)
             task = classification_task(tokenizer, labels, loaded)
-            train_classifier(loaded, task, task.read(train).samples, steps=steps, seed=seed, lr=1e-3, batch_size=64)
-            found = accuracy_by_part(loaded, task, dev, negation_part)
-            bench.record(arm, seed, found)
-    count = sum(negation_part(each) == "turned" for each in dev)
-    parts = {"all": len(dev), "turned": count, "plain": len(dev) - count}
-    tests = {name: number for name, number in parts.items() if number}
-    measures = tuple(bench.measure(name, tests=number) for name, number in tests.items())
-    verdicts = compare_arms([each for each in measures if each.name != "plain"], PAIRS)
+            samples = task.read(train).samples
+            train_classifier(loaded, task, samples, steps=steps, seed=seed, lr=1e-3, batch_size=64)
+            recorder.record(arm, seed, accuracy_by_part(loaded, task, test, negation_part))
+    turned = sum(negation_part(example) == "turned" for example in test)
+    counts = {"all": len(test), "turned": turned, "plain": len(test) - turned}
+    measures = tuple(recorder.measure(name, tests=count) for name, count in counts.items() if count)
+    verdicts = compare_arms([measure for measure in measures if measure.name != "plain"], PAIRS)
     about = (
-        f"{len(train):,} labelled texts, twice; accuracy on {len(dev):,} others, of which {count:,} are turned: they "
-        f"have one of the words {', '.join(TURNING_WORDS)}."
+        f"{len(train):,} labelled texts, two epochs; accuracy on {len(test):,} others, of which {turned:,} are turned: "
+        f"they have one of the words {', '.join(TURNING_WORDS)}."
     )
     figure = charts.dot_plot(measures, ARMS, "Real texts: with and without a word that turns them", "accuracy")
     return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)
 
 
 def negation_part(example: Labelled) -> str:
-    """Whether a text has one of those words, whatever stands right before or behind it."""
+    """Return "turned" if a text has a turning word, with or without punctuation around it, else "plain"."""
     text = example.text.lower().replace("’", "'")
     return "turned" if "n't" in text or not count_words([text]).keys().isdisjoint(TURNING_WORDS) else "plain"

@@ -1,20 +1,20 @@
-"""What becomes of a chosen token: 80 % hidden, 10 % replaced, 10 % kept, and what else it could be.
+"""How masked tokens are corrupted: 80 % masked, 10 % replaced, 10 % kept, and other shares.
 
-Hidden tokens never occur afterwards, so some are to look like text (Devlin et al. 2019, section 3.1 and appendix C.2);
-it should matter most where the encoder stays as it is, and a classifier reads it.
+The mask token never occurs after pre-training, so some tokens are replaced or kept (Devlin et al. 2019, section 3.1 and
+appendix C.2). This should matter most if the encoder is frozen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from heedful.errors import HeedfulError
+from heedful.errors import SettingError
 from heedful.objectives import Sample, SelfSupervised
-from heedful.objectives.masked_lm import MaskedLM
+from heedful.objectives.masked_lm import MaskedLM, Positions
 from heedful.study import charts
 from heedful.study.pretraining_common import (
     finetuned_accuracy,
@@ -26,7 +26,7 @@ from heedful.study.pretraining_common import (
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 USUAL = "80 / 10 / 10"
-ARMS = {  # shares of hidden, replaced, kept
+ARMS = {  # shares of masked, replaced and kept tokens
     USUAL: (0.8, 0.1, 0.1),
     "100 / 0 / 0": (1.0, 0.0, 0.0),
     "80 / 0 / 20": (0.8, 0.0, 0.2),
@@ -38,49 +38,57 @@ MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedWithShares(MaskedLM):
-    """Masked tokens with other shares."""
+    """Masked language modelling with other shares of masked and replaced tokens."""
 
     hidden: float = 0.8
     replaced: float = 0.1
 
-    def _draw(self, sample: Sample, key: int) -> Any:
-        """The same places; the number that decides how each is treated is moved to where the usual shares do it."""
-        places, how, other = super()._draw(sample, key)
-        return places, np.select([how < self.hidden, how < self.hidden + self.replaced], [0.0, 0.85], 0.95), other
+    def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
+        """Draw the same positions; map the number that decides the corruption to the ranges of the base class."""
+        positions, choice, other = super()._draw(sample, key)
+        ranges = [choice < self.hidden, choice < self.hidden + self.replaced]
+        return positions, np.select(ranges, [0.0, 0.85], 0.95), other
 
 
 def with_shares(objective: SelfSupervised, hidden: float, replaced: float) -> MaskedWithShares:
-    """The same objective with those shares."""
+    """Return a masked language modelling objective with other shares."""
     if not isinstance(objective, MaskedLM):
-        raise HeedfulError("shares of hidden and replaced tokens are for masked language modelling")
-    same = {each.name: getattr(objective, each.name) for each in fields(MaskedLM) if each.init}
-    return MaskedWithShares(**same, hidden=hidden, replaced=replaced)
+        raise SettingError("shares of masked and replaced tokens are for masked language modelling")
+    values = {field.name: getattr(objective, field.name) for field in fields(MaskedLM) if field.init}
+    return MaskedWithShares(**values, hidden=hidden, replaced=replaced)
 
 
-def run(plan: StudyConfig) -> StudyResult:
-    """Each arm starts from the same draw and chooses the same tokens."""
-    few, steps, tuned = plan.by_scale(300, 16, 1000), plan.by_scale(1000, 2, 4000), plan.by_scale(200, 2, 300)
-    bench, told, tests = Recorder(plan), "", {}
-    for seed in plan.seeds:
-        with pretraining_data(plan, seed, few) as given:
-            told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
-            last = list(tests)[-1]  # words that reading alone knows
-            for arm in bench.missing_arms(ARMS, seed):
+def run(config: StudyConfig) -> StudyResult:
+    """Pre-train each arm from the same random weights with the same positions of masked tokens."""
+    train_count, steps, finetuning_steps = config.by_scale((300, 1000, 200), (16, 2, 2), (1000, 4000, 300))
+    recorder, about, tests = Recorder(config), "", dict[str, int]()
+    for seed in config.seeds:
+        with pretraining_data(config, seed, train_count) as data:
+            about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
+            for arm in recorder.missing_arms(ARMS, seed):
                 hidden, replaced, _ = ARMS[arm]
-                made = pretraining_components(given, "mlm", seed, steps=steps, full=plan.real_data is not None)
-                remade = partial(with_shares, hidden=hidden, replaced=replaced)
-                loaded, _losses = pretrain_encoder(made, pretrain=True, transform=remade)
-                found = {name: measured(loaded, given, seed, steps=tuned)[last] for name, measured in MEASURES.items()}
-                bench.record(arm, seed, found)
-    count = list(tests.values())[-1]
-    measures = tuple(bench.measure(name, chance=0.5, tests=count) for name in MEASURES)
+                real = config.real_data is not None
+                components = pretraining_components(data, "mlm", seed, steps=steps, real=real)
+                transform = partial(with_shares, hidden=hidden, replaced=replaced)
+                loaded, _losses = pretrain_encoder(components, pretrain=True, transform=transform)
+                test = list(tests)[-1]  # words that only pre-training has seen
+                numbers = {
+                    name: accuracy(loaded, data, seed, steps=finetuning_steps)[test]
+                    for name, accuracy in MEASURES.items()
+                }
+                recorder.record(arm, seed, numbers)
+    test, count = list(tests.items())[-1]
+    measures = tuple(recorder.measure(name, chance=0.5, tests=count) for name in MEASURES)
     about = (
-        f"{told}. Shares of the chosen 15 % that are hidden, replaced by any token, kept; {steps:,} steps of reading, "
-        f"then {tuned} on the labelled texts, of all weights, or of a trained query that reads the encoder as it is. "
-        f"Accuracy on {list(tests)[-1]}."
+        f"{about}. Shares of the selected 15 % of tokens that are masked, replaced by a random token, or kept; "
+        f"{steps:,} steps of pre-training, then {finetuning_steps} on the labelled texts, of all weights or of "
+        f"attention pooling over the frozen encoder. Accuracy on {test}."
     )
-    verdicts = compare_arms(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL])
-    figure = charts.dot_plot(
-        measures, tuple(ARMS), "Hidden / replaced / kept: what reading is worth afterwards", "accuracy"
+    return StudyResult(
+        measures=measures,
+        verdicts=compare_arms(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL]),
+        figure=charts.dot_plot(
+            measures, tuple(ARMS), "Masked / replaced / kept: the value of pre-training", "accuracy"
+        ),
+        about=about,
     )
-    return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)

@@ -1,7 +1,7 @@
-"""Random weights against weights that read text first, by three objectives on the same number of steps and tokens.
+"""Random weights against pre-training by three objectives, with the same number of steps and tokens.
 
-Masked tokens alone (Liu et al. 2019 leave the second term out), with the next sentence (Devlin et al. 2019), or with
-the order of two (Lan et al. 2020). What counts is the accuracy on a small labelled task afterwards.
+Masked language modelling alone (Liu et al. 2019), with next sentence prediction (Devlin et al. 2019), or with sentence
+order prediction (Lan et al. 2020). The result is the accuracy on a small labelled task afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heedful.study.pretraining_common import (
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 RANDOM = "random weights"
-ARMS = {
+ARMS = {  # objectives
     RANDOM: "mlm",
     "masked tokens": "mlm",
     "masked + next sentence": "mlm+nsp",
@@ -24,24 +24,24 @@ ARMS = {
 }
 
 
-def run(plan: StudyConfig) -> StudyResult:
-    """Each arm starts from the same draw, reads the same stories, and learns from the same labelled texts."""
-    few, steps, tuned = plan.by_scale(300, 16, 1000), plan.by_scale(1200, 2, 4000), plan.by_scale(200, 2, 300)
-    bench, told, tests = Recorder(plan), "", {}
-    for seed in plan.seeds:
-        with pretraining_data(plan, seed, few) as given:
-            told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
-            for arm in bench.missing_arms(ARMS, seed):
-                made = pretraining_components(given, ARMS[arm], seed, steps=steps, full=plan.real_data is not None)
-                loaded, _ = pretrain_encoder(made, pretrain=arm != RANDOM)
-                found = finetuned_accuracy(loaded, given, seed, steps=tuned)
-                bench.record(arm, seed, found)
-    measures = tuple(bench.measure(name, chance=0.5, tests=count) for name, count in tests.items())
-    read = [arm for arm in ARMS if arm != RANDOM]
-    pairs = [*((arm, RANDOM) for arm in read), *((arm, read[0]) for arm in read[1:])]
+def run(config: StudyConfig) -> StudyResult:
+    """Pre-train each arm from the same random weights on the same stories, and fine-tune on the same texts."""
+    train_count, steps, finetuning_steps = config.by_scale((300, 1200, 200), (16, 2, 2), (1000, 4000, 300))
+    recorder, about, tests = Recorder(config), "", dict[str, int]()
+    for seed in config.seeds:
+        with pretraining_data(config, seed, train_count) as data:
+            about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
+            for arm in recorder.missing_arms(ARMS, seed):
+                real = config.real_data is not None
+                components = pretraining_components(data, ARMS[arm], seed, steps=steps, real=real)
+                loaded, _ = pretrain_encoder(components, pretrain=arm != RANDOM)
+                recorder.record(arm, seed, finetuned_accuracy(loaded, data, seed, steps=finetuning_steps))
+    measures = tuple(recorder.measure(name, chance=0.5, tests=count) for name, count in tests.items())
+    pretrained = [arm for arm in ARMS if arm != RANDOM]
+    pairs = [*((arm, RANDOM) for arm in pretrained), *((arm, pretrained[0]) for arm in pretrained[1:])]
     about = (
-        f"{told}. Reading takes {steps:,} steps of the same number of tokens for each objective, fine-tuning {tuned}; "
-        "the shape, the draw of the weights and the labelled texts are the same."
+        f"{about}. Pre-training takes {steps:,} steps with the same number of tokens for each objective, fine-tuning "
+        f"{finetuning_steps}; the model, its initial weights and the labelled texts are the same."
     )
-    figure = charts.dot_plot(measures, tuple(ARMS), "Reading first, and by which objective", "accuracy")
+    figure = charts.dot_plot(measures, tuple(ARMS), "Pre-training, by objective", "accuracy")
     return StudyResult(measures=measures, verdicts=compare_arms(measures[-1:], pairs), figure=figure, about=about)

@@ -1,14 +1,13 @@
-"""What studies of pre-training share: a corpus of stories, an encoder that reads it for so many steps, a small task."""
+"""What studies of pre-training share: a corpus, an encoder to pre-train on it, and a small task to fine-tune on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from heedful.checkpoint import Loaded, save
 from heedful.checkpoint.new_head import attach
@@ -16,7 +15,7 @@ from heedful.data import DataSettings, Labelled, read
 from heedful.data.bad_rows import LeaveOut, Sieve
 from heedful.data.corpus.build import Corpus, CorpusSettings, build
 from heedful.data.corpus.documents import Reading, expand
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention
 from heedful.objectives import SelfSupervised
@@ -40,82 +39,100 @@ CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of d
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PretrainingData:
-    """Text to read, and texts with labels: few to learn from, many to be measured on."""
+    """A corpus to pre-train on, and labelled texts: few to fine-tune on, many to evaluate on."""
 
     corpus: Corpus
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     train: Sequence[Labelled]
-    tests: Mapping[str, Sequence[Labelled]]
+    tests: Mapping[str, Sequence[Labelled]]  # by name
     about: str
 
 
 @contextmanager
-def pretraining_data(plan: StudyConfig, seed: int, few: int) -> Any:
-    """The toy world, or a real one; its corpus is on disk as long as it is used."""
+def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterator[PretrainingData]:
+    """Context with toy or real data, whose corpus is in a temporary folder.
+
+    Args:
+        train_count: Number of labelled texts to fine-tune on.
+    """
     with TemporaryDirectory(prefix="heedful-study-") as temporary:
-        yield (
-            _real(plan.real_data, Path(temporary), seed, few)
-            if plan.real_data
-            else _toy(plan, Path(temporary), seed, few)
-        )
+        folder = Path(temporary)
+        if config.real_data:
+            yield _real_data(config.real_data, folder, seed, train_count)
+        else:
+            yield _toy_data(config, folder, seed, train_count)
 
 
-def _toy(plan: StudyConfig, folder: Path, seed: int, few: int) -> PretrainingData:
-    documents = stories(plan.by_scale(6000, 120), seed)
+def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) -> PretrainingData:
+    documents = stories(config.by_scale(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
-    drawn, many = plan.by_scale((2400, 600), (320, 40))  # about 5 texts of 16 judge by words of one half alone
-    data = texts(Sizes(train=8 * few, dev=0, test=drawn), seed)
-    old, new = ({*POSITIVE[half], *NEGATIVE[half]} for half in (slice(0, 5), slice(5, 10)))
-    train = _of(data["train"], old, new)[:few]
-    known, unknown = _of(data["test"], old, new)[:many], _of(data["test"], new, old)[:many]
+    sampled, test_count = config.by_scale((2400, 600), (320, 40))  # 5 of 16 texts use opinion words of one half only
+    data = texts(Sizes(train=8 * train_count, dev=0, test=sampled), seed)
+    known, new = ({*POSITIVE[half], *NEGATIVE[half]} for half in (slice(0, 5), slice(5, 10)))
+    tests = {
+        "known words": _select(data["test"], known, new)[:test_count],
+        "new words": _select(data["test"], new, known)[:test_count],
+    }
+    train = _select(data["train"], known, new)[:train_count]
     settings = CorpusSettings(sample_by="paragraph")
     corpus = build([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
+    known_count, new_count = map(len, tests.values())
     about = (
-        f"{len(documents):,} toy stories are read; then {len(train)} labelled toy texts, which have half of the words "
-        f"that judge; measured on {len(known):,} others of those words, and on {len(unknown):,} texts with the other "
-        "half, which no labelled text has: without reading they are guessed"
+        f"Pre-training on {len(documents):,} toy stories; then {len(train)} labelled toy texts, which have half of the "
+        f"opinion words; evaluated on {known_count:,} other texts with those words, and on {new_count:,} texts with "
+        "the other half, which no labelled text has: without pre-training they can only be guessed"
     )
-    tests = {"known words": known, "new words": unknown}
     return PretrainingData(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
 
 
-def _of(given: Sequence[Text], some: set[str], others: set[str]) -> list[Labelled]:
-    """The texts that have some of those words, and none of the others."""
-    found = (each for each in given if some & set(each.text.split()) and not others & set(each.text.split()))
-    return [Labelled(text=each.text, label=each.label) for each in found]
+def _select(rows: Sequence[Text], include: set[str], exclude: set[str]) -> list[Labelled]:
+    """Return the texts that have a word of `include` and none of `exclude`, as examples."""
+    return [
+        Labelled(text=row.text, label=row.label)
+        for row in rows
+        if include & (words := set(row.text.split())) and not exclude & words
+    ]
 
 
-def _real(data: Path, folder: Path, seed: int, few: int) -> PretrainingData:
+def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> PretrainingData:
     text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
     if not text.is_file() or not task.is_dir():
-        raise HeedfulError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
-    source = read(task, Labelled, DataSettings())
-    train, dev = (list(source.examples(split)) for split in ("train", "dev"))
-    start = seed * few % max(1, len(train) - few)
+        raise DataError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
+    dataset = read(task, Labelled, DataSettings())
+    train, dev = (list(dataset.examples(split)) for split in ("train", "dev"))
+    start = seed * train_count % max(1, len(train) - train_count)
     reading = Reading([path for path, _ in expand([text])[0]], CorpusSettings(), Sieve(LeaveOut()), [])
-    some = [each for each, _ in islice((one for chunk in reading.chunks() for one in chunk or ()), 4000)]
-    tokenizer = train_tokenizer(some, TokenizerSettings(vocab_size=8000, max_length=128))
+    documents = (document for chunk in reading.chunks() for document, _ in chunk or ())
+    tokenizer_settings = TokenizerSettings(vocab_size=8000, max_length=128)
+    tokenizer = train_tokenizer(list(islice(documents, 4000)), tokenizer_settings)
     corpus = build([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
-    about = f"{len(corpus):,} real documents are read; then {few:,} labelled sentences, {len(dev):,} to measure"
-    tests = {"real sentences": dev}
+    about = (
+        f"Pre-training on {len(corpus):,} real documents; then {train_count:,} labelled sentences; evaluated on "
+        f"{len(dev):,} others"
+    )
     return PretrainingData(
         corpus=corpus,
         tokenizer=tokenizer,
-        labels=source.labels,
-        train=train[start : start + few],
-        tests=tests,
+        labels=dataset.labels,
+        train=train[start : start + train_count],
+        tests={"real sentences": dev},
         about=about,
     )
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- pre-training ----------------------------------------------------------------------------------------------------
 
 
-def pretraining_components(given: PretrainingData, objective: str, seed: int, *, steps: int, full: bool) -> Components:
-    """What `heedful pretrain` would be made of: one shape of one family for all objectives, one number of tokens."""
-    layers, width, heads, length = (4, 256, 4, 128) if full else (2, 128, 4, 64)
+def pretraining_components(data: PretrainingData, objective: str, seed: int, *, steps: int, real: bool) -> Components:
+    """Return what `heedful pretrain` runs with: the same model and number of tokens for every objective.
+
+    Args:
+        steps: Number of optimizer steps.
+        real: Whether the data is real, which needs a larger model.
+    """
+    layers, width, heads, length = (4, 256, 4, 128) if real else (2, 128, 4, 64)
     settings: PretrainSettings = resolve_pretrain(
         ["text"],
         objective=objective,
@@ -125,42 +142,47 @@ def pretraining_components(given: PretrainingData, objective: str, seed: int, *,
             "eval_fraction=0.1",
         ],
     )  # fmt: skip
-    how = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
-    settings = replace(settings, train=how)
-    return Components(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, init_model=None)
+    train = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
+    settings = replace(settings, train=train)
+    return Components(settings=settings, tokenizer=data.tokenizer, corpus=data.corpus, init_model=None)
 
 
 def pretrain_encoder(
-    made: Components, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
+    components: Components, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
 ) -> tuple[Loaded, list[float]]:
-    """The model, after it has read where it does; the loss of each step."""
-    loaded, losses = build_model(made), []
+    """Return an encoder with random weights, pre-trained if `pretrain`, and the loss of each step.
+
+    Args:
+        transform: Replaces the objective.
+    """
+    loaded, losses = build_model(components), []
     if pretrain:
-        rows = build_samples(made)[0]
-        samples, objective = rows[0], transform(build_objectives(made, loaded, rows)[0])
-        losses = [step.loss for step in Trainer(loaded, objective, samples, made.settings.train)]
-    return model_to_save(loaded, made), losses
+        rows = build_samples(components)[0]
+        objective = transform(build_objectives(components, loaded, rows)[0])
+        losses = [step.loss for step in Trainer(loaded, objective, rows[0], components.settings.train)]
+    return model_to_save(loaded, components), losses
 
 
 def finetuned_accuracy(
-    loaded: Loaded, given: PretrainingData, seed: int, *, steps: int, rate: float = 1e-3
+    loaded: Loaded, data: PretrainingData, seed: int, *, steps: int, lr: float = 1e-3
 ) -> dict[str, float]:
-    """Accuracy on each test after so many steps on the labelled texts."""
-    return _learned(attach(loaded, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
+    """Fine-tune all weights on the labelled texts, and return the accuracy on each test set."""
+    return _train_head(loaded, data, seed, steps, lr)
 
 
 def frozen_accuracy(
-    loaded: Loaded, given: PretrainingData, seed: int, *, steps: int, rate: float = 5e-3
+    loaded: Loaded, data: PretrainingData, seed: int, *, steps: int, lr: float = 5e-3
 ) -> dict[str, float]:
-    """The same of an encoder that stays as it is, its rows read by attention with a trained query."""
+    """Train attention pooling with a query over the frozen encoder, and return the accuracy on each test set."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
-        asked = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
-        made = classic_model(asked, [], seed, no_log)
-    return _learned(attach(made, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
+        settings = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
+        frozen = classic_model(settings, [], seed, no_log)
+    return _train_head(frozen, data, seed, steps, lr)
 
 
-def _learned(made: Loaded, given: PretrainingData, seed: int, steps: int, rate: float) -> dict[str, float]:
-    task = classification_task(given.tokenizer, given.labels, made)
-    train_classifier(made, task, task.read(given.train).samples, steps=steps, seed=seed, lr=rate)
-    return {name: accuracy_by_part(made, task, each)["all"] for name, each in given.tests.items()}
+def _train_head(bare: Loaded, data: PretrainingData, seed: int, steps: int, lr: float) -> dict[str, float]:
+    loaded = attach(bare, "sequence_classification", labels=data.labels, seed=seed)
+    task = classification_task(data.tokenizer, data.labels, loaded)
+    train_classifier(loaded, task, task.read(data.train).samples, steps=steps, seed=seed, lr=lr)
+    return {name: accuracy_by_part(loaded, task, examples)["all"] for name, examples in data.tests.items()}

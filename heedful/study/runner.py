@@ -1,4 +1,4 @@
-"""What all studies share: a plan goes in; arms with a number for each seed, sentences and a picture come out."""
+"""Run a study: a configuration goes in; arms with a number for each seed, conclusions and a figure come out."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 from heedful import __version__
 from heedful.atomic_io import put_folder, writable
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import HeedfulError, RunError, did_you_mean
 from heedful.runs.plots import style
 from heedful.runs.run_folder import environment, read_json, write_file
 from heedful.runs.statistics import Unit, compare_seeds, mean_and_std, seed_count
-from heedful.study import STUDIES
+from heedful.study import REAL_MODULES, STUDIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
 Scale = Literal["quick", "usual", "full"]
-RUNS = "runs"  # in the folder of a study
+RUNS = "runs"  # folder of runs in the folder of a study
 
 
 def no_log(text: str) -> None:
-    """Says nothing."""
+    """Ignore a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig:
-    """How much is to be done, and on what."""
+    """Size of a study and the data it uses."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
     scale: Scale = "usual"
-    data: Path | None = None  # real data, where the scale is "full"
+    data: Path | None = None  # folder of real data, for the scale "full"
     log: Callable[[str], None] = no_log
-    runs_dir: Path | None = None  # where runs of hours are kept, so that they go on; `study` gives it
-    partial_results: Path | None = None  # where numbers are kept until it is over; `study` gives it
+    runs_dir: Path | None = None  # where long runs are kept, so that they can be resumed; set by `run_study`
+    partial_results: Path | None = None  # file of results so far; set by `run_study`
 
     def by_scale(self, usual: T, quick: T, full: T | None = None) -> T:
-        """One of them, by the scale; a full one is as the usual one unless given."""
+        """Return the value for the scale; `full` is `usual` unless given."""
         match self.scale:
             case "quick":
                 return quick
@@ -52,231 +52,278 @@ class StudyConfig:
 
     @property
     def real_data(self) -> Path | None:
-        """Where real data are, where they are asked for."""
+        """Folder of real data; None for made-up data."""
         return self.data if self.scale == "full" else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """One number of each arm and seed."""
+    """A metric of each arm, with one value for each seed."""
 
     name: str
-    values: Mapping[str, tuple[float, ...]]  # by arm
+    values: Mapping[str, tuple[float, ...]]  # by arm, in the order of the seeds
     unit: Unit = "share"
-    chance: float | None = None  # what a guess gets
-    grain: float = 0.0  # the least that it can change by
+    chance: float | None = None  # expected value of a guess
+    grain: float = 0.0  # smallest possible difference of two values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyResult:
-    """What a study found."""
+    """The result of a study."""
 
     measures: tuple[Measure, ...]
-    verdicts: tuple[str, ...]
+    verdicts: tuple[str, ...]  # conclusions, one sentence each
     figure: Figure
-    about: str  # of the task and the budget, for whoever reads the table
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is kept
-    extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # more pictures, by what they show
-    columns: tuple[str, ...] = ()  # a table of its own, where arms and measures are not one
-    rows: tuple[tuple[str, ...], ...] = ()
+    about: str  # task, data and budget, for the reader of the table
+    facts: Mapping[str, object] = field(default_factory=dict)  # other numbers to save
+    extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # by name
+    columns: tuple[str, ...] = ()  # head of a custom table, if arms x measures does not fit
+    rows: tuple[tuple[str, ...], ...] = ()  # of the custom table
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """In their order."""
+        """All arms, in order."""
         return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.values))
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Head and rows: an arm in each row, mean ± standard deviation over seeds in each column."""
+        """Return head and rows: an arm in each row, mean ± standard deviation over seeds in each column."""
         if self.columns:
             return self.columns, self.rows
         rows = []
         for arm in self.arms:
-            cells = (mean_and_std(each.values[arm], each.unit) if arm in each.values else "–" for each in self.measures)
+            cells = (
+                mean_and_std(measure.values[arm], measure.unit) if arm in measure.values else "–"
+                for measure in self.measures
+            )
             rows.append((arm, *cells))
-        return ("", *(each.name for each in self.measures)), tuple(rows)
+        return ("", *(measure.name for measure in self.measures)), tuple(rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletedStudy:
-    """An outcome, and where it lies."""
+    """The result of a study, and its files."""
 
     name: str
     result: StudyResult
     seconds: float
     files: tuple[Path, ...]
-    write_error: str = ""  # why some of them could not be written
+    write_error: str = ""  # why some files could not be written
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+class _Record(TypedDict):
+    """Results of one arm with one seed."""
+
+    numbers: dict[str, float]  # by measure
+    lines: dict[str, list[float]]  # curves, by name
 
 
 class Recorder:
-    """Numbers as they come in: of arms, by measure, one for each seed; kept on the disk until the study is over."""
+    """Collects the numbers of each arm and seed, and saves them so that an interrupted study can be resumed."""
 
-    def __init__(self, plan: StudyConfig) -> None:
-        self.plan = plan
-        self._began = time.monotonic()
-        self._found = _Found(plan)
-        if self._found.rows:
-            plan.log(f"resuming: results so far {len(self._found.rows)}")
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self._start = time.monotonic()
+        self._results = _PartialResults(config)
+        if self._results.records:
+            config.log(f"resuming: results so far {len(self._results.records)}")
 
     def missing_arms(self, arms: Iterable[str], seed: int) -> list[str]:
-        """Those of which nothing is known yet with this seed."""
-        return [arm for arm in arms if (arm, seed) not in self._found.rows]
+        """Return the arms without results for this seed."""
+        return [arm for arm in arms if (arm, seed) not in self._results.records]
 
     def record(
         self, arm: str, seed: int, numbers: Mapping[str, float], lines: Mapping[str, Sequence[float]] | None = None
     ) -> None:
-        """One seed of one arm, with its curves; the numbers are said too."""
-        self._found.rows[arm, seed] = {"numbers": dict(numbers), "lines": dict(lines or {})}
-        self._found.keep()
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
-        self.plan.log(f"{time.monotonic() - self._began:5.0f} s  seed {seed}, {arm}: {shown}")
+        """Record one arm with one seed, save it, and log the numbers.
+
+        Args:
+            numbers: Values by measure.
+            lines: Learning curves by name.
+        """
+        curves = {name: list(curve) for name, curve in (lines or {}).items()}
+        self._results.records[arm, seed] = {"numbers": dict(numbers), "lines": curves}
+        self._results.save()
+        text = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+        self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {text}")
 
     def measure(
         self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
     ) -> Measure:
-        """All of one name; a share is of so many tests."""
-        of = {arm: tuple(row["numbers"][name] for row in rows) for arm, rows in self._by_arm().items()}
-        return Measure(name=name, values=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
+        """Return the recorded values of one measure.
+
+        Args:
+            chance: Expected value of a guess.
+            tests: Number of test examples of a share.
+        """
+        values = {arm: tuple(record["numbers"][name] for record in records) for arm, records in self._by_arm().items()}
+        return Measure(name=name, values=values, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
 
     def mean_curves(self, name: str) -> dict[str, list[float]]:
-        """Of each arm, the mean over seeds."""
+        """Return the mean over seeds of each arm's learning curve."""
         return {
-            arm: [fmean(each) for each in zip(*(row["lines"][name] for row in rows), strict=True)]
-            for arm, rows in self._by_arm().items()
+            arm: [fmean(values) for values in zip(*(record["lines"][name] for record in records), strict=True)]
+            for arm, records in self._by_arm().items()
         }
 
-    def _by_arm(self) -> dict[str, list[dict[str, Any]]]:
-        """In the order of the plan's seeds."""
-        arms = dict.fromkeys(arm for arm, _ in self._found.rows)
-        return {arm: [self._found.rows[arm, seed] for seed in self.plan.seeds] for arm in arms}
+    def _by_arm(self) -> dict[str, list[_Record]]:
+        """Return the records of each arm, in the order of the seeds."""
+        arms = dict.fromkeys(arm for arm, _ in self._results.records)
+        return {arm: [self._results.records[arm, seed] for seed in self.config.seeds] for arm in arms}
 
 
-class _Found:
-    """What a study has found so far, by arm and seed, in a file that is gone when it is over."""
+class _PartialResults:
+    """The results so far, by arm and seed, in a file that is removed when the study is complete."""
 
-    def __init__(self, plan: StudyConfig) -> None:
-        self.path, self.rows = plan.partial_results, dict[tuple[str, int], dict[str, Any]]()
+    def __init__(self, config: StudyConfig) -> None:
+        self.path, self.records = config.partial_results, dict[tuple[str, int], _Record]()
         self._facts = {
-            "scale": plan.scale,
-            "data": str(plan.real_data and plan.real_data.absolute()),
+            "scale": config.scale,
+            "data": str(config.real_data and config.real_data.absolute()),
             "version": __version__,
         }
-        self._log = plan.log
+        self._log = config.log
         if self.path is not None and self.path.is_file():
-            kept = read_json(self.path)
-            if kept["facts"] == self._facts:
-                self.rows = {(each["arm"], each["seed"]): each for each in kept["found"]}
+            saved = read_json(self.path)
+            if saved["facts"] == self._facts:
+                for row in saved["found"]:
+                    self.records[row["arm"], row["seed"]] = {"numbers": row["numbers"], "lines": row["lines"]}
 
-    def keep(self) -> None:
-        """A disk that takes nothing costs no more than beginning again."""
+    def save(self) -> None:
+        """Write the file; if it cannot be written, log that the study cannot be resumed."""
         if self.path is None:
             return
-        found = [{"arm": arm, "seed": seed} | row for (arm, seed), row in self.rows.items()]
+        rows = [{"arm": arm, "seed": seed, **record} for (arm, seed), record in self.records.items()]
         try:
-            write_file(self.path, {"facts": self._facts, "found": found})
+            write_file(self.path, {"facts": self._facts, "found": rows})
         except OSError as error:
-            self._log(f"{self.path} cannot be written: {error.strerror or error}: stopped, this study begins again")
+            reason = error.strerror or error
+            self._log(f"{self.path} cannot be written: {reason}; the study cannot be resumed if it is stopped")
             self.path = None
 
 
 def compare_arms(
     measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], other_comparisons: int = 0
 ) -> tuple[str, ...]:
-    """A verdict for each pair of arms on each measure; with so many `beside` they are one family of comparisons."""
+    """Compare pairs of arms on each measure, corrected for multiple comparisons.
+
+    Args:
+        measures: The measures to compare on.
+        pairs: Pairs of arms.
+        other_comparisons: Number of other comparisons in the same family.
+    """
     count = len(measures) * len(pairs) + other_comparisons
     return tuple(
         compare_seeds(
-            ours,
-            theirs,
-            (each.values[ours], each.values[theirs]),
-            on=each.name,
-            unit=each.unit,
+            first,
+            second,
+            (measure.values[first], measure.values[second]),
+            on=measure.name,
+            unit=measure.unit,
             comparisons=count,
-            resolution=each.grain,
+            resolution=measure.grain,
         )
-        for each in measures
-        for ours, theirs in pairs
+        for measure in measures
+        for first, second in pairs
     )
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def run_study(name: str, plan: StudyConfig, output_dir: Path) -> CompletedStudy:
-    """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time.
+def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStudy:
+    """Run one study and write NAME.json, NAME.md and NAME.png; existing files are replaced.
 
-    What was found is returned even where a file of it could not be written: `lost` then says why.
+    If a file cannot be written at the end, the result is returned all the same, with `write_error`.
+
+    Raises:
+        HeedfulError: If the study does not exist, seeds repeat, or the folder cannot be written.
+        KeyboardInterrupt: If it is interrupted; the same call resumes it.
     """
     if name not in STUDIES:
         known = ", ".join(STUDIES)
-        raise HeedfulError(f'there is no study "{name}"{did_you_mean(name, list(STUDIES))}: use one of {known}')
-    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
-        raise HeedfulError(f"seeds are {plan.seeds}; expected one or more, each once")
+        raise HeedfulError(f'"{name}" is not a study{did_you_mean(name, list(STUDIES))}: use one of {known}')
+    if not config.seeds or len(set(config.seeds)) < len(config.seeds):
+        raise HeedfulError(f"seeds are {config.seeds}; expected one or more, each once")
     try:
         put_folder(output_dir)
         writable(output_dir)
     except OSError as error:
-        raise HeedfulError(
-            f"{output_dir} cannot be written: {error.strerror}: give another folder with --output"
-        ) from None
-    run: Callable[[StudyConfig], StudyResult] = import_module(f"heedful.study.{name}").run
-    began = time.monotonic()
-    kept = output_dir / f"{name}-so-far.json"
+        raise RunError(f"{output_dir} cannot be written: {error.strerror}: give another folder with --output") from None
+    module = REAL_MODULES.get(name, name) if config.real_data else name
+    run: Callable[[StudyConfig], StudyResult] = import_module(f"heedful.study.{module}").run
+    start = time.monotonic()
+    partial_results = output_dir / f"{name}-so-far.json"
     try:
-        outcome = run(replace(plan, place=output_dir / RUNS, kept=kept))
+        result = run(replace(config, runs_dir=output_dir / RUNS, partial_results=partial_results))
     except KeyboardInterrupt:
-        plan.log(f"stopped; {'the same command resumes it' if kept.exists() else 'nothing is kept yet'}.")
+        advice = "the same command resumes it" if partial_results.exists() else "nothing is saved yet"
+        config.log(f"stopped; {advice}.")
         raise
-    seconds = time.monotonic() - began
-    about = environment()
-    texts = {"json": _plain(name, plan, outcome, seconds, about), "md": markdown(name, plan, outcome, seconds, about)}
-    pictures = {name: outcome.figure} | {f"{name}-{what}": each for what, each in outcome.extra_figures.items()}
+    seconds = time.monotonic() - start
+    facts = environment()
+    texts = {
+        "json": _to_json(name, config, result, seconds, facts),
+        "md": markdown(name, config, result, seconds, facts),
+    }
+    figures = {name: result.figure} | {f"{name}-{extra}": figure for extra, figure in result.extra_figures.items()}
     files: list[Path] = []
     try:
-        for kind, text in texts.items():
-            write_file(output_dir / f"{name}.{kind}", text)
-            files.append(output_dir / f"{name}.{kind}")
-        files += (style.save_png(output_dir / f"{each}.png", figure) for each, figure in pictures.items())
+        for suffix, text in texts.items():
+            write_file(output_dir / f"{name}.{suffix}", text)
+            files.append(output_dir / f"{name}.{suffix}")
+        files += (style.save_png(output_dir / f"{file}.png", figure) for file, figure in figures.items())
     except OSError as error:
-        lost = f"{output_dir} did not take all files: {error.strerror or error}"
-        return CompletedStudy(name=name, result=outcome, seconds=seconds, files=tuple(files), write_error=lost)
-    kept.unlink(missing_ok=True)
-    return CompletedStudy(name=name, result=outcome, seconds=seconds, files=tuple(files))
+        reason = f"not all files could be written to {output_dir}: {error.strerror or error}"
+        return CompletedStudy(name=name, result=result, seconds=seconds, files=tuple(files), write_error=reason)
+    partial_results.unlink(missing_ok=True)
+    return CompletedStudy(name=name, result=result, seconds=seconds, files=tuple(files))
 
 
-def _plain(
-    name: str, plan: StudyConfig, outcome: StudyResult, seconds: float, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    head, rows = outcome.table()
+def _to_json(
+    name: str, config: StudyConfig, result: StudyResult, seconds: float, facts: Mapping[str, object]
+) -> dict[str, object]:
+    head, rows = result.table()
     return {
         "study": name,
         "question": STUDIES[name],
-        "about": outcome.about,
-        "scale": plan.scale,
-        "seeds": list(plan.seeds),
+        "about": result.about,
+        "scale": config.scale,
+        "seeds": list(config.seeds),
         "measures": {
-            each.name: {"unit": each.unit, "chance": each.chance, "of": {k: list(v) for k, v in each.values.items()}}
-            for each in outcome.measures
+            measure.name: {
+                "unit": measure.unit,
+                "chance": measure.chance,
+                "of": {arm: list(values) for arm, values in measure.values.items()},
+            }
+            for measure in result.measures
         },
         "table": [list(head), *map(list, rows)],
-        "verdicts": list(outcome.verdicts),
-        "facts": dict(outcome.facts),
+        "verdicts": list(result.verdicts),
+        "facts": dict(result.facts),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(seconds, 1),
-        **about,
+        **facts,
     }
 
 
-def markdown(name: str, plan: StudyConfig, outcome: StudyResult, seconds: float, about: Mapping[str, Any]) -> str:
-    """The outcome as a page."""
-    head, rows = outcome.table()
-    lines = [f"# {name}", "", STUDIES[name], "", outcome.about, ""]
-    lines += [_row(head), _row(["---", *("---:" for _ in head[1:])]), *map(_row, rows), ""]
-    lines += [f"* {each}" for each in outcome.verdicts]
-    lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, "]
-    lines[-1] += f"{seed_count(len(plan.seeds))}, {seconds:.0f} s, scale {plan.scale}."
-    pictures = [name, *(f"{name}-{what}" for what in outcome.extra_figures)]
-    return "\n".join([*lines, "", *(f"![{each}]({each}.png)" for each in pictures), ""])
+def markdown(name: str, config: StudyConfig, result: StudyResult, seconds: float, facts: Mapping[str, object]) -> str:
+    """Return the result as a Markdown page.
+
+    Args:
+        facts: Machine and threads, see `environment`.
+    """
+    head, rows = result.table()
+    lines = [f"# {name}", "", STUDIES[name], "", result.about, ""]
+    lines += [_table_row(head), _table_row(["---", *("---:" for _ in head[1:])]), *map(_table_row, rows), ""]
+    lines += [f"* {sentence}" for sentence in result.verdicts]
+    lines += ["", f"{time.strftime('%Y-%m-%d')}, {facts['machine']}, {facts['threads']} threads, "]
+    lines[-1] += f"{seed_count(len(config.seeds))}, {seconds:.0f} s, scale {config.scale}."
+    figures = [name, *(f"{name}-{extra}" for extra in result.extra_figures)]
+    return "\n".join([*lines, "", *(f"![{figure}]({figure}.png)" for figure in figures), ""])
 
 
-def _row(cells: Sequence[str]) -> str:
+def _table_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"

@@ -1,1 +1,1 @@
-"""A world small enough to be learned in a minute: a made-up language, texts whose order decides, stories of them."""
+"""Made-up data that small models learn in a minute: a language to translate, opinions, and stories of opinions."""

@@ -1,4 +1,4 @@
-"""The toy world as ordinary files: translation/{train,dev,test}.tsv and order/{train,dev,test}.csv."""
+"""The toy data as files: translation/{train,dev,test}.tsv and order/{train,dev,test}.csv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from heedful.atomic_io import put, put_folder, whole
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.order import Text, texts
 from heedful.study.toy.split import Sizes
@@ -18,36 +18,39 @@ MIN_TRAIN = 80  # training examples
 
 
 def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
-    """Write both sets, each with so many training examples and a tenth as many in dev and in test, those of
-    order in groups of eight; a new folder.
+    """Write both data sets to a new folder, and return their files.
 
-    What is train, dev or test depends on a text alone: sets of other seeds or sizes do not leak into each other.
+    The split of a text depends on the text alone, so that sets of other seeds or sizes do not leak into each other.
+
+    Args:
+        folder: A new or empty folder.
+        train: Number of training examples; dev and test have a tenth each, "order" rounded down to a multiple of eight.
+        seed: Random seed.
     """
     if train < MIN_TRAIN:
         raise HeedfulError(f"train is {train}; expected {MIN_TRAIN} examples or more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HeedfulError(f"{folder} exists and is not empty: give another folder")
+        raise DataError(f"{folder} exists and is not empty: give another folder")
     sizes = Sizes(train=train, dev=train // 10, test=train // 10)
     pairs, labelled = translations(sizes, seed), texts(sizes, seed)
-    found = []
+    files = []
     try:
         for name in (TRANSLATION, ORDER):
             put_folder(folder / name)
-        for split in pairs:
-            path = folder / TRANSLATION / f"{split}.tsv"
-            found.append(_table(path, Translation._fields, pairs[split], "\t"))
-        for split in labelled:
-            found.append(_table(folder / ORDER / f"{split}.csv", Text._fields, labelled[split], ","))
+        for split, rows in pairs.items():
+            files.append(_write_table(folder / TRANSLATION / f"{split}.tsv", Translation._fields, rows, "\t"))
+        for split, texts_of_split in labelled.items():
+            files.append(_write_table(folder / ORDER / f"{split}.csv", Text._fields, texts_of_split, ","))
     except OSError as error:
-        raise HeedfulError(f"{folder} cannot be written: {error.strerror}: give another folder") from None
-    return found
+        raise DataError(f"{folder} cannot be written: {error.strerror}: give another folder") from None
+    return files
 
 
-def _table(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]], delimiter: str) -> Path:
-    out = io.StringIO()
-    table = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    table.writerow(names)
-    table.writerows(rows)
+def _write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]], delimiter: str) -> Path:
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
     with whole(path) as part:
-        put(part, [out.getvalue().encode()])
+        put(part, [text.getvalue().encode()])
     return path

@@ -1,13 +1,13 @@
-"""Melu, a language that nobody speaks, and the same in English: word order, agreement and case to be translated.
+"""Melu, a made-up language, and its English translation: word order, agreement and case.
 
-Melu puts time and place first, then who, then whom, and the verb last; adjectives and articles follow their noun.
-Nouns are of two classes, o and i; adjectives agree with them in class and number, the verb with its subject in number;
-whom ends in -n; "ne" after the verb denies it. A second clause stands before the main one, its conjunction at its end.
+Melu puts time and place first, then subject and object, and the verb last; adjectives and articles follow their noun.
+Nouns have two classes, o and i; adjectives agree with them in class and number, the verb with its subject in number;
+the object ends in -n; "ne" after the verb negates it. A second clause precedes the main one, its conjunction last.
 
     vesta rum el kalor vemor ta mirin sudi un tirar ne
     the old sailors do not see a red bird near the river today
 
-Sentences say one thing each: two meanings never share one (about 8 * 10^9 of one clause).
+Sentences are unambiguous: two meanings never share one. There are about 8 * 10^9 sentences of one clause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heedful.study.toy.split import Sampled, Sizes, sample_splits
 
 
 class Noun(NamedTuple):
-    """Stem and class, and the English noun, one and several."""
+    """Stem and class, and the English noun, singular and plural."""
 
     stem: str
     kind: str
@@ -29,7 +29,7 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """Stem, and the English verb: plain, with he or she, and past."""
+    """Stem, and the English verb: base form, third person singular, past."""
 
     stem: str
     base: str
@@ -38,29 +38,29 @@ class Verb(NamedTuple):
 
 
 def _nouns() -> tuple[Noun, ...]:
-    plain = (
+    regular = (
         "kal o sailor,mir i bird,dov o dog,tas i cat,bel o baker,rin i queen,gor o farmer,lum i lamp,fen o boy,"
         "sib i girl,nak o king,pel i boat,rov o painter,zim i apple,hul o teacher,vil i letter,tum o drum,jas i house,"
         "mok o hunter,lis i flower,bro o stone,tel i table,kur o soldier,sef i song"
     )
-    found = []
-    for each in plain.split(","):
-        stem, kind, one = each.split()
-        found.append(Noun(stem, kind, one, f"{one}s"))
-    odd = ("dan o child children", "wam i woman women", "ras o man men", "nib i mouse mice", "gan o goose geese")
-    return (*found, *(Noun(*each.split()) for each in odd))
+    nouns = []
+    for words in regular.split(","):
+        stem, kind, singular = words.split()
+        nouns.append(Noun(stem, kind, singular, f"{singular}s"))
+    irregular = ("dan o child children", "wam i woman women", "ras o man men", "nib i mouse mice", "gan o goose geese")
+    return (*nouns, *(Noun(*words.split()) for words in irregular))
 
 
 def _verbs() -> tuple[Verb, ...]:
     regular = ["paint", "call", "follow", "help", "visit", "clean", "want", "push", "remember"]
     stems = ["vor", "kesh", "lupt", "hamb", "nez", "jom", "dal", "purg", "mend"]
-    found = [Verb(stem, word, f"{word}s", f"{word}ed") for stem, word in zip(stems, regular, strict=True)]
-    odd = (
+    verbs = [Verb(stem, word, f"{word}s", f"{word}ed") for stem, word in zip(stems, regular, strict=True)]
+    irregular = (
         "tir see sees saw", "gab give_up gives_up gave_up", "sol hear hears heard", "brun find finds found",
         "hok take takes took", "fil draw draws drew", "mar buy buys bought", "ket lose loses lost",
         "wend carry carries carried", "zar hold holds held",
     )  # fmt: skip
-    return (*found, *(Verb(*(part.replace("_", " ") for part in each.split())) for each in odd))
+    return (*verbs, *(Verb(*(word.replace("_", " ") for word in words.split())) for words in irregular))
 
 
 NOUNS, VERBS = _nouns(), _verbs()
@@ -77,27 +77,31 @@ PLACES = dict(
 SIDES = {"el": "near", "av": "behind", "ot": "in front of"}
 PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}
 PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}
-JOINTS = {"perka": "because", "quama": "when", "etsi": "although"}
+CONJUNCTIONS = {"perka": "because", "quama": "when", "etsi": "although"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NounPhrase:
-    """A noun with what goes with it."""
+    """A noun with adjective, number and article."""
 
     noun: Noun
-    adjective: str  # its stem; "": none
+    adjective: str  # stem; "": none
     plural: bool
-    definite: bool  # the, not a
+    definite: bool
 
-    def melu(self, whom: bool) -> str:
-        """Noun, adjective, article."""
+    def melu(self, *, is_object: bool) -> str:
+        """Return noun, adjective and article in Melu.
+
+        Args:
+            is_object: Whether it is the object of its clause.
+        """
         ending = self.noun.kind + ("r" if self.plural else "")
-        words = [self.noun.stem + ending + ("n" if whom else "")]
+        words = [self.noun.stem + ending + ("n" if is_object else "")]
         words += [self.adjective + ending] if self.adjective else []
         return " ".join([*words, "ta" if self.definite else "un"])
 
     def english(self) -> str:
-        """Article, adjective, noun."""
+        """Return article, adjective and noun in English."""
         words = [ADJECTIVES[self.adjective]] if self.adjective else []
         words.append(self.noun.plural if self.plural else self.noun.singular)
         article = "the" if self.definite else "some" if self.plural else "an" if words[0][0] in "aeiou" else "a"
@@ -106,25 +110,25 @@ class NounPhrase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clause:
-    """Who does what to whom, and where."""
+    """Subject, verb, object and place."""
 
     subject: NounPhrase
     verb: Verb
     object: NounPhrase
     past: bool
     negated: bool
-    place: str  # its stem; "": not said
+    place: str  # stem; "": none
     side: str
 
     def melu(self) -> str:
-        """Place, who, whom, verb."""
+        """Return place, subject, object and verb in Melu."""
         place = f"{self.place} {self.side} " if self.place else ""
         ending = ("ud" if self.past else "a") + ("r" if self.subject.plural else "")
         verb = self.verb.stem + ending + (" ne" if self.negated else "")
-        return f"{place}{self.subject.melu(False)} {self.object.melu(True)} {verb}"
+        return f"{place}{self.subject.melu(is_object=False)} {self.object.melu(is_object=True)} {verb}"
 
     def english(self) -> str:
-        """Who, verb, whom, place."""
+        """Return subject, verb, object and place in English."""
         if self.negated:
             helper = "did" if self.past else "do" if self.subject.plural else "does"
             verb = f"{helper} not {self.verb.base}"
@@ -135,46 +139,46 @@ class Clause:
 
 
 class Translation(NamedTuple):
-    """One sentence in both languages."""
+    """A sentence in both languages."""
 
     source: str
     target: str
 
 
 def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
-    """Different sentences for each split, of at most so many clauses (1 or 2)."""
+    """Return different random sentences for each split, of at most `clauses` clauses (1 or 2)."""
     return sample_splits(lambda random: _sentence(random, clauses), sizes, seed)
 
 
 def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
     past = random.random() < 0.5
-    time, said = random.choice(list((PAST if past else PRESENT).items()))
+    melu_time, english_time = random.choice(list((PAST if past else PRESENT).items()))
     main = _clause(random, past)
-    before, after = (f"{time} " if time else ""), (f" {said}" if said else "")
+    before, after = (f"{melu_time} " if melu_time else ""), (f" {english_time}" if english_time else "")
     if clauses > 1 and random.random() < 0.3:
-        joint, word = random.choice(list(JOINTS.items()))
+        melu_word, english_word = random.choice(list(CONJUNCTIONS.items()))
         other = _clause(random, past)
-        source = f"{before}{other.melu()} {joint} {main.melu()} ."
-        target = f"{main.english()}{after} {word} {other.english()} ."
+        source = f"{before}{other.melu()} {melu_word} {main.melu()} ."
+        target = f"{main.english()}{after} {english_word} {other.english()} ."
     else:
         source, target = f"{before}{main.melu()} .", f"{main.english()}{after} ."
     return Sampled(source, Translation(source, target))
 
 
 def _clause(random: Random, past: bool) -> Clause:
-    placed = random.random() < 0.4
+    has_place = random.random() < 0.4
     return Clause(
-        subject=_thing(random),
+        subject=_noun_phrase(random),
         verb=random.choice(VERBS),
-        object=_thing(random),
+        object=_noun_phrase(random),
         past=past,
         negated=random.random() < 0.25,
-        place=random.choice(list(PLACES)) if placed else "",
-        side=random.choice(list(SIDES)) if placed else "",
+        place=random.choice(list(PLACES)) if has_place else "",
+        side=random.choice(list(SIDES)) if has_place else "",
     )
 
 
-def _thing(random: Random) -> NounPhrase:
+def _noun_phrase(random: Random) -> NounPhrase:
     return NounPhrase(
         noun=random.choice(NOUNS),
         adjective=random.choice(list(ADJECTIVES)) if random.random() < 0.5 else "",

@@ -1,4 +1,4 @@
-"""Draws dealt to train, dev and test by what they are, so that no draw and nothing of its kind is in two of them."""
+"""Random samples split into train, dev and test by a hash of their key, so that no key is in two splits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from heedful.errors import HeedfulError
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
-TENTHS = {8: "dev", 9: "test"}  # of all that can be drawn; the other eight are train's
-PATIENCE = 20  # draws in a row that give nothing new
+TENTHS = {8: "dev", 9: "test"}  # of all keys; the other eight tenths are train
+PATIENCE = 20  # samples in a row without a new one, per wanted sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """How many draws each split gets."""
+    """Number of samples of each split."""
 
     train: int
     dev: int
@@ -32,14 +32,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Generic[T]):
-    """What was drawn, and what decides its split and whether it is new."""
+    """A sample, and its key, which decides its split and whether it is new."""
 
     key: str
     value: T
 
 
 def split_of(key: str) -> str:
-    """The split of everything with that key, whatever is drawn beside it.
+    """Return the split of a key; it depends on nothing else.
 
     >>> sorted({split_of(str(number)) for number in range(100)})
     ['dev', 'test', 'train']
@@ -48,22 +48,31 @@ def split_of(key: str) -> str:
     return TENTHS.get(int.from_bytes(digest, "big") % 10, "train")
 
 
-def sample_splits(draw: Callable[[Random], Sampled[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
-    """So many draws with different keys for each split; the same for the same seed, on every machine."""
+def sample_splits(sample: Callable[[Random], Sampled[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
+    """Return samples with different keys for each split; the same for the same seed, on every machine.
+
+    Args:
+        sample: Draws a random sample.
+        sizes: Number of samples of each split.
+        seed: Random seed.
+
+    Raises:
+        HeedfulError: If there are not enough different samples.
+    """
     random = Random(seed)
     wanted: Mapping[str, int] = {name: getattr(sizes, name) for name in SPLITS}
-    found: dict[str, list[T]] = {name: [] for name in SPLITS}
+    splits: dict[str, list[T]] = {name: [] for name in SPLITS}
     seen: set[str] = set()
-    idle = 0
-    while any(len(found[name]) < wanted[name] for name in SPLITS):
-        drawn = draw(random)
-        split = split_of(drawn.key)
-        if drawn.key in seen or len(found[split]) == wanted[split]:
-            idle += 1
-            if idle > PATIENCE * (1 + sum(wanted.values())):
-                raise HeedfulError(f"{sizes} is more than there is to draw: {len(seen):,} were found; ask for fewer")
+    repeats = 0
+    while any(len(splits[name]) < wanted[name] for name in SPLITS):
+        sampled = sample(random)
+        split = split_of(sampled.key)
+        if sampled.key in seen or len(splits[split]) == wanted[split]:
+            repeats += 1
+            if repeats > PATIENCE * (1 + sum(wanted.values())):
+                raise HeedfulError(f"{sizes} is more than there is to sample: {len(seen):,} exist; ask for fewer")
             continue
-        idle = 0
-        seen.add(drawn.key)
-        found[split].append(drawn.value)
-    return found
+        repeats = 0
+        seen.add(sampled.key)
+        splits[split].append(sampled.value)
+    return splits

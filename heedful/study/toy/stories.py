@@ -1,4 +1,4 @@
-"""Documents to read first: reviews of several sentences that agree with each other, in an order that tells."""
+"""Stories to pre-train on: film reviews of several sentences of one opinion, with a beginning and an end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDINGS = (
 
 
 def stories(count: int, seed: int = 0) -> list[str]:
-    """So many documents, a sentence on each line; each is of one opinion."""
+    """Return random stories, one sentence per line; each has one opinion."""
     random = Random(seed)
     return ["\n".join(_story(random)) for _ in range(count)]
 
@@ -29,21 +29,21 @@ def stories(count: int, seed: int = 0) -> list[str]:
 def _story(random: Random) -> list[str]:
     label = random.choice((GOOD, BAD))
     words = POSITIVE if label == GOOD else NEGATIVE
-    inner = [_sentence(random, label) for _ in range(random.randint(2, 6))]
+    sentences = [_sentence(random, label) for _ in range(random.randint(2, 6))]
     first, last = random.choice(OPENINGS), random.choice(ENDINGS)
-    return [first.format(w=random.choice(words)), *inner, last.format(w=random.choice(words))]
+    return [first.format(w=random.choice(words)), *sentences, last.format(w=random.choice(words))]
 
 
 def _sentence(random: Random, label: str) -> str:
-    """Mostly three words that agree, side by side: what a word says can be read off its neighbours."""
+    """Return a sentence, mostly with three opinion words that agree, so that neighbours tell what a word means."""
     other = BAD if label == GOOD else GOOD
-    mine, theirs = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
+    same, opposite = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
     match random.randrange(10):
         case 0:
             return f"{clause(random, other)} but {clause(random, label)} ."
         case 1:
-            return f"the {random.choice(ASPECTS)} is {random.choice(mine)} , not {random.choice(theirs)} ."
+            return f"the {random.choice(ASPECTS)} is {random.choice(same)} , not {random.choice(opposite)} ."
         case 2 | 3:
             return f"{clause(random, label)} ."
-    one, two, three = random.sample(mine, 3)
+    one, two, three = random.sample(same, 3)
     return f"the {random.choice(ASPECTS)} is {one} , {two} and {three} ."
