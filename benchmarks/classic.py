@@ -24,7 +24,7 @@ from finetune_data import load
 from report import RESULTS, facts, grid, write
 
 import heedful
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.runs import timing
 from heedful.runs.finetune.run import finetune
 from heedful.runs.results import RESULTS as RUN_RESULTS
@@ -61,7 +61,7 @@ def data(task: str, folder: Path) -> Path:
     if made.is_dir():
         return made
     given = load(task)
-    rows, held = ([each for each in part if isinstance(each, Labelled)] for part in (given.train, given.held))
+    rows, held = ([each for each in part if isinstance(each, LabelledExample)] for part in (given.train, given.held))
     random.Random(f"kept back of {task}").shuffle(rows)
     back = round(KEPT_BACK * len(rows))
     part = made.with_suffix(".part")

@@ -20,11 +20,11 @@ import lengths
 from harness import Arm, Bound, Prepared, Values, measure, serve
 from report import RESULTS, grid, write
 
-from heedful.data.bad_rows import LeaveOut, Sieve
-from heedful.data.corpus.build import Corpus, CorpusSettings, build
-from heedful.data.corpus.documents import Reading, expand
-from heedful.data.corpus.sentence_split import normalise
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.data.bad_rows import RowErrors, Skip
+from heedful.data.corpus.build import Corpus, CorpusSettings, build_corpus
+from heedful.data.corpus.documents import DocumentReader, list_files
+from heedful.data.corpus.sentence_split import clean_text
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
 ABOUT = """{megabytes} MB of {what} with a vocabulary of {vocabulary:,} word pieces learnt from it. `tokenizers` has the
 documents in memory, each cleaned and as one text, and makes encodings without offsets on all cores, a batch at a time,
@@ -56,8 +56,8 @@ def invented(characters: int, seed: int = 0) -> Iterator[str]:
 
 def taken(folder: Path, characters: int) -> Iterator[str]:
     """Documents of a folder's files."""
-    files, said = expand([folder])
-    for chunk in Reading([path for path, _ in files], CorpusSettings(), Sieve(LeaveOut()), said).chunks():
+    files, said = list_files([folder])
+    for chunk in DocumentReader([path for path, _ in files], CorpusSettings(), RowErrors(Skip()), said).chunks():
         for text, _ in chunk or ():
             characters -= len(text)
             yield text
@@ -70,11 +70,11 @@ def put(folder: Path, texts: Iterator[str]) -> Tokenizer:
     kept: list[str] = []
     with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
         for text in texts:
-            text = normalise(text)
+            text = clean_text(text)
             if text:
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 kept += [text] if len(kept) < 3000 else []
-    tokenizer = train(kept, TokenizerSettings())
+    tokenizer = train_tokenizer(kept, TokenizerSettings())
     tokenizer.save(folder / "tokenizer")
     return tokenizer
 
@@ -112,7 +112,7 @@ def prepare(engine: str, folder: Path, processes: int) -> Prepared:
 
     def run() -> Any:
         with tempfile.TemporaryDirectory(dir=folder) as out:
-            corpus = build(
+            corpus = build_corpus(
                 [folder / "texts.jsonl"], tokenizer, Path(out), CorpusSettings(shard_chars=SHARD), processes=processes
             )
             return corpus.count, sample(corpus)
@@ -131,7 +131,7 @@ def peak(folder: Path, processes: int) -> None:
     tokenizer = Tokenizer.load(folder / "tokenizer")
     with tempfile.TemporaryDirectory(dir=folder) as out:
         settings = CorpusSettings(shard_chars=SHARD)
-        corpus = build([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
+        corpus = build_corpus([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
         print(json.dumps([corpus.about["counts"]["characters"], *map(_peak, (resource.RUSAGE_SELF, -1))]))
 
 

@@ -29,7 +29,7 @@ from finetune_data import PLANS, load
 from report import RESULTS, grid
 from report import write as write_record
 
-from heedful.data import Labelled, Scored, Tagged
+from heedful.data import LabelledExample, ScoredExample, TaggedExample
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.run import distil
 from heedful.runs.finetune.run import finetune
@@ -68,13 +68,13 @@ def write(task: str, folder: Path, name: str, rows: Sequence[Any]) -> None:
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
         for number, row in enumerate(rows):
             match row:
-                case Labelled():
+                case LabelledExample():
                     if not number:
                         csv.writer(file).writerow(("text", "label"))
                     csv.writer(file).writerow((row.text, row.label))
-                case Scored():
+                case ScoredExample():
                     file.write(json.dumps({"anchor": row.text, "positive": row.text_pair, "score": row.score}) + "\n")
-                case Tagged():
+                case TaggedExample():
                     file.writelines(f"{word} {tag}\n" for word, tag in zip(row.words, row.tags, strict=True))
                     file.write("\n")
                 case str():
@@ -153,7 +153,7 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
     place = run.folder / "few-data"
     write("SST-2", place, "train.csv", found.train[:LABELLED])
     write("SST-2", place, "test.csv", run.few(found.held))
-    rest = [each.text for each in found.train[LABELLED:] if isinstance(each, Labelled)]
+    rest = [each.text for each in found.train[LABELLED:] if isinstance(each, LabelledExample)]
     sources = {"SST-2": rest, "IMDB": reviews(max(AMOUNTS))}
     for source, texts in sources.items():
         for amount in AMOUNTS[:2] if run.rehearsed else AMOUNTS:

@@ -28,7 +28,7 @@ from report import facts
 from torch import Tensor
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import create, save
 from heedful.model.heads import pool
 from heedful.runs.finetune.run import finetune
@@ -206,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
-    parser.add_argument("--model", default=ENCODER)
+    parser.add_argument("--model", default=BUNDLED_ENCODER)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--fill", action="store_true", help="fill in masks instead")

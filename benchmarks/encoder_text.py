@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from heedful.data.corpus.sentence_split import normalise, segments
+from heedful.data.corpus.sentence_split import clean_text, split_sentences
 
 CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
 LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets
@@ -92,7 +92,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
     measured: set[bytes] = set()
     for text in measured_texts(data / "tasks"):
         measured.add(plain(text))
-        found, _ = segments(normalise(text.replace("<br />", " ")))
+        found, _ = split_sentences(clean_text(text.replace("<br />", " ")))
         measured.update(map(plain, found))
     measured.discard(b"")
     counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
@@ -103,8 +103,8 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                 if document["title"] in LEFT_OUT:
                     continue
                 paragraphs = []
-                for paragraph in normalise(document["text"]).split("\n\n"):
-                    sentences, _ = segments(paragraph)
+                for paragraph in clean_text(document["text"]).split("\n\n"):
+                    sentences, _ = split_sentences(paragraph)
                     kept = [sentence for sentence in sentences if plain(sentence) not in measured]
                     counts["sentences"] += len(sentences)
                     counts["dropped sentences"] += len(sentences) - len(kept)

@@ -23,7 +23,7 @@ from report import facts
 
 import heedful
 from heedful.checkpoint.new_head import attach
-from heedful.data import Scored
+from heedful.data import ScoredExample
 from heedful.runs.scoring import measure_split
 from heedful.tasks.classify import Classify
 from heedful.tasks.qa import QuestionAnswering
@@ -54,7 +54,7 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
     loaded = heedful.load(minilm())
     common: dict[str, Any] = {"tokenizer": loaded.tokenizer, "limit": longest}
     if task.kind == "regress":
-        scores = [each.score for each in task.train if isinstance(each, Scored)]
+        scores = [each.score for each in task.train if isinstance(each, ScoredExample)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
         return made, attach(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
     if task.kind == "qa":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from heedful.data import DataSettings, Labelled, Question, Scored, Tagged, read
+from heedful.data import DataSettings, LabelledExample, QuestionExample, ScoredExample, TaggedExample, read
 
 GLUE = ("SST-2", "MRPC", "STS-B", "RTE", "CoLA")
 Each = TypeVar("Each")
@@ -48,8 +48,10 @@ class Task:
 
     kind: Literal["classify", "regress", "tag", "qa"]
     labels: tuple[str, ...]  # in order; none of a regression, or of questions
-    train: Sequence[Labelled | Scored | Tagged | Question]
-    held: Sequence[Labelled | Scored | Tagged | Question]  # never trained on, and nothing is chosen by it
+    train: Sequence[LabelledExample | ScoredExample | TaggedExample | QuestionExample]
+    held: Sequence[
+        LabelledExample | ScoredExample | TaggedExample | QuestionExample
+    ]  # never trained on, and nothing is chosen by it
     about: str  # where they come from and what was left out
 
 
@@ -73,19 +75,19 @@ def sample(examples: Sequence[Each], count: int | None) -> list[Each]:
 
 def _glue(folder: Path) -> Task:
     source = read(folder)
-    kind: Literal["classify", "regress"] = "regress" if source.kind is Scored else "classify"
+    kind: Literal["classify", "regress"] = "regress" if source.kind is ScoredExample else "classify"
     return Task(
         kind=kind,
         labels=source.labels,
-        train=_of((Labelled, Scored), source.examples("train")),
-        held=_of((Labelled, Scored), source.examples("dev")),
+        train=_of((LabelledExample, ScoredExample), source.examples("train")),
+        held=_of((LabelledExample, ScoredExample), source.examples("dev")),
         about=f"GLUE's {folder.name}, train and dev",
     )
 
 
 def _conll(tasks: Path) -> Task:
     files = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
-    source = read({split: tasks / "conll2003" / name for split, name in files.items()}, Tagged)
+    source = read({split: tasks / "conll2003" / name for split, name in files.items()}, TaggedExample)
     return Task(
         kind="tag",
         labels=source.labels,
@@ -99,13 +101,13 @@ def _ag_news(tasks: Path) -> Task:
     """The 5,000 rows without the 1,000 of its dev.csv, which are all in it, and without what the official test has."""
     settings = DataSettings(columns={"text": 1, "label": 2}, dev_fraction=0.0)
     small = tasks / "ag_news" / "subset_7k"
-    rows = list(read(small / "train.csv", Labelled, settings).examples("train"))
-    kept_back = {row.text for row in read(small / "dev.csv", Labelled, settings).examples("train")}
+    rows = list(read(small / "train.csv", LabelledExample, settings).examples("train"))
+    kept_back = {row.text for row in read(small / "dev.csv", LabelledExample, settings).examples("train")}
     official = tasks / "ag_news" / "ag_news_csv" / "test.csv"
     separate = DataSettings(columns={"text": 3, "label": 1}, dev_fraction=0.0)
-    descriptions = {_words(row.text) for row in read(official, Labelled, separate).examples("train")}
+    descriptions = {_words(row.text) for row in read(official, LabelledExample, separate).examples("train")}
     joined = DataSettings(columns={"text": (2, 3), "label": 1}, dev_fraction=0.0)
-    held = list(read(official, Labelled, joined).examples("train"))
+    held = list(read(official, LabelledExample, joined).examples("train"))
     left = [row for row in rows if row.text not in kept_back]
     train = [row for row in left if not _ends(_words(row.text), descriptions)]
     return Task(
@@ -123,7 +125,7 @@ def _imdb(tasks: Path) -> Task:
 
     A tenth of train is kept back, as Heedful does of data without a dev split.
     """
-    source = read({split: tasks / "imdb" / f"{split}.jsonl.xz" for split in ("train", "test")}, Labelled)
+    source = read({split: tasks / "imdb" / f"{split}.jsonl.xz" for split in ("train", "test")}, LabelledExample)
     held = list(source.examples("test"))
     tested = {row.text for row in held}
     rows = list(source.examples("train"))
@@ -142,12 +144,12 @@ def _squad(tasks: Path) -> Task:
 
     Paragraphs of new_wiki that stand in dev too are left out.
     """
-    held = list(read({"dev": tasks / "squad" / "dev-v1.1.json"}, Question).examples("dev"))
+    held = list(read({"dev": tasks / "squad" / "dev-v1.1.json"}, QuestionExample).examples("dev"))
     contexts = {question.context for question in held}
-    rows: list[Question] = []
+    rows: list[QuestionExample] = []
     for name in ("new_wiki", "amazon_reviews", "reddit"):
         file = tasks / "squadshifts" / f"{name}_v1.0.json"
-        rows += read({"train": file}, Question).examples("train")
+        rows += read({"train": file}, QuestionExample).examples("train")
     train = [row for row in rows if row.context not in contexts]
     return Task(
         kind="qa",
@@ -159,7 +161,9 @@ def _squad(tasks: Path) -> Task:
     )
 
 
-def _of(kinds: tuple[type[Labelled], type[Scored]], examples: Iterable[object]) -> list[Labelled | Scored]:
+def _of(
+    kinds: tuple[type[LabelledExample], type[ScoredExample]], examples: Iterable[object]
+) -> list[LabelledExample | ScoredExample]:
     found = []
     for example in examples:
         assert isinstance(example, kinds)

@@ -27,7 +27,7 @@ from lengths import digest
 from report import facts, machine_busy
 from torch import Tensor, nn
 
-from heedful.data import Labelled, Question, Scored, Tagged
+from heedful.data import LabelledExample, QuestionExample, ScoredExample, TaggedExample
 
 WARM_UP, DECAY, CLIP, EPS, BETAS = 0.1, 0.01, 1.0, 1e-8, (0.9, 0.999)
 NO_LABEL = -100
@@ -47,13 +47,16 @@ class Encoded:
 
 
 def encode(
-    tokenizer: Any, task: Task, examples: Sequence[Labelled | Scored | Tagged | Question], longest: int
+    tokenizer: Any,
+    task: Task,
+    examples: Sequence[LabelledExample | ScoredExample | TaggedExample | QuestionExample],
+    longest: int,
 ) -> Encoded:
     """Tokenise as the checkpoint says; the longer text of a pair is cut first, and how many were cut is counted."""
-    known = [each for each in examples if not isinstance(each, Question)]
+    known = [each for each in examples if not isinstance(each, QuestionExample)]
     assert len(known) == len(examples), "this arm has no such task"
-    first: list[Any] = [list(each.words) if isinstance(each, Tagged) else each.text for each in known]
-    second = [each.text_pair for each in known if not isinstance(each, Tagged) and each.text_pair is not None]
+    first: list[Any] = [list(each.words) if isinstance(each, TaggedExample) else each.text for each in known]
+    second = [each.text_pair for each in known if not isinstance(each, TaggedExample) and each.text_pair is not None]
     texts = (first, second) if second else (first,)
     assert len(second) in (0, len(first))
     split = task.kind == "tag"
@@ -65,11 +68,11 @@ def encode(
     targets: list[Any] = []
     for number, each in enumerate(examples):
         match each:
-            case Labelled():
+            case LabelledExample():
                 targets.append(task.labels.index(each.label))
-            case Scored():
+            case ScoredExample():
                 targets.append(each.score)
-            case Tagged():
+            case TaggedExample():
                 targets.append(first_pieces(words[number], [task.labels.index(tag) for tag in each.tags]))
     return Encoded(ids=whole["input_ids"], segments=whole["token_type_ids"], words=words, targets=targets, cut=cut)
 
@@ -244,7 +247,7 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     learned, held = (encode(tokenizer, task, part, plan.longest) for part in (task.train, task.held))
     if task.kind == "tag":
-        words = sum(len(each.words) for each in task.held if isinstance(each, Tagged))
+        words = sum(len(each.words) for each in task.held if isinstance(each, TaggedExample))
         assert words == sum(target != NO_LABEL for targets in held.targets for target in targets), "words are lost"
     print(f"{given.task}: {task.about}; {len(learned.ids)} and {len(held.ids)} sequences", flush=True)
     torch.manual_seed(given.seed)

@@ -91,11 +91,12 @@ class Given:
 
     def batches(self, device: torch.device) -> list[Batch]:
         """As Heedful's objective makes them, on the device."""
-        from heedful.data.sampler import mixed
+        from heedful.data.sampler import derive_seed
 
         drawn = objective(self.case)
         return [
-            drawn.batch([sample], [mixed(SEED, 0, number)]).to(device) for number, sample in enumerate(self.samples)
+            drawn.batch([sample], [derive_seed(SEED, 0, number)]).to(device)
+            for number, sample in enumerate(self.samples)
         ]
 
 
@@ -108,11 +109,11 @@ def objective(case: Case) -> MaskedLM:
 
 def given(case: Case) -> Given:
     """Sequences of random words in rows of one shape, and what is hidden in them."""
-    from heedful.data.sampler import mixed
+    from heedful.data.sampler import derive_seed
 
     samples, drawn, texts = rows(case), objective(case), []
     for number, sample in enumerate(samples):
-        batch = drawn.batch([sample], [mixed(SEED, 0, number)])
+        batch = drawn.batch([sample], [derive_seed(SEED, 0, number)])
         assert batch.rows is not None and bool(batch.weights.all()), "fewer tokens than are to be hidden"
         read, labels = batch.packed.tokens.numpy(), np.full(len(sample), -100)
         labels[batch.rows.numpy()] = batch.targets.numpy()

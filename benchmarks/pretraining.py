@@ -95,11 +95,11 @@ def padded(job: Job, folder: str, given: Round) -> Epoch:
     """transformers' model in a plain PyTorch loop."""
     import torch
 
-    from heedful.data.sampler import Order
+    from heedful.data.sampler import BatchSampler
 
     model = peer("AutoModelForMaskedLM", folder, job.attention)
     move = mover(model, RATE)
-    order = Order(count=len(given.counts), batch=job.batch, seed=SEED)
+    order = BatchSampler(count=len(given.counts), batch=job.batch, seed=SEED)
     members = np.split(np.arange(len(given.lengths)), np.cumsum(given.counts)[:-1])  # the sequences of each row
     read, labels = (torch.from_numpy(each).split(given.lengths.tolist()) for each in (given.read, given.labels))
     asked = [int((each >= 0).sum()) for each in labels]

@@ -52,11 +52,11 @@ class Round:
     @classmethod
     def of(cls, samples: Sequence[Sample], objective: MaskedLM) -> Round:
         """What Heedful's trainer makes of the samples in every epoch."""
-        from heedful.data.sampler import mixed
+        from heedful.data.sampler import derive_seed
 
         read, labels = [], []
         for number, sample in enumerate(samples):
-            batch = objective.batch([sample], [mixed(SEED, 0, number)])
+            batch = objective.batch([sample], [derive_seed(SEED, 0, number)])
             assert batch.rows is not None
             read.append(batch.packed.tokens.numpy())
             labels.append(np.full(len(sample), -100))
@@ -137,14 +137,16 @@ def corpus(tokens: int, vocabulary: int) -> Any:
 
 def windows(given: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
-    from heedful.data.sampler import order
+    from heedful.data.sampler import epoch_order
     from heedful.objectives import rows
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
     frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), kinds=(0,))
     ranges = rows.windows(given, np.arange(len(given)), frame.room(LENGTH))
     made = rows.Rows(given, frame, ranges, case.row, SEED)
-    found = [row for row in (made[number] for number in order(len(made), SEED, 0)) if len(row) >= rows.FULL * case.row]
+    found = [
+        row for row in (made[number] for number in epoch_order(len(made), SEED, 0)) if len(row) >= rows.FULL * case.row
+    ]
     assert len(found) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
     return found[: case.batch * case.steps]
 

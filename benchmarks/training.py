@@ -115,11 +115,11 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.rnn import pad_sequence
 
-    from heedful.data.sampler import Order
+    from heedful.data.sampler import BatchSampler
 
     model = peer("AutoModelForSequenceClassification", folder, job.attention)
     move = mover(model, RATE)
-    order = Order(count=len(given.ids), batch=job.batch, seed=SEED)
+    order = BatchSampler(count=len(given.ids), batch=job.batch, seed=SEED)
     tokens, labels = [torch.tensor(ids) for ids in given.ids], torch.tensor(given.labels)
     turns = (order.turn(step).numbers.tolist() for step in count())
 

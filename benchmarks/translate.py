@@ -26,7 +26,7 @@ import torch
 from report import RESULTS, facts, grid, write
 
 import heedful
-from heedful.data import Rewritten, read
+from heedful.data import Seq2SeqExample, read
 from heedful.model.decode import Beam
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.dry_run import dry_run
@@ -90,7 +90,7 @@ def scores(said: list[str], golds: list[str]) -> dict[str, Any]:
 @torch.inference_mode()
 def perplexity(loaded: heedful.Loaded, folder: Path) -> dict[str, float]:
     """exp of the mean -log p, the right beginning given: of each token with the end, and of each word with the end."""
-    source = read(folder, Rewritten)
+    source = read(folder, Seq2SeqExample)
     task, loaded = build_eval_task(loaded, source, "test")
     examples = list(source.examples("test"))
     samples = task.read(examples).samples
@@ -136,7 +136,7 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     if done.status != "completed":
         raise SystemExit(130)
     loaded = heedful.load(run)
-    examples = list(read(pairs, Rewritten).examples("test"))
+    examples = list(read(pairs, Seq2SeqExample).examples("test"))
     golds, found = [example.rewritten for example in examples], {}
     for name, writing in (
         ("greedy", GenerationConfig(max_new_tokens=60)),

@@ -21,7 +21,7 @@ from finetune_data import load
 from report import RESULTS, grid, write
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, measure_words, rows_of_splits, sample_mask
 from heedful.tasks.classify import Classify
 
@@ -44,7 +44,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
         split: list(compress(enumerate(examples), sample_mask(len(examples), rows[split], seed)))
         for split, examples in splits.items()
     }
-    tokenizer = heedful.load(ENCODER).tokenizer
+    tokenizer = heedful.load(BUNDLED_ENCODER).tokenizer
     assert tokenizer is not None
     task = Classify(tokenizer=tokenizer, limit=None, labels=given.labels)
     words = WordBaseline(task)

@@ -6,7 +6,7 @@ Expect: two orders of the same words get one answer, to rounding; 100 % right wh
 because each such text has a twin of the same words and the other class. A GRU below the same reader tells them apart.
 """
 
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.model.classic_config import Bag, Recurrent
 from heedful.study.build import (
     accuracy_by_part,
@@ -25,7 +25,7 @@ SAID = ("the end is very bad but what a great music", "what a great music but th
 def main(steps: int = 150) -> dict[str, dict[str, float]]:
     """Train both for so many steps; what was found of each."""
     data = texts(Sizes(train=2400, dev=0, test=400), seed=1)
-    train, test = ([Labelled(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
+    train, test = ([LabelledExample(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
     parts = {each.text: each.part for each in data["test"]}
     tokenizer = word_level_tokenizer([*(each.text for each in train), *SAID])
     found = {}

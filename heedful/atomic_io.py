@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Chunk: TypeAlias = "bytes | memoryview | Tensor"  # a tensor stands for its bytes
 
 
-def raw(chunk: Chunk) -> memoryview:
+def as_bytes(chunk: Chunk) -> memoryview:
     """The bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
     if isinstance(chunk, bytes | memoryview):
         return memoryview(chunk)
@@ -29,86 +29,86 @@ def raw(chunk: Chunk) -> memoryview:
     return chunk.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def measure(chunks: Iterable[Chunk]) -> dict[str, int | str]:
+def checksum(chunks: Iterable[Chunk]) -> dict[str, int | str]:
     """The size and the SHA-256 of all chunks together."""
     size, digest = 0, hashlib.sha256()
-    for chunk in map(raw, chunks):
+    for chunk in map(as_bytes, chunks):
         size += len(chunk)
         digest.update(chunk)
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def put(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
+def write_synced(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
     """Write a new file and sync it; the measure of what was to be written, one chunk in memory at a time."""
 
     def written() -> Iterator[memoryview]:
-        for chunk in map(raw, chunks):
+        for chunk in map(as_bytes, chunks):
             _write(handle, chunk)
             yield chunk
 
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
-        found = measure(written())
+        found = checksum(written())
         _fsync(handle)  # by the handle that wrote: another one need not hear of an error
     return found
 
 
-def put_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Make a folder, and what is missing above it."""
     if not path.is_dir():
-        put_folder(path.parent)
+        make_folder(path.parent)
         try:
             _mkdir(path)
         except FileExistsError:  # another process was faster
             if not path.is_dir():
                 raise
-        sync(path.parent)
+        sync_folder(path.parent)
 
 
-def writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Raise the OSError that writing a file there gives: before work whose results are to be kept there."""
-    part = temporary(folder / "probe")
+    part = temporary_path(folder / "probe")
     _remove(part)
     try:
-        put(part, [b"\0"])
+        write_synced(part, [b"\0"])
     finally:
         _remove(part)
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder last."""
     with _opened(folder, os.O_RDONLY) as handle:
         _fsync(handle)
 
 
 @contextmanager
-def whole(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Path]:
+def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Path]:
     """A temporary name, or a temporary folder, that then becomes the target for good, or disappears.
 
     `owner` stands in the temporary name instead of the process, for a folder that several machines write to; what such
     an owner leaves is not swept.
     """
-    part = temporary(target, owner)
+    part = temporary_path(target, owner)
     try:
         if folder:
             _mkdir(part)
         yield part
         if folder:
-            sync(part)
+            sync_folder(part)
         _rename(part, target)
     except BaseException:
         _remove(part)
         raise
-    sync(target.parent)
+    sync_folder(target.parent)
 
 
 def remove(path: Path) -> None:
     """Remove a file or a folder; there is never half of it under its name."""
-    gone = temporary(path.with_name(f"{path.name}.old"))
+    gone = temporary_path(path.with_name(f"{path.name}.old"))
     _rename(path, gone)
     _remove(gone)
 
 
-def sweep(folder: Path, name: str | None = None) -> None:
+def remove_stale(folder: Path, name: str | None = None) -> None:
     """Remove what processes that died, or earlier calls of this one, left in the middle of something.
 
     With a name, what was left of that alone: in a folder that is not ours, others may call their files so too.
@@ -120,7 +120,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
             _remove(path)
 
 
-def temporary(path: Path, owner: str = "") -> Path:
+def temporary_path(path: Path, owner: str = "") -> Path:
     """What it is called before it is there; `sweep` knows it."""
     return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-ENCODER = "heedful-mini-en"
+BUNDLED_ENCODER = "heedful-mini-en"
 
 
-def shipped(name: str) -> Path | None:
+def bundled_model(name: str) -> Path | None:
     """The folder of a model that ships; None: none has that name."""
     folder = Path(str(files("heedful"))) / "assets" / name
-    return folder if name == ENCODER else None
+    return folder if name == BUNDLED_ENCODER else None

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from heedful.atomic_io import sweep, whole
+from heedful.atomic_io import atomic_path, remove_stale
 from heedful.errors import HeedfulError, HeedfulWarning
 
 VARIABLE = "HEEDFUL_CACHE"
@@ -143,18 +143,18 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 # -- files in it -------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """Return what is in a file of the cache, as `open_file` opens it."""
     with open(open_file(path), "rb") as file:
         return file.read()
 
 
-def write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write a file of the cache that only this user can read; it appears whole."""
     make_folder(path.parent)
-    sweep(path.parent, path.name)  # what a process that was killed left
+    remove_stale(path.parent, path.name)  # what a process that was killed left
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with whole(path) as part, open(os.open(part, flags, 0o600), "wb") as file:
+    with atomic_path(path) as part, open(os.open(part, flags, 0o600), "wb") as file:
         file.write(data)
 
 
@@ -162,7 +162,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path, work: str) -> Iterator[None]:
+def lock(path: Path, work: str) -> Iterator[None]:
     """Hold a lock of the cache, which one process has at a time.
 
     `work` says what its holder does, as in "building the kernels". After WARN_AFTER seconds a warning names the holder;

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.toml_json import cut, made_plain, named, parse, shown, toml
+from heedful.toml_json import cut, format_path, parse, shown, to_plain_data, toml_lines
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -43,20 +43,20 @@ MOST_PROBLEMS = 10  # that one message lists
 _FORGET: list[Callable[[], None]] = []  # clears a cache
 
 
-def by_class(function: Callable[[Any], Value]) -> Callable[[Any], Value]:
+def cache_by_class(function: Callable[[Any], Value]) -> Callable[[Any], Value]:
     """Cache what is derived from a class of settings, until `forget_types`."""
     cached = cache(function)
     _FORGET.append(cached.cache_clear)
     return cached
 
 
-def forget_types() -> None:
+def clear_type_caches() -> None:
     """Clear what was derived from classes of settings, after a union has got another member."""
     for clear in _FORGET:
         clear()
 
 
-@by_class
+@cache_by_class
 def type_hints(cls: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields, with unions in place of base classes that have members."""
     return {name: _members_of(hint) for name, hint in get_type_hints(cls).items()}
@@ -70,7 +70,7 @@ def _members_of(hint: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[str | int]], str]) -> Settings:
+def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[str | int]], str]) -> Settings:
     """Build a settings dataclass from plain data.
 
     Args:
@@ -84,7 +84,7 @@ def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[
     from pydantic import ValidationError
 
     source_of = source if callable(source) else lambda path: source
-    plain = made_plain(data, (), source_of(()))
+    plain = to_plain_data(data, (), source_of(()))
     try:
         settings: Settings = _adapter(cls).validate_python(plain)
     except ValidationError as error:
@@ -100,13 +100,13 @@ def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[
         source = source_of(path) or source_of(path[:-1])
         message = "\n".join(dict.fromkeys(lines))
         code = "unknown" if error.errors(include_url=False)[0]["type"] == "extra_forbidden" else "invalid"
-        raise SettingError(message, path=named(path) if path else "", source=source, code=code) from None
+        raise SettingError(message, path=format_path(path) if path else "", source=source, code=code) from None
     return settings
 
 
 def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
     """A settings dataclass from a .toml or .json file."""
-    return read(cls, load_mapping(path), source=str(path))
+    return from_mapping(cls, load_mapping(path), source=str(path))
 
 
 def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
@@ -133,11 +133,11 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
     """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
     mapping = to_mapping(settings)
-    lay(mapping, made_plain(data, (), source), type(settings))
-    return read(type(settings), mapping, source=source)
+    merge(mapping, to_plain_data(data, (), source), type(settings))
+    return from_mapping(type(settings), mapping, source=source)
 
 
-def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
+def merge(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
     """Update a table of settings in place with another, table by table; another `kind` starts its table anew.
 
     Args:
@@ -152,7 +152,7 @@ def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
             table.update(dict.fromkeys(group))
     for key, value in data.items():
         if isinstance(value, dict) and isinstance(table.get(key), dict):
-            lay(table[key], value, *(below for cls in classes for below in _tables(type_hints(cls).get(key))))
+            merge(table[key], value, *(below for cls in classes for below in _tables(type_hints(cls).get(key))))
         else:
             table[key] = value
 
@@ -167,7 +167,7 @@ def is_set(value: object) -> bool:
     return value is not None and value != "none"
 
 
-@by_class
+@cache_by_class
 def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Return the groups of a dataclass and of the tables in it, as paths."""
     groups: list[tuple[tuple[str, ...], ...]] = [tuple((name,) for name in group) for group in exclusive(cls)]
@@ -192,8 +192,8 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def to_toml(settings: Any) -> str:
     """Settings as the text of a TOML file: every setting, checked to read back the same."""
-    text = "\n".join(toml(to_mapping(settings), ())) + "\n"
-    if read(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
+    text = "\n".join(toml_lines(to_mapping(settings), ())) + "\n"
+    if from_mapping(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
         raise HeedfulError('to_toml: the text "none" stands where None is allowed and would be read as None')
     return text
 
@@ -215,7 +215,7 @@ _MARK = "\0"  # begins the name of a union's member in pydantic's places; a sett
 _OTHERS = "\0\0"  # the members that are no dataclass
 
 
-@by_class
+@cache_by_class
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
@@ -257,7 +257,7 @@ def _laid(default: Any, value: Any) -> Any:
     table = to_mapping(default)
     if "kind" not in value and not value.keys() <= table.keys():
         return value
-    lay(table, value, type(default))
+    merge(table, value, type(default))
     return table
 
 
@@ -317,7 +317,7 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
     for each in error.errors(include_url=False):
         extra, wrong = each["type"] == "extra_forbidden", each.get("ctx", {}).get("error")
         place, kind, value = _locate(cls, plain, each["loc"][:-1] if extra else each["loc"])
-        path, name = tuple(place), named(place)
+        path, name = tuple(place), format_path(place)
         if isinstance(wrong, AssertionError):  # our own mistake
             raise wrong
         if extra:
@@ -326,7 +326,7 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
             key = cut(str(each["loc"][-1]))
-            yield (*path, key), f"{named((*path, key))} is not a setting{did_you_mean(key, names) or known}"
+            yield (*path, key), f"{format_path((*path, key))} is not a setting{did_you_mean(key, names) or known}"
         elif wrong:  # from __post_init__
             yield _field_of_message(kind, place, str(wrong))
         elif each["type"].startswith("union_tag") and isinstance(value, dict):
@@ -346,8 +346,8 @@ def _field_of_message(kind: Any, place: Sequence[str | int], message: str) -> tu
     field, _, rest = message.partition(" ")
     if any(field == each.name for table in tables for each in _fields(table)) and rest.startswith(("is ", "would ")):
         path = (*place, field)
-        return path, f"{named(path)} {rest}"
-    return tuple(place), f"{named(place)}: {message}" if place else message
+        return path, f"{format_path(path)} {rest}"
+    return tuple(place), f"{format_path(place)}: {message}" if place else message
 
 
 def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], Any, Any]:

@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from heedful.api import finetune
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import RUN_MODEL
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
@@ -206,7 +206,7 @@ class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         prompt: Text that is put before each text.
     """
 
-    def __init__(self, model: str | Path = ENCODER, *, prompt: str = "") -> None:
+    def __init__(self, model: str | Path = BUNDLED_ENCODER, *, prompt: str = "") -> None:
         self.model = model
         self.prompt = prompt
 

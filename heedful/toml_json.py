@@ -46,7 +46,7 @@ def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str
         raise
     except (ValueError, RecursionError) as error:
         raise HeedfulError(f"{source}: is not {language}: {cut(str(error))}") from None
-    made_plain(value, (), source)
+    to_plain_data(value, (), source)
     if not isinstance(value, dict):
         raise HeedfulError(f"{source}: the top level is {shown(value)}, expected a table")
     return value
@@ -67,25 +67,25 @@ def _refuse_depth(text: str, source: str) -> None:
         raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
 
 
-def made_plain(value: Any, path: tuple[str | int, ...], source: str) -> Any:
+def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
     """The same data of dict, list, text, finite numbers, true, false and None; anything else is refused."""
     if len(path) > DEEPEST:
         raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
     match value:
         case Mapping():
             if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
-                raise HeedfulError(f"{source}: {named(path)} has the key {shown(strange[0])}, expected text")
-            return {key: made_plain(each, (*path, key), source) for key, each in value.items()}
+                raise HeedfulError(f"{source}: {format_path(path)} has the key {shown(strange[0])}, expected text")
+            return {key: to_plain_data(each, (*path, key), source) for key, each in value.items()}
         case list() | tuple():
-            return [made_plain(each, (*path, number), source) for number, each in enumerate(value)]
+            return [to_plain_data(each, (*path, number), source) for number, each in enumerate(value)]
         case str() if _writable(value):
             return value
         case float() if not math.isfinite(value):
-            raise HeedfulError(f"{source}: {named(path)} is {value}, expected a finite number")
+            raise HeedfulError(f"{source}: {format_path(path)} is {value}, expected a finite number")
         case None | bool() | int() | float():
             return value
     raise HeedfulError(
-        f"{source}: {named(path)} is {shown(value)}, "
+        f"{source}: {format_path(path)} is {shown(value)}, "
         "expected text, a number, true, false, a list or a table (put a date in quotes)"
     )
 
@@ -97,7 +97,7 @@ def _writable(text: str) -> bool:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def toml(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def toml_lines(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     """The lines of a table that lies at that path; tables inside it come last."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
@@ -105,7 +105,7 @@ def toml(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     for key, value in mapping.items():
         if isinstance(value, dict):
             yield f"\n[{'.'.join(map(_key, (*path, key)))}]"
-            yield from toml(value, (*path, key))
+            yield from toml_lines(value, (*path, key))
 
 
 def _value(value: Any) -> str:
@@ -128,7 +128,7 @@ def _key(key: str) -> str:
 # ---------------------------------------------------------------------------------------------------- words
 
 
-def named(path: Sequence[str | int]) -> str:
+def format_path(path: Sequence[str | int]) -> str:
     """A place in words: "train.steps"."""
     return ".".join(cut(str(key)) for key in path) or "the top level"
 

@@ -19,7 +19,7 @@ from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.settings_schema import Setting, describe_settings, setting_paths
 from heedful.serve.settings import ServeSettings
 from heedful.tokenizer.settings import TokenizerSettings
-from heedful.toml_json import toml
+from heedful.toml_json import toml_lines
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """# Settings
@@ -100,7 +100,7 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         return "tables"
     plain = list(value) if isinstance(value, tuple) else value
-    return f"`{next(toml({'x': plain}, ())).removeprefix('x = ')}`"
+    return f"`{next(toml_lines({'x': plain}, ())).removeprefix('x = ')}`"
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from heedful.data import Example, Labelled, Question, Tagged, check, read
-from heedful.data.examples import normalised
+from heedful.data import Example, LabelledExample, QuestionExample, TaggedExample, check, read
+from heedful.data.examples import normalise_text
 
 ASSETS = Path(str(files("heedful") / "assets"))
-KINDS: dict[str, type[Example]] = {"intents": Labelled, "tags": Tagged, "questions": Question}
+KINDS: dict[str, type[Example]] = {"intents": LabelledExample, "tags": TaggedExample, "questions": QuestionExample}
 SIZES = {
     "intents": {"train": 420, "dev": 90, "test": 90},
     "tags": {"train": 110, "dev": 20, "test": 20},
@@ -66,13 +66,13 @@ def test_intents() -> None:
         assert all(2 <= len(each.text.split()) <= 35 for each in examples)
     texts = [each.text for examples in found.values() for each in examples]
     assert all(any(sign in text for text in texts) for sign in "0123456789,?!'\":🎉")
-    bags = [frozenset(normalised(text).split()) for text in texts]
+    bags = [frozenset(normalise_text(text).split()) for text in texts]
     near = [(a, b) for a, b in combinations(bags, 2) if len(a & b) > 0.7 * len(a | b)]
     assert not near, "no text is nearly another one"
 
 
 def test_tags() -> None:
-    source = read(ASSETS / "tags", Tagged)
+    source = read(ASSETS / "tags", TaggedExample)
     assert source.labels == ("O", *(f"{mark}-{kind}" for kind in TYPES for mark in "BI"))
     assert "tags are IOB2" in source.stated, "as they stand, with nothing to convert"
     for split, examples in splits("tags").items():
@@ -91,7 +91,7 @@ def test_questions() -> None:
     contexts = {split: {each.context for each in examples} for split, examples in found.items()}
     assert [len(each) for each in contexts.values()] == [28, 6, 6]
     for first, second in combinations(contexts.values(), 2):
-        assert not {normalised(each) for each in first} & {normalised(each) for each in second}
+        assert not {normalise_text(each) for each in first} & {normalise_text(each) for each in second}
     for split, examples in found.items():
         impossible = sum(each.impossible for each in examples)
         assert impossible * 6 == len(examples), "one in six, in each split"

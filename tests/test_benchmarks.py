@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.device import fast_bfloat16
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -409,7 +409,7 @@ def test_rehearsal(script: str, options: list[str], expected: str, tmp_path: Pat
 
 def test_words_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, data = benchmarks("words"), benchmarks("finetune_data")
-    rows = [Labelled(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
+    rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
     made = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
     monkeypatch.setattr(words, "load", lambda name: made)
     monkeypatch.setattr(words, "rows_of_splits", lambda *given: {"train": 20, "held": 20})

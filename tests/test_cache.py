@@ -136,18 +136,18 @@ def test_links_in_a_circle_are_an_error_of_the_system(here: Path) -> None:
 
 
 def test_what_is_made_is_for_this_user_alone(here: Path) -> None:
-    cache.write(here / "x" / "y" / "file.json", b"")
+    cache.write_file(here / "x" / "y" / "file.json", b"")
     (here / "x" / "y" / f".file.json.{2**22 + 1}.part").touch()  # of a process that is not there
-    cache.write(here / "x" / "y" / "file.json", b"text")
-    with cache.locked(here / "x" / "lock", "working"):
+    cache.write_file(here / "x" / "y" / "file.json", b"text")
+    with cache.lock(here / "x" / "lock", "working"):
         assert [mode(here / each) for each in ("x", "x/y")] == [0o700] * 2
         assert [mode(here / each) for each in ("x/y/file.json", "x/lock")] == [0o600] * 2
-    assert cache.read(here / "x" / "y" / "file.json") == b"text"
+    assert cache.read_file(here / "x" / "y" / "file.json") == b"text"
     assert sorted(each.name for each in here.rglob("*")) == ["file.json", "lock", "x", "y"]
 
 
 def test_a_file_in_place_of_the_folder_is_an_error_of_the_system(here: Path) -> None:
-    cache.write(here / "file", b"")
+    cache.write_file(here / "file", b"")
     with pytest.raises(NotADirectoryError):
         cache.make_folder(here / "file")
 
@@ -180,15 +180,15 @@ def filed(path: Path) -> None:
 )
 def test_files_that_are_not_trusted(here: Path, change: Callable[[Path], None], message: str) -> None:
     path = here / "file"
-    cache.write(path, b"text")
+    cache.write_file(path, b"text")
     change(path)
     with pytest.raises(CacheError, match=message):
-        cache.read(path)
+        cache.read_file(path)
 
 
 def test_a_lock_is_not_made_through_a_link(here: Path) -> None:
     (here / "lock").symlink_to("made")
-    with pytest.raises(CacheError, match="lock is a link"), cache.locked(here / "lock", "working"):
+    with pytest.raises(CacheError, match="lock is a link"), cache.lock(here / "lock", "working"):
         pass
     assert not (here / "made").exists()
 
@@ -209,7 +209,7 @@ def test_what_belongs_to_another_user_is_refused_on_every_step_of_the_way(here: 
 def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
     for name, (of_folder, of_file) in caches.items():
-        cache.write(shared / name / "file", name.encode())
+        cache.write_file(shared / name / "file", name.encode())
         (shared / name).chmod(0o755)
         (shared / name / "file").chmod(0o644)
         give(shared / name / "file", of_file)
@@ -219,7 +219,7 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
 
     def read(name: str) -> str:
         try:
-            return cache.read(shared / name / "file").decode()
+            return cache.read_file(shared / name / "file").decode()
         except CacheError as error:
             return str(error)
 
@@ -228,7 +228,7 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
     assert f"theirs belongs to user {OTHER}, but this is user {USER}" in theirs
     assert f"mixed/file belongs to user {OTHER}" in mixed
     assert "no home folder" in as_user(USER, cache.folder)
-    assert as_user(USER, lambda: cache.write(shared / "mine" / "deep" / "er", b"")) is None
+    assert as_user(USER, lambda: cache.write_file(shared / "mine" / "deep" / "er", b"")) is None
     assert (shared / "mine" / "deep" / "er").stat().st_uid == USER and mode(shared / "mine" / "deep") == 0o700
 
 
@@ -259,11 +259,11 @@ def test_a_lock_that_is_held_is_waited_for_with_a_word_and_not_for_ever(
         with (
             pytest.warns(HeedfulWarning, match=f"waiting for process {number}, which is working and holds .*lock"),
             pytest.raises(CacheError, match=f"process {number} has been working .* start again when it is done"),
-            cache.locked(here / "lock", "working"),
+            cache.lock(here / "lock", "working"),
         ):
             pass
         assert 0.4 <= time.monotonic() - begun < 30
-    with warnings.catch_warnings(action="error"), cache.locked(here / "lock", "working"):
+    with warnings.catch_warnings(action="error"), cache.lock(here / "lock", "working"):
         assert (here / "lock").read_text() == f"{os.getpid()}\n"
 
 
@@ -275,7 +275,7 @@ def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(cache, "time", release)  # of this module alone: other threads sleep, too
     handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with cache.locked(here / "lock", "working"):
+    with cache.lock(here / "lock", "working"):
         taken.append("held")
     assert taken == ["waited", "held"]
 
@@ -287,7 +287,7 @@ def test_a_holder_that_has_no_number_is_another_process(here: Path, monkeypatch:
     try:
         with (
             pytest.raises(CacheError, match="another process has been working"),
-            cache.locked(here / "lock", "working"),
+            cache.lock(here / "lock", "working"),
         ):
             pass
     finally:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
 from heedful.device import device_of, idle, precision
 from heedful.errors import HeedfulError
@@ -37,7 +37,10 @@ def test_what_is_not_there_is_told(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     said = r'the device is "cuda", but PyTorch .* sees no GPU'
-    for refused in (lambda: heedful.load(ENCODER, device="cuda"), lambda: Engine(ENCODER, device="cuda")):
+    for refused in (
+        lambda: heedful.load(BUNDLED_ENCODER, device="cuda"),
+        lambda: Engine(BUNDLED_ENCODER, device="cuda"),
+    ):
         with pytest.raises(HeedfulError, match=said):
             refused()
     with pytest.raises(HeedfulError, match=said):
@@ -45,7 +48,7 @@ def test_what_is_not_there_is_told(
     with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
         device_of("tpu2")
     with pytest.raises(SystemExit) as stop:
-        main(["predict", ENCODER, "a [MASK]", "--device", "cuda"])
+        main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
     assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err
 
 

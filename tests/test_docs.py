@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import Config, create
 from heedful.checkpoint.new_head import attach
 from heedful.cli import app, main
@@ -24,12 +24,12 @@ from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.init_settings import Transformer
 from heedful.runs.finetune.seq2seq import transformer_config
 from heedful.study import STUDIES
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EPOCHS = 0.3  # of fine-tuning, instead of those that the pages' commands make
-HERE = {"NAME@REVISION": ENCODER, "intents/": "intents"}
+HERE = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
 
@@ -103,12 +103,12 @@ def stand_in(path: Path) -> None:
     if path == Path("intents"):
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
-        tokenizer = train([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
+        tokenizer = train_tokenizer([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
         model = transformer_config(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(ROOT / "heedful" / "assets" / ENCODER)
+        path.symlink_to(ROOT / "heedful" / "assets" / BUNDLED_ENCODER)
     elif path.suffix == ".csv":
         names = ("source", "target") if path.stem == "pairs" else ("text", "label")
         path.write_text("".join(f"{a},{b}\n" for a, b in (names, *said)))

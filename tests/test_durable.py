@@ -474,10 +474,10 @@ def test_what_living_processes_write_is_left_alone(tmp_path: Path) -> None:
         for name in mine | theirs:
             (tmp_path / name).mkdir()
             (tmp_path / name / "tensors.safetensors").touch()
-        atomic_io.sweep(tmp_path)
+        atomic_io.remove_stale(tmp_path)
         assert set(os.listdir(tmp_path)) == theirs
         other.communicate(b"\n")
-    atomic_io.sweep(tmp_path)
+    atomic_io.remove_stale(tmp_path)
     assert len(os.listdir(tmp_path)) == len(theirs) - 1
 
 
@@ -485,7 +485,7 @@ def test_what_was_left_of_one_name_alone(tmp_path: Path) -> None:
     names = {f".{name}.{2**22 + 1}.part" for name in ("a.b", "a.b.old", "axb", "c", "a.b.c")}
     for name in names:
         (tmp_path / name).touch()
-    atomic_io.sweep(tmp_path, "a.b")
+    atomic_io.remove_stale(tmp_path, "a.b")
     assert set(os.listdir(tmp_path)) == {each for each in names if not each.startswith((".a.b.old", ".a.b.4"))}
 
 
@@ -569,17 +569,17 @@ def test_a_write_that_takes_less_than_it_was_given_is_continued(
 
 
 def test_a_new_file_is_never_one_that_is_there(tmp_path: Path) -> None:
-    atomic_io.put(tmp_path / "a", [b"1", memoryview(b"23"), torch.tensor([4], dtype=torch.uint8)])
+    atomic_io.write_synced(tmp_path / "a", [b"1", memoryview(b"23"), torch.tensor([4], dtype=torch.uint8)])
     assert (tmp_path / "a").read_bytes() == b"123\x04"
     with pytest.raises(FileExistsError):
-        atomic_io.put(tmp_path / "a", [b"4"])
+        atomic_io.write_synced(tmp_path / "a", [b"4"])
 
 
 def test_the_measure_is_the_size_and_the_hash() -> None:
     expected = {"bytes": 8, "sha256": hashlib.sha256(b"\0\0\x80?\0\0\0@").hexdigest()}
-    assert atomic_io.measure([torch.tensor([1.0, 2.0])]) == expected
-    assert atomic_io.measure([b"\0\0\x80", b"", b"?\0\0\0@"]) == expected
-    assert atomic_io.measure([torch.tensor([[1.0, 7.0], [2.0, 7.0]])[:, 0]]) == expected
+    assert atomic_io.checksum([torch.tensor([1.0, 2.0])]) == expected
+    assert atomic_io.checksum([b"\0\0\x80", b"", b"?\0\0\0@"]) == expected
+    assert atomic_io.checksum([torch.tensor([[1.0, 7.0], [2.0, 7.0]])[:, 0]]) == expected
 
 
 @pytest.mark.slow
@@ -618,8 +618,8 @@ def test_a_folder_that_another_process_made_meanwhile_is_as_good(
         make(path)
 
     monkeypatch.setattr(atomic_io, "_mkdir", later)
-    atomic_io.put_folder(tmp_path / "a" / "b")
+    atomic_io.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
-        atomic_io.put_folder(tmp_path / "file")
+        atomic_io.make_folder(tmp_path / "file")

@@ -62,7 +62,7 @@ KNOWN = "name, stack, positions, betas, width, stacks, labels, note, warm_up, sp
 def wrong(cls: Any, mapping: Any) -> list[str]:
     """The lines that refuse a mapping, without the source that begins each of them."""
     with pytest.raises(HeedfulError) as caught:
-        settings.read(cls, mapping, source="x.toml")
+        settings.from_mapping(cls, mapping, source="x.toml")
     lines = str(caught.value).split("\n")
     assert all(line.startswith("x.toml: ") for line in lines)
     return [line.removeprefix("x.toml: ") for line in lines]
@@ -72,7 +72,7 @@ def wrong(cls: Any, mapping: Any) -> list[str]:
 
 
 def test_what_is_not_given_has_its_default() -> None:
-    assert settings.read(Model, {"name": "a"}, source="here") == Model(name="a")
+    assert settings.from_mapping(Model, {"name": "a"}, source="here") == Model(name="a")
 
 
 def test_everything_nests() -> None:
@@ -89,7 +89,7 @@ def test_everything_nests() -> None:
         "speed": "fast",
         "quiet": True,
     }
-    model = settings.read(Model, mapping, source="here")
+    model = settings.from_mapping(Model, mapping, source="here")
     assert model == Model(
         name="a",
         stack=Stack(layers=2),
@@ -115,17 +115,17 @@ class Halves:
 
 def test_part_of_a_table_lies_over_the_default() -> None:
     """Not over the class's own; another kind starts anew, and what no other kind has says which it is."""
-    found = settings.read(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
+    found = settings.from_mapping(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
     assert found == Halves(first=Stack(layers=4, rate=0.5), second=Learned(count=9))
-    assert settings.read(Halves, {"second": {"kind": "sinusoidal"}}, source="f").second == Sinusoidal()
+    assert settings.from_mapping(Halves, {"second": {"kind": "sinusoidal"}}, source="f").second == Sinusoidal()
     assert override(Halves(first=None), ["first.rate=0.1"]).first == Stack(layers=3, rate=0.1)
     with pytest.raises(HeedfulError, match=r'^f: second.kind is missing, expected one of "learned", "sinusoidal"$'):
-        settings.read(Halves, {"second": {"base": 3.0}}, source="f")
+        settings.from_mapping(Halves, {"second": {"base": 3.0}}, source="f")
 
 
 @pytest.mark.parametrize("nothing", [None, "none"])
 def test_none_is_a_word_where_it_is_allowed(nothing: str | None) -> None:
-    model = settings.read(Model, {"name": "none", "positions": nothing, "note": nothing}, source="here")
+    model = settings.from_mapping(Model, {"name": "none", "positions": nothing, "note": nothing}, source="here")
     assert (model.name, model.positions, model.note) == ("none", None, None)
 
 
@@ -134,10 +134,10 @@ def test_the_models_own_config_is_read() -> None:
         "embedding": {"vocabulary": 100, "width": 8, "positions": {"kind": "learned", "count": 16}},
         "encoder": {"width": 8, "layers": 2, "heads": 2, "head_width": 4, "inner_width": 16},
     }
-    config = settings.read(ModelConfig, mapping, source="config.json")
+    config = settings.from_mapping(ModelConfig, mapping, source="config.json")
     assert config.encoder is not None
     assert config.encoder.layers == 2
-    assert settings.read(ModelConfig, settings.to_mapping(config), source="again") == config
+    assert settings.from_mapping(ModelConfig, settings.to_mapping(config), source="again") == config
 
 
 # -- refusing -------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_ten_problems_are_enough() -> None:
 
 def test_our_own_mistakes_stay_ours() -> None:
     with pytest.raises(AssertionError, match="our own mistake"):
-        settings.read(Model, {"name": "a", "stack": {"layers": 13}}, source="x")
+        settings.from_mapping(Model, {"name": "a", "stack": {"layers": 13}}, source="x")
 
 
 def test_depth() -> None:
@@ -395,7 +395,7 @@ models = st.builds(
 @given(models)
 def test_round_trips(model: Model) -> None:
     mapping = settings.to_mapping(model)
-    assert settings.read(Model, mapping, source="here") == model
+    assert settings.from_mapping(Model, mapping, source="here") == model
     assert override(model, []) == model
     with tempfile.TemporaryDirectory() as folder:
         for name, text in {"a.json": json.dumps(mapping), "a.toml": settings.to_toml(model)}.items():
@@ -414,11 +414,11 @@ plain = st.recursive(
 def test_anything_else_is_refused_and_nothing_breaks(mapping: dict[str, Any], other: Any) -> None:
     for data in (mapping, other, {"name": "a", "positions": other, "stacks": [other], "warm_up": other}):
         try:
-            model = settings.read(Model, data, source="here")
+            model = settings.from_mapping(Model, data, source="here")
         except HeedfulError:
             pass
         else:
-            assert settings.read(Model, settings.to_mapping(model), source="again") == model
+            assert settings.from_mapping(Model, settings.to_mapping(model), source="again") == model
 
 
 def test_toml_looks_as_a_person_would_write_it() -> None:

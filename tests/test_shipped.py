@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import heedful
-from heedful.bundled import ENCODER, shipped
+from heedful.bundled import BUNDLED_ENCODER, bundled_model
 
 SENTENCES = {  # what is among the ten most likely words
     "Please close the [MASK] behind you.": "door",
@@ -20,11 +20,11 @@ SENTENCES = {  # what is among the ten most likely words
 
 
 def test_it_is_small_and_read_by_its_name() -> None:
-    folder = shipped(ENCODER)
-    assert folder is not None and shipped("another") is None
+    folder = bundled_model(BUNDLED_ENCODER)
+    assert folder is not None and bundled_model("another") is None
     assert sum(path.stat().st_size for path in folder.iterdir()) < 25_000_000
-    loaded = heedful.load(ENCODER)
-    assert loaded.source == ENCODER and loaded.limit == 512
+    loaded = heedful.load(BUNDLED_ENCODER)
+    assert loaded.source == BUNDLED_ENCODER and loaded.limit == 512
     assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
     assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lower_cases
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -33,8 +33,8 @@ def test_it_is_small_and_read_by_its_name() -> None:
 
 
 def test_transformers_computes_the_same() -> None:
-    folder, loaded = shipped(ENCODER), heedful.load(ENCODER)
-    assert loaded.source == heedful.load(f"{ENCODER}@main").source == ENCODER
+    folder, loaded = bundled_model(BUNDLED_ENCODER), heedful.load(BUNDLED_ENCODER)
+    assert loaded.source == heedful.load(f"{BUNDLED_ENCODER}@main").source == BUNDLED_ENCODER
     theirs, info = transformers.BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert loaded.tokenizer is not None
@@ -46,5 +46,5 @@ def test_transformers_computes_the_same() -> None:
 
 @pytest.mark.parametrize("text", SENTENCES)
 def test_it_fills_in_masks(text: str) -> None:
-    (answer,) = heedful.Engine(ENCODER)([text], top_k=10)
+    (answer,) = heedful.Engine(BUNDLED_ENCODER)([text], top_k=10)
     assert SENTENCES[text] in [each["text"] for each in answer["masks"][0]["tokens"]]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
+from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import longest_first, window_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -294,7 +294,7 @@ def test_offsets_are_in_range_in_order_and_name_words(kind: str, request: pytest
 @pytest.fixture(scope="module")
 def unigram() -> Tokenizer:
     texts = ["hello world, the cat sat", "a cat and a dog said hello", "the world is a cat"] * 3
-    return train(texts, TokenizerSettings(algorithm="unigram", vocab_size=60))
+    return train_tokenizer(texts, TokenizerSettings(algorithm="unigram", vocab_size=60))
 
 
 def test_ascii_offsets_are_exactly_the_words(words: Tokenizer) -> None:
@@ -472,17 +472,24 @@ def test_words_equal_transformers(kind: str, oracles: dict, byte_folder: Path, r
         oracle = transformers.RobertaTokenizerFast.from_pretrained(str(byte_folder), add_prefix_space=True)
     given_words = ["hello", "unaffable", "", "world-wide", "cat"]
     theirs = oracle(given_words, is_split_into_words=True, return_offsets_mapping=True)
-    ours = tokenizer.encode(Words(given_words))
+    ours = tokenizer.encode(PreTokenized(given_words))
     assert list(ours.ids) == theirs["input_ids"]
     assert list(ours.words) == theirs.word_ids()
     assert list(ours.offsets) == theirs["offset_mapping"]
-    assert list(tokenizer.pack([Words(given_words)]).tokens) == theirs["input_ids"]
+    assert list(tokenizer.pack([PreTokenized(given_words)]).tokens) == theirs["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["words", "bytes_", "unigram"])
 def test_pack_equals_encode(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    items = ["hello world", ("a cat", "the [MASK] <mask> the dog"), Words(["the", "cat"]), "", ("", "cat"), "中文 é"]
+    items = [
+        "hello world",
+        ("a cat", "the [MASK] <mask> the dog"),
+        PreTokenized(["the", "cat"]),
+        "",
+        ("", "cat"),
+        "中文 é",
+    ]
     found = tokenizer.encode_batch(items)
     packed = tokenizer.pack(items)
     assert [row.tolist() for row in packed.unpack(packed.tokens)] == [list(each.ids) for each in found]
@@ -534,13 +541,13 @@ def test_ids_names_and_decoding(words: Tokenizer) -> None:
         (lambda: [["a", "b"]], r"item 0 is \['a', 'b'\] \(list\).*Words"),
         (lambda: [("a", "b", "c")], "item 0 is"),
         (lambda: [("a", 1)], "a pair"),
-        (lambda: [Words("ab")], "Words holds a list of words"),
-        (lambda: [Words(["a", 1])], "Words holds a list of words"),
+        (lambda: [PreTokenized("ab")], "Words holds a list of words"),
+        (lambda: [PreTokenized(["a", 1])], "Words holds a list of words"),
         (lambda: "a text", "items is one str, but a list"),
         (lambda: ("a", "pair"), "items is one tuple"),
         (lambda: ["a", "b\ud800c"], r"item 1 has half a character \('\\ud800', a lone surrogate\) at character 1"),
         (lambda: ["a", ("b", "\udc00")], "item 1 has half a character"),
-        (lambda: ["a", Words(["b", "\udc00"])], "item 1 has half a character"),
+        (lambda: ["a", PreTokenized(["b", "\udc00"])], "item 1 has half a character"),
     ],
 )
 @pytest.mark.usefixtures("as_users_call")
@@ -574,7 +581,7 @@ def test_published_vocabularies_equal_transformers_and_the_rules(name: str, data
 
 def test_encoded_is_a_value(words: Tokenizer) -> None:
     found = words.encode("hello")
-    assert found == words.encode("hello") and isinstance(found, Encoded) and hash(found)
+    assert found == words.encode("hello") and isinstance(found, Encoding) and hash(found)
     with pytest.raises(AttributeError):
         found.ids = ()  # type: ignore[misc]
     with warnings.catch_warnings():

@@ -14,8 +14,8 @@ import tokenizers
 from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.tokenizer import Tokenizer, Words
-from heedful.tokenizer.errors import guarded
+from heedful.tokenizer import PreTokenized, Tokenizer
+from heedful.tokenizer.errors import translate_errors
 
 State = dict[str, Any]
 
@@ -161,7 +161,7 @@ def test_a_panic_inside_the_library_is_an_error(
 
 @pytest.mark.parametrize("passing", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
 def test_only_what_the_library_raises_is_turned_into_an_error(passing: type[BaseException]) -> None:
-    with pytest.raises(passing), guarded("x", "y"):
+    with pytest.raises(passing), translate_errors("x", "y"):
         raise passing
 
 
@@ -226,7 +226,11 @@ def test_mutations_give_a_tokenizer_or_an_error(kind: str, whole: dict[str, Stat
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HeedfulWarning)
                 tokenizer = Tokenizer.load(tmp_path)
-            found = [tokenizer.encode("the cat é"), tokenizer.encode(("hello", "a")), tokenizer.encode(Words(["the"]))]
+            found = [
+                tokenizer.encode("the cat é"),
+                tokenizer.encode(("hello", "a")),
+                tokenizer.encode(PreTokenized(["the"])),
+            ]
             assert all(0 <= number < tokenizer.size for each in found for number in each.ids)
             tokenizer.save(tmp_path / "out")
             assert Tokenizer.load(tmp_path / "out").fingerprint == tokenizer.fingerprint

@@ -11,7 +11,7 @@ import transformers
 from test_tokenizer import ANGLED, pieces, random_texts, write_bytes, write_pieces
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
 TEXTS = [
     "Hello, unaffable world! the [MASK] things",
@@ -145,7 +145,7 @@ def test_published_byte_vocabularies_equal_transformers(
 
 
 def unigram() -> Tokenizer:
-    return train(
+    return train_tokenizer(
         ["hello world the cat", "a caf\u00e9 in the world"] * 4, TokenizerSettings(algorithm="unigram", vocab_size=60)
     )
 

@@ -20,8 +20,8 @@ from test_tokenizer_pieces import trained
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, limits
 from heedful.tokenizer.charsmap import longest_output
-from heedful.tokenizer.regex_cost import UnsupportedError, bound
-from heedful.tokenizer.sentencepiece_model import read
+from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
+from heedful.tokenizer.sentencepiece_model import read_model
 
 State = dict[str, Any]
 SECONDS, MEGABYTES = 2.0, 500  # of processor time and of memory, for files of at most 5 MB
@@ -406,13 +406,13 @@ def test_a_character_map_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_published_character_maps_are_whole(rule: str, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(trained(normalization_rule_name=rule))
-    assert longest_output(read(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
+    assert longest_output(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
 
 
 def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) -> None:
     """What passes the checks is used on all kinds of characters, which would panic."""
     (tmp_path / "spiece.model").write_bytes(trained(normalization_rule_name="nmt_nfkc"))
-    whole, draw = read(tmp_path, "spiece.model").characters, random.Random(3)
+    whole, draw = read_model(tmp_path, "spiece.model").characters, random.Random(3)
     characters = "".join(chr(number) for number in range(0x20, 0x3000) if not 0x300 <= number < 0x370)
     passed = 0
     for _ in range(60):
@@ -453,7 +453,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("pattern", PUBLISHED)
 def test_patterns_in_use_are_read(pattern: str) -> None:
-    found = bound(pattern)
+    found = bound_cost(pattern)
     tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated").pre_tokenize_str("I'd say 12345 words\r\n")
     assert 1 <= found.cost < 1_500
 
@@ -463,7 +463,7 @@ def test_patterns_in_use_are_read(pattern: str) -> None:
     [(" {2,}", 2), ("ab|c", 1), ("(ab){3}", 6), ("a*", 0), ("a?b", 1), ("(?=abc)", 0), ("(?i:abc)", 1), (r"\bab\b", 2)],
 )
 def test_how_long_a_match_is_at_least(pattern: str, shortest: int) -> None:
-    assert bound(pattern).shortest == shortest
+    assert bound_cost(pattern).shortest == shortest
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_how_long_a_match_is_at_least(pattern: str, shortest: int) -> None:
 )
 def test_patterns_that_could_take_long_or_are_not_known(pattern: str) -> None:
     with pytest.raises(UnsupportedError):
-        bound(pattern)
+        bound_cost(pattern)
 
 
 @pytest.mark.slow
@@ -530,7 +530,7 @@ def test_a_pattern_within_its_bound_takes_little_time() -> None:
     for _ in range(3_000):
         pattern = made(4) + draw.choice(["", "$", r"\d", "(?!a)"])
         try:
-            bound(pattern)
+            bound_cost(pattern)
         except UnsupportedError:
             continue
         passed += 1

@@ -17,7 +17,7 @@ import heedful
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.tokenizer import Tokenizer
-from heedful.tokenizer.sentencepiece_model import read
+from heedful.tokenizer.sentencepiece_model import read_model
 from tests.support.tiny_models import save_tiny
 
 TEXTS = [
@@ -158,7 +158,7 @@ def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
 def test_damaged_files(tmp_path: Path, data: bytes, told: str) -> None:
     (tmp_path / "spiece.model").write_bytes(data)
     with pytest.raises(HeedfulError, match=told):
-        read(tmp_path, "spiece.model")
+        read_model(tmp_path, "spiece.model")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import jaxtyping
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer import SpecialNames, Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import SpecialNames, Tokenizer, TokenizerSettings, train_tokenizer
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [
@@ -32,7 +32,7 @@ def settings(kind: Any, **more: Any) -> TokenizerSettings:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
-    tokenizer = train(TEXTS, settings(kind, max_length=64))
+    tokenizer = train_tokenizer(TEXTS, settings(kind, max_length=64))
     assert tokenizer.size <= settings(kind).vocab_size and tokenizer.max_length == 64
     special = tokenizer.special
     named = {special.pad, special.unknown, special.first, special.separator, special.mask}
@@ -51,20 +51,20 @@ def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_case_and_accents_follow_the_settings(kind: Any) -> None:
-    plain = train(TEXTS, settings(kind, lower_case=True))
+    plain = train_tokenizer(TEXTS, settings(kind, lower_case=True))
     assert plain.encode("ÅNGSTRÖM").ids == plain.encode("angstrom").ids and plain.lower_cases
-    cased = train(TEXTS, settings(kind, lower_case=False))
+    cased = train_tokenizer(TEXTS, settings(kind, lower_case=False))
     assert cased.encode("Ångström").ids != cased.encode("angstrom").ids and not cased.lower_cases
-    accents = train(TEXTS, settings(kind, lower_case=True, strip_accents=False))
+    accents = train_tokenizer(TEXTS, settings(kind, lower_case=True, strip_accents=False))
     assert accents.encode("ÅNGSTRÖM").ids == accents.encode("ångström").ids != accents.encode("angstrom").ids
-    published = train(TEXTS, settings(kind))
+    published = train_tokenizer(TEXTS, settings(kind))
     assert bool(published.lower_cases) is (kind == "wordpiece")
 
 
 def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
     """By hand: ab 7 times, then c##d 3 times; x##y once only, which is less than min_frequency."""
     texts = ["ab ab ab ab", "abe ab ab", "cd cd cd", "xy"]
-    tokenizer = train(texts, TokenizerSettings(vocab_size=100))
+    tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=100))
     named = [tokenizer.name(number) for number in range(tokenizer.size)]
     assert named == [
         *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "x", "y"),
@@ -73,7 +73,7 @@ def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
 
 
 def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
-    tokenizer = train(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocab_size=30, limit_alphabet=2))
+    tokenizer = train_tokenizer(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocab_size=30, limit_alphabet=2))
     assert tokenizer.special.unknown not in tokenizer.encode("ab ba").ids
     assert tokenizer.encode("c").ids[1] == tokenizer.special.unknown == tokenizer.encode("d").ids[1]
 
@@ -112,13 +112,13 @@ def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path
 def test_repeated_training_breaks_ties_in_one_way() -> None:
     texts = [f"{a}{b}{c} {c}{b}{a}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     for kind in ("wordpiece", "bpe"):
-        found = {train(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
+        found = {train_tokenizer(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
         assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
-    first, second = train(TEXTS, settings(kind)), train(TEXTS, settings(kind))
+    first, second = train_tokenizer(TEXTS, settings(kind)), train_tokenizer(TEXTS, settings(kind))
     assert first._backend.get_vocab() == second._backend.get_vocab()
     if kind == "unigram":
         scores = [dict(map(tuple, each._whole()["model"]["vocab"])) for each in (first, second)]
@@ -128,7 +128,7 @@ def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_survives_a_round_trip(kind: Any, tmp_path: Path) -> None:
     own = SpecialNames(pad_token="<p>", unk_token="<u>", cls_token="<a>", sep_token="<b>", mask_token="<m>")
-    tokenizer = train(TEXTS, settings(kind, special_tokens=own, max_length=99))
+    tokenizer = train_tokenizer(TEXTS, settings(kind, special_tokens=own, max_length=99))
     tokenizer.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
@@ -141,8 +141,8 @@ def test_files_equal_texts(suffix: str, opened: Callable[..., Any], tmp_path: Pa
     path = tmp_path / f"texts.txt{suffix}"
     with opened(path, "wb") as file:
         file.write(b"\xef\xbb\xbf" + "\r\n".join(TEXTS[:40]).encode() + b"\n\n")
-    expected = train(TEXTS, settings("wordpiece")).fingerprint
-    assert train([path, *TEXTS[40:]], settings("wordpiece")).fingerprint == expected
+    expected = train_tokenizer(TEXTS, settings("wordpiece")).fingerprint
+    assert train_tokenizer([path, *TEXTS[40:]], settings("wordpiece")).fingerprint == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, 
     if name:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(HeedfulError, match=message):
-        train([tmp_path / name], settings(kind))
+        train_tokenizer([tmp_path / name], settings(kind))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dic
     jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
     try:
         with pytest.raises(HeedfulError, match=message):
-            train(sources(), TokenizerSettings(**{"vocab_size": 300, **more}))
+            train_tokenizer(sources(), TokenizerSettings(**{"vocab_size": 300, **more}))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
@@ -209,9 +209,9 @@ def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dic
 @pytest.mark.parametrize("kind", KINDS)
 def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
     """As published: the first one has the highest id, and all are counted within the vocabulary."""
-    without = train(TEXTS, settings(kind))
+    without = train_tokenizer(TEXTS, settings(kind))
     room = settings(kind).vocab_size
-    tokenizer = train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=room + 7, num_sentinels=7))
+    tokenizer = train_tokenizer(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=room + 7, num_sentinels=7))
     assert tokenizer.size == without.size + 7 <= room + 7
     last = [tokenizer.name(number) for number in range(without.size, tokenizer.size)]
     assert last == [f"<extra_id_{number}>" for number in reversed(range(7))]
@@ -231,10 +231,10 @@ def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
 def test_sentinels_leave_room_for_the_rest() -> None:
     message = r"vocab_size is 120 \(15 without the 105 sentinels\), but 5 special tokens, \d+ characters"
     with pytest.raises(HeedfulError, match=message):
-        train(TEXTS, TokenizerSettings(vocab_size=120, num_sentinels=105))
+        train_tokenizer(TEXTS, TokenizerSettings(vocab_size=120, num_sentinels=105))
     with pytest.raises(HeedfulError, match=r"vocab_size is 270 \(260 without the 10 sentinels\), but 5 special tokens"):
-        train(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=270, num_sentinels=10))
+        train_tokenizer(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=270, num_sentinels=10))
     with pytest.raises(HeedfulError, match=r"vocab_size is 9 \(5 without the 4 sentinels\), but the 5 special tokens"):
-        train(TEXTS, TokenizerSettings(vocab_size=9, num_sentinels=4))
+        train_tokenizer(TEXTS, TokenizerSettings(vocab_size=9, num_sentinels=4))
     with pytest.raises(HeedfulError, match="sentinels is -1; expected a whole number from 0"):
-        train(TEXTS, TokenizerSettings(num_sentinels=-1))
+        train_tokenizer(TEXTS, TokenizerSettings(num_sentinels=-1))

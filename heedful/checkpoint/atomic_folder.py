@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from heedful.atomic_io import sweep, temporary
+from heedful.atomic_io import remove_stale, temporary_path
 from heedful.errors import HeedfulError
 
 
@@ -31,8 +31,8 @@ def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
             )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent, target.name)
-        part = temporary(target)
+        remove_stale(target.parent, target.name)
+        part = temporary_path(target)
         part.mkdir()
     except OSError as error:
         raise HeedfulError(f"{target} cannot be written: {error.strerror}") from None
@@ -56,7 +56,7 @@ def _of_model(config: Path) -> bool:
 
 
 def _put(part: Path, target: Path) -> None:
-    old = temporary(target.with_name(f"{target.name}.old"))
+    old = temporary_path(target.with_name(f"{target.name}.old"))
     if target.exists():
         os.replace(target, old)
     try:

@@ -7,7 +7,7 @@ import re
 import warnings
 from pathlib import Path
 
-from heedful.bundled import shipped
+from heedful.bundled import bundled_model
 from heedful.errors import HeedfulError, HeedfulWarning
 
 # files of a model folder; no pickles, no code
@@ -29,7 +29,7 @@ def name_and_revision(source: str | Path) -> tuple[str, str | None]:
 
 def unpinned(name: str) -> bool:
     """Whether it is a name on the hub without a revision; a folder, a path, and a model that ships are not."""
-    if not NAME.fullmatch(name) or os.path.isdir(name) or shipped(name):
+    if not NAME.fullmatch(name) or os.path.isdir(name) or bundled_model(name):
         return False
     return "/" not in name or not os.path.isdir(name.partition("/")[0])  # else it is a folder that is missing
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.bundled import shipped
+from heedful.bundled import bundled_model
 from heedful.checkpoint import hub, sentence_transformers
 from heedful.checkpoint.bundle import Loaded, assign
 from heedful.checkpoint.config import Config, read_config
@@ -77,7 +77,7 @@ def load(
         sentence_transformers.check_case(folder, loaded.tokenizer)
     loaded.thresholds, loaded.label_scaling, loaded.text_suffix, loaded.pairs = (_fact(folder, name) for name in FACTS)
     asked = hub.name_and_revision(name)[0]
-    loaded.source = asked if os.path.isdir(name) or shipped(asked) else f"{asked}@{folder.name}"
+    loaded.source = asked if os.path.isdir(name) or bundled_model(asked) else f"{asked}@{folder.name}"
     loaded.unused = unused
     if unused:
         loaded.spare = _spare(config, every, unused, folder, dtype)
@@ -113,7 +113,7 @@ def folder_of(name: str | Path, revision: str | None) -> Path:
         return folder_of(folder.parent.parent, revision)
     if not os.path.isdir(name):
         asked, said = hub.name_and_revision(name) if revision is None else (str(name), revision)
-        return shipped(asked) or hub.fetch(asked, said)
+        return bundled_model(asked) or hub.fetch(asked, said)
     if not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
         return folder / RUN_MODEL
     return folder

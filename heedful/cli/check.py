@@ -30,20 +30,20 @@ def check(
     """
     from dataclasses import asdict
 
-    from heedful.data import DataOptions, DataSettings, LeaveOut, Plain, read, source_of
+    from heedful.data import DataOptions, DataSettings, Skip, TextExample, dataset_for_task, read
     from heedful.data import check as check_data
-    from heedful.data.labelled.split_files import as_said
+    from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.overrides import override
     from heedful.tasks.specs import SPECS
 
-    example_types = {name: spec.example for name, spec in SPECS.items()} | {"plain": Plain}
+    example_types = {name: spec.example for name, spec in SPECS.items()} | {"plain": TextExample}
     if task is not None and task not in example_types:
         known = list(example_types)
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, known)}: use one of {', '.join(known)}")
     settings = override(DataOptions(data=DataSettings(dev_fraction=0.0)), context_assignments(context)).data
-    files, policy = as_said(data), LeaveOut()
+    files, policy = parse_data_arguments(data), Skip()
     if task:
-        dataset = source_of(example_types[task], files, settings, policy)
+        dataset = dataset_for_task(example_types[task], files, settings, policy)
     else:
         dataset = read(files, None, settings, on_bad_row=policy)
     report = check_data(dataset, limit=limit)

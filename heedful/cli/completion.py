@@ -126,7 +126,7 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate
     Args:
         options: Options that the command already has.
     """
-    from heedful.data.labelled.columns import NAMES
+    from heedful.data.labelled.columns import COLUMN_NAMES
     from heedful.errors import SettingError
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
@@ -138,7 +138,7 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate
         for setting in describe_settings(cls):
             path, members = setting.path, get_args(setting.type)
             if path == "data.columns":
-                rows |= {f"{path}.{role}": Candidate(f"--{path}.{role}", "", setting.doc) for role in NAMES}
+                rows |= {f"{path}.{role}": Candidate(f"--{path}.{role}", "", setting.doc) for role in COLUMN_NAMES}
             if path == "data.columns" or (setting.table and not setting.choices):
                 continue
             values = " ".join(map(str, setting.choices))

@@ -65,7 +65,7 @@ def distil(
     Trains the student with the teacher and without it, with three seeds each unless --seeds is given, and compares
     quality, throughput, latency and size. Ctrl-C saves a checkpoint; the same command resumes.
     """
-    from heedful.data.labelled.split_files import as_said
+    from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.distil.settings import check_overrides, distil_overrides, parse_milliseconds, parse_share
 
     quality = parse_share(min_quality) if min_quality else None
@@ -87,7 +87,7 @@ def distil(
         return launch(nproc, context.obj)
     note_aliases(overrides)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
-    files: DataFiles = as_said(data)
+    files: DataFiles = parse_data_arguments(data)
     bad_rows = check_on_bad_row(on_bad_row)
 
     from heedful.cli.progress import Progress

@@ -51,16 +51,16 @@ def evaluate(
     Metrics follow their official definitions and do not depend on the batch size; memory does not grow with the data.
     --json also has the metrics of each class.
     """
-    from heedful.data import DataOptions, SetAside, Stop
-    from heedful.data.bad_rows import forget
-    from heedful.data.labelled.split_files import as_said
+    from heedful.data import DataOptions, Quarantine, Raise
+    from heedful.data.bad_rows import remove_quarantine
+    from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.data_settings import data_settings_for
     from heedful.runs.overrides import override
 
     checked_precision = check_precision(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for the file of --predictions; leave it out")
-    files: DataFiles = as_said(data)
+    files: DataFiles = parse_data_arguments(data)
     assignments = context_assignments(context)
     run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
     settings = override(DataOptions(data=run_settings), assignments).data
@@ -81,14 +81,14 @@ def evaluate(
     if not as_json:
         note_data_settings(run_settings)
     if bad_rows_file is not None:
-        forget(bad_rows_file)
+        remove_quarantine(bad_rows_file)
     evaluated = run_evaluation(
         run,
         files,
         checkpoint=checkpoint,
         split=split,
         settings=settings,
-        on_bad_row=SetAside(file=bad_rows_file) if bad_rows_file else Stop(),
+        on_bad_row=Quarantine(file=bad_rows_file) if bad_rows_file else Raise(),
         predictions=predictions,
         overwrite=overwrite,
         precision=checked_precision,

@@ -67,7 +67,7 @@ def finetune(
     Writes a run folder: a model that transformers loads too, metrics with confidence intervals, plots, predictions with
     the worst mistakes first, and a model card. Ctrl-C saves a checkpoint; the same command resumes.
     """
-    from heedful.data.labelled.split_files import as_said
+    from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.finetune.settings import check_task, finetune_overrides, preview_settings
 
     overrides = finetune_overrides(
@@ -82,7 +82,7 @@ def finetune(
     if nproc:
         return launch(nproc, context.obj)
     note_aliases(overrides, {alias: f"the task {task}"} if alias != task else {})
-    files: DataFiles = as_said(data)
+    files: DataFiles = parse_data_arguments(data)
     folder = out or Path(f"{task}-{first_file(files).absolute().stem}")
     bad_rows = check_on_bad_row(on_bad_row)
     from heedful.train.memory import disable_malloc_trim

@@ -55,9 +55,9 @@ def _limited_threads(count: int) -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    from heedful.data.corpus.workers import cores
+    from heedful.data.corpus.workers import available_cores
 
-    os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // count))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // count))
     try:
         yield
     finally:

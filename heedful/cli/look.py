@@ -93,12 +93,12 @@ def look(
     if html is None:
         return _serve(api, port or 0)
 
-    from heedful.atomic_io import whole
+    from heedful.atomic_io import atomic_path
     from heedful.look.page import render_html
 
     content = render_html(api, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
     try:
-        with whole(html) as part:
+        with atomic_path(html) as part:
             part.write_text(content, encoding="utf-8")
     except OSError as error:
         raise HeedfulError(f"{html} cannot be written: {error.strerror or error}") from None
@@ -168,7 +168,7 @@ def _write_report(
     run: str, folder: str, data: Path, out: Path, texts: list[str] | None, max_texts: int, as_json: bool
 ) -> None:
     """Write heads.json and heads.html, and print the report."""
-    from heedful.atomic_io import whole
+    from heedful.atomic_io import atomic_path
     from heedful.checkpoint import load
     from heedful.look.head_report import head_report
     from heedful.look.inspection import Inspection
@@ -187,7 +187,7 @@ def _write_report(
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            with whole(out / name) as part:
+            with atomic_path(out / name) as part:
                 part.write_text(content, encoding="utf-8")
     except OSError as error:
         raise HeedfulError(f"{out} cannot be written: {error.strerror or error}") from None

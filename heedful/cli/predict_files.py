@@ -37,8 +37,8 @@ def predict_files(
 ) -> None:
     """Predict on files and write the predictions; files are read with the data settings of the run."""
     from heedful.data import DataOptions
-    from heedful.data.inputs.input_files import as_asked
-    from heedful.data.labelled.data_file import bare_name
+    from heedful.data.inputs.input_files import settings_for_inputs
+    from heedful.data.labelled.data_file import stem_and_suffix
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as run_prediction
     from heedful.infer.batch.single_file import parts_folder
@@ -47,12 +47,12 @@ def predict_files(
     from heedful.runs.run_folder import label_layout
 
     batch_settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
-    folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
+    folder = out or Path(f"{stem_and_suffix(files[0].absolute())[0]}-answers")
     is_main = os.environ.get("RANK", "0") == "0"
     overrides = override(DataOptions(), assignments).data
     trained, names = run_settings_and_files(run)
     trained = replace(trained, format=trained.format or label_layout(run))
-    run_settings = as_asked(trained, engine.kind, files, overrides, exclude=folder, names=names)
+    run_settings = settings_for_inputs(trained, engine.kind, files, overrides, exclude=folder, names=names)
     if is_main and not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data

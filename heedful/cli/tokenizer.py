@@ -33,14 +33,14 @@ def tokenizer(
     resolved = override(base, context_assignments(context))
     check_free(out, overwrite)
 
-    from heedful.tokenizer.training import lines, train
+    from heedful.tokenizer.training import read_lines, train_tokenizer
 
-    trained = train(corpus, resolved)
+    trained = train_tokenizer(corpus, resolved)
     try:
         trained.save(out)
     except OSError as error:
         raise TokenizerError(f"{out} cannot be written: {error.strerror}") from error
-    text = next((line for line in lines(corpus) if line.strip()), "")[:200]
+    text = next((line for line in read_lines(corpus) if line.strip()), "")[:200]
     tokens = [trained.name(id) for id in trained.encode(text).ids]
     facts: dict[str, object] = {"vocab_size": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
     if as_json:

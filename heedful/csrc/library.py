@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from heedful import cache
-from heedful.atomic_io import sweep, sync, temporary
+from heedful.atomic_io import remove_stale, sync_folder, temporary_path
 from heedful.csrc.abi import SIGNATURES, Kernels
 from heedful.csrc.check import wrong
 from heedful.csrc.scratch import Start, workshop
@@ -95,7 +95,7 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) 
         found = compiler()
     except HeedfulError as error:
         raise HeedfulError(f"{damaged}{error}") from None
-    with cache.locked(folder / "kernels.lock", "building the kernels"):
+    with cache.lock(folder / "kernels.lock", "building the kernels"):
         if not _is_sound(path):
             warnings.warn(
                 f"{damaged}building kernels for this processor with {shlex.join(found)}, once; {OFF}=off does "
@@ -136,7 +136,7 @@ def _digest(flags: tuple[str, ...]) -> str:
 def _is_sound(path: Path) -> bool:
     """Whether the file is there and as it was written; raises CacheError if others may have written it."""
     try:
-        return _is_whole(cache.read(path))
+        return _is_whole(cache.read_file(path))
     except FileNotFoundError:
         return False
 
@@ -147,8 +147,8 @@ def _is_whole(held: bytes) -> bool:
 
 def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bool) -> None:
     """Compile each source by a process of its own, and link all into one file that appears whole."""
-    sweep(path.parent, path.name)  # what was left when the machine stopped in a build
-    scratch = temporary(path)
+    remove_stale(path.parent, path.name)  # what was left when the machine stopped in a build
+    scratch = temporary_path(path)
     with workshop(scratch) as start:
         files = [(each, scratch / f"{each.stem}.o") for each in sources() if each.suffix == ".cpp"]
         _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files], start)
@@ -163,7 +163,7 @@ def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bo
         if verify:
             _verify(made, given)
         made.rename(path)
-    sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _verify(made: Path, given: list[str]) -> None:

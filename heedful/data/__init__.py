@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from heedful.data.bad_rows import BadRow, BadRows, LeaveOut, SetAside, Stop
+from heedful.data.bad_rows import BadRow, BadRowPolicy, Quarantine, Raise, Skip
 from heedful.data.examples import (
-    Choices,
+    AnswerSpan,
+    ChoiceExample,
     Example,
-    Labelled,
-    MultiLabelled,
-    Pair,
-    Plain,
-    Question,
-    Rewritten,
-    Scored,
-    Span,
-    Tagged,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    QuestionExample,
+    ScoredExample,
+    Seq2SeqExample,
+    TaggedExample,
+    TextExample,
 )
 from heedful.data.formats.csv_escape import escape_cell
-from heedful.data.labelled.check import Report, check
+from heedful.data.labelled.check import DataReport, check
 from heedful.data.labelled.data_file import DataOptions, DataSettings
-from heedful.data.labelled.dataset import Source, read, source_of
+from heedful.data.labelled.dataset import Dataset, dataset_for_task, read
 
 __all__ = [
+    "AnswerSpan",
     "BadRow",
-    "BadRows",
-    "Choices",
+    "BadRowPolicy",
+    "ChoiceExample",
     "DataOptions",
+    "DataReport",
     "DataSettings",
+    "Dataset",
     "Example",
-    "Labelled",
-    "LeaveOut",
-    "MultiLabelled",
-    "Pair",
-    "Plain",
-    "Question",
-    "Report",
-    "Rewritten",
-    "Scored",
-    "SetAside",
-    "Source",
-    "Span",
-    "Stop",
-    "Tagged",
+    "LabelledExample",
+    "MultiLabelExample",
+    "PairExample",
+    "Quarantine",
+    "QuestionExample",
+    "Raise",
+    "ScoredExample",
+    "Seq2SeqExample",
+    "Skip",
+    "TaggedExample",
+    "TextExample",
     "check",
+    "dataset_for_task",
     "escape_cell",
     "read",
-    "source_of",
 ]

@@ -38,27 +38,27 @@ class CellError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
+class Raise:
     """The first bad row is an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetAside:
+class Quarantine:
     """Bad rows are left out and written to a new file, one JSON object a line."""
 
     file: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeaveOut:
+class Skip:
     """Bad rows are left out and counted, and the first of them kept for a report."""
 
 
 OnBadRow = Literal["raise", "skip"]  # the first bad row is an error, or bad rows are set aside and counted
-BadRows = Stop | SetAside | LeaveOut
+BadRowPolicy = Raise | Quarantine | Skip
 
 
-def forget(path: Path) -> None:
+def remove_quarantine(path: Path) -> None:
     """Remove what was set aside at an earlier time; a file of anything else stays."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -69,10 +69,10 @@ def forget(path: Path) -> None:
         return
 
 
-class Sieve:
+class RowErrors:
     """Meets bad rows as its policy says, and counts each of them once, however often the file is read."""
 
-    def __init__(self, policy: BadRows) -> None:
+    def __init__(self, policy: BadRowPolicy) -> None:
         self.policy = policy
         self.bad: Counter[str] = Counter()  # rows set aside, by file
         self.first: list[BadRow] = []
@@ -82,14 +82,14 @@ class Sieve:
 
     def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
         """Raise, or write the row aside; `number` tells rows of one line apart, in their order."""
-        if isinstance(self.policy, Stop):
+        if isinstance(self.policy, Raise):
             raise HeedfulError(f"{bad} (mend it, or have such rows set aside and counted: --on-bad-row skip)")
         if self._is_new(bad.file, stage, (bad.line, number)):
             self.bad[bad.file] += 1
             bad = replace(bad, text=bad.text[:LONGEST_TEXT])
             if len(self.first) < KEPT:
                 self.first.append(bad)
-            if isinstance(self.policy, SetAside):
+            if isinstance(self.policy, Quarantine):
                 self._write(self.policy.file, asdict(bad))
 
     def mend(self, what: str, file: str, line: int, number: int = 0) -> None:

@@ -63,7 +63,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plain(Example):
+class TextExample(Example):
     """A text and nothing else."""
 
     about: ClassVar[str] = "a text"
@@ -77,7 +77,7 @@ class Plain(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Labelled(Example):
+class LabelledExample(Example):
     """A text or two with one label."""
 
     about: ClassVar[str] = "a text, or two, with one label"
@@ -103,7 +103,7 @@ class Labelled(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultiLabelled(Example):
+class MultiLabelExample(Example):
     """A text or two with any number of labels."""
 
     about: ClassVar[str] = "a text, or two, with any number of labels"
@@ -129,7 +129,7 @@ class MultiLabelled(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored(Example):
+class ScoredExample(Example):
     """A text or two with a number."""
 
     about: ClassVar[str] = "a text, or two, with a number"
@@ -155,7 +155,7 @@ class Scored(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tagged(Example):
+class TaggedExample(Example):
     """A sentence in words, a tag for each of them."""
 
     about: ClassVar[str] = "a sentence in words with a tag for each"
@@ -182,7 +182,7 @@ class Tagged(Example):
         return "\x1f".join(self.tags)
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """An answer: context[start : start + len(text)] == text."""
 
     text: str
@@ -190,7 +190,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question(Example):
+class QuestionExample(Example):
     """A question, its context and all answers that count as right; none where it is impossible."""
 
     about: ClassVar[str] = "a question, its context and its right answers"
@@ -199,7 +199,7 @@ class Question(Example):
     id: str
     question: str
     context: str
-    answers: tuple[Span, ...]
+    answers: tuple[AnswerSpan, ...]
     impossible: bool = False
 
     @classmethod
@@ -226,7 +226,7 @@ class Question(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choices(Example):
+class ChoiceExample(Example):
     """A prompt and candidates of which one is right."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
@@ -257,7 +257,7 @@ class Choices(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair(Example):
+class PairExample(Example):
     """Two texts that belong together, or as much as the score says."""
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
@@ -294,7 +294,7 @@ class Pair(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rewritten(Example):
+class Seq2SeqExample(Example):
     """A text and what is to be written for it."""
 
     about: ClassVar[str] = "a text and what is to be written for it"
@@ -322,7 +322,7 @@ def _texts(given: Any) -> dict[str, Any]:
     return {"text": given} if isinstance(given, str) else {"text": given[0], "text_pair": given[1]}
 
 
-def normalised(text: str) -> str:
+def normalise_text(text: str) -> str:
     """The text without case, punctuation and doubled white space; a text of nothing else stays as it is.
 
     >>> normalised(" Don't  PANIC! "), normalised("?!")
@@ -333,18 +333,18 @@ def normalised(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
 
 
-def hashed(text: str, seed: int = 0) -> int:
+def hash_text(text: str, seed: int = 0) -> int:
     """64 bits of the text and the seed, the same on every machine."""
     data = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(data, digest_size=8, key=b"%d" % seed).digest(), "little")
 
 
-def takes(example: Example, share: float, seed: int) -> bool:
+def in_dev_split(example: Example, share: float, seed: int) -> bool:
     """Whether a made dev split takes this example; that depends on its text without case and punctuation alone."""
-    return hashed(normalised(example.group), seed) < share * 2**64
+    return hash_text(normalise_text(example.group), seed) < share * 2**64
 
 
-def in_order(labels: set[str]) -> tuple[str, ...]:
+def sort_labels(labels: set[str]) -> tuple[str, ...]:
     """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
 
     >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from heedful.errors import HeedfulError
 
 
-def mixed(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """63 bits of some whole numbers, the same on every machine: a seed for whatever they name.
 
     >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
@@ -26,17 +26,17 @@ def mixed(*numbers: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The numbers of the samples in the order of an epoch.
 
     They are sorted by random bits: those of numpy's bit generators never change, unlike its permutations (NEP 19).
     """
-    shuffled = np.random.Philox(key=mixed(seed, epoch)).random_raw(count).argsort(kind="stable")
+    shuffled = np.random.Philox(key=derive_seed(seed, epoch)).random_raw(count).argsort(kind="stable")
     shuffled.flags.writeable = False
     return shuffled
 
 
-class Turn(NamedTuple):
+class BatchPlan(NamedTuple):
     """What one step takes."""
 
     epoch: int  # from 0, whose samples and draws these are; below `versions`, where those return
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class BatchSampler:
     """Epochs of `count` samples in batches; the last batch of an epoch may be smaller."""
 
     count: int
@@ -65,18 +65,18 @@ class Order:
         """
         return -(-self.count // self.batch)
 
-    def turn(self, step: int, versions: int | None = None) -> Turn:
+    def turn(self, step: int, versions: int | None = None) -> BatchPlan:
         """The samples of a step, counted from 0 over all epochs; after `versions` epochs all that is drawn returns."""
         epoch, place = divmod(step, self.steps)
-        numbers = order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
+        numbers = epoch_order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
         drawn = epoch if versions is None else epoch % versions
-        return Turn(drawn, numbers, tuple(mixed(self.seed, drawn, int(number)) for number in numbers))
+        return BatchPlan(drawn, numbers, tuple(derive_seed(self.seed, drawn, int(number)) for number in numbers))
 
 
 # ---------------------------------------------------------------------------------------------------- micro-batches
 
 
-def units(count: int, together: int) -> list[list[int]]:
+def group(count: int, together: int) -> list[list[int]]:
     """Numbers below `count` in groups that stay together.
 
     >>> units(5, 2)
@@ -85,7 +85,7 @@ def units(count: int, together: int) -> list[list[int]]:
     return [list(range(start, min(start + together, count))) for start in range(0, count, together)]
 
 
-def share(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """The numbers of the units that each rank takes: the largest first, each to the rank that has least so far.
 
     >>> share([5, 1, 4, 3], 2)
@@ -99,7 +99,7 @@ def share(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(numbers) for numbers in taken]
 
 
-def cut(sizes: Sequence[int], budget: int) -> list[list[int]]:
+def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Units in as few micro-batches as their tokens need, of about equal load; one unit may exceed the budget alone.
 
     >>> cut([3, 3, 3, 9], 8)
@@ -107,7 +107,7 @@ def cut(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """
     count = max(1, -(-sum(sizes) // budget))
     while True:
-        batches = [batch for batch in share(sizes, count) if batch]
+        batches = [batch for batch in assign_to_ranks(sizes, count) if batch]
         loads = [sum(sizes[number] for number in batch) for batch in batches]
         if all(load <= budget or len(batch) == 1 for load, batch in zip(loads, batches, strict=True)):
             return batches

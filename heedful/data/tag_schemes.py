@@ -9,7 +9,7 @@ SAME = {"U": "S", "L": "E", "M": "I"}  # BILOU's and BMES's names for what IOBES
 SAID = {("B", True): "SUBI", ("B", False): "BI", ("I", True): "ELI", ("I", False): "MI"}  # (mark, its entity ends here)
 
 
-def read_tag(tag: str) -> tuple[str, str]:
+def parse_tag(tag: str) -> tuple[str, str]:
     """The mark and the type.
 
     >>> read_tag("B-PER"), read_tag("L-a-b"), read_tag("O"), read_tag("I")
@@ -34,7 +34,7 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     open_: str | None = None  # the type of the entity that may go on
     ended: str | None = None  # the type of the one that the last tag ended
     for tag in tags:
-        mark, kind = read_tag(tag)
+        mark, kind = parse_tag(tag)
         if mark not in ("B", "I", "E", "S"):
             found.append(tag)
             open_ = ended = None
@@ -45,7 +45,7 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     return tuple(found)
 
 
-def in_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
+def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
     """Tags of IOB2 by the marks that these labels have; one that they cannot say stays what it is.
 
     >>> in_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
@@ -61,6 +61,6 @@ def in_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def unsaid(labels: Sequence[str], known: Collection[str], *, tags: bool) -> list[str]:
+def unknown_labels(labels: Sequence[str], known: Collection[str], *, tags: bool) -> list[str]:
     """The labels of the data that a model with the known ones never says, tags in whatever scheme it has."""
-    return [each for each in labels if (in_scheme([each], known)[0] if tags else each) not in known]
+    return [each for each in labels if (to_scheme([each], known)[0] if tags else each) not in known]

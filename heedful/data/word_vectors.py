@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.training import OPENERS, lines
+from heedful.tokenizer.training import OPENERS, read_lines
 
 LONGEST_WORD = 10_000  # bytes
 Row = Callable[[], Float32[np.ndarray, " width"]]
@@ -64,7 +64,7 @@ def read_vectors(
 
 def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
     width, said, number = 0, None, 0
-    for number, line in enumerate(lines([path]), 1):
+    for number, line in enumerate(read_lines([path]), 1):
         parts = line.rstrip(" ").split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
             said, width = int(parts[0]), int(parts[1])

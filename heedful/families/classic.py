@@ -11,7 +11,7 @@ from heedful.families.family import Family, HeadEntry
 from heedful.families.names import Table, rows
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig, NextToken, TokenClasses
-from heedful.settings import read as read_settings
+from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 

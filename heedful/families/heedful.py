@@ -24,7 +24,7 @@ from heedful.model.config import (
     TokenClasses,
 )
 from heedful.model.vaswani import PUBLISHED, original
-from heedful.settings import read as read_settings
+from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 

@@ -33,7 +33,7 @@ from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, g
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, encode_truncated
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
     """A window that waits for its scores."""
 
     answerer: AnswerHead
-    encoded: Encoded
+    encoded: Encoding
     places: list[int]  # the tokens to score; none: the whole window
 
 
@@ -56,7 +56,7 @@ class EncodedInput(NamedTuple):
     answerer: AnswerHead
     pieces: list[Chunk]
     dropped: int = 0  # tokens of its end that are in no window
-    seen: Sequence[Encoded] = ()  # all its windows
+    seen: Sequence[Encoding] = ()  # all its windows
 
     @property
     def tokens(self) -> int:
@@ -304,7 +304,7 @@ class Engine:
         answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}
 
-    def _setting(self, top_k: int, seen: Sequence[Encoded] = ()) -> AnswerContext:
+    def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
         return AnswerContext(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, seen=seen)
 
@@ -343,26 +343,28 @@ class Engine:
                 found |= answerer.columns(self.loaded, self.writing)
         return found
 
-    def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[Item]]:
+    def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
                 return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
-    def _windows(self, number: int, answerer: AnswerHead, items: list[Item], encoded: list[Encoded]) -> list[Encoded]:
+    def _windows(
+        self, number: int, answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding]
+    ) -> list[Encoding]:
         try:
             return [each for seen in input_windows(answerer, items, encoded, self.limit) for each in seen]
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
-    def _pieces(self, answerer: AnswerHead, several: list[Encoded]) -> list[Chunk]:
+    def _pieces(self, answerer: AnswerHead, several: list[Encoding]) -> list[Chunk]:
         """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.places is None:
             return [Chunk(answerer, each, []) for each in several]
         places = group_by_window(answerer.places(several, self.tokenizer), len(several))
         return [Chunk(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
-    def _encode(self, items: list[Item]) -> list[Encoded]:
+    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
         cut = self.cut
         if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
             cut = self.limit if cut is None else min(self.limit, cut)
@@ -372,7 +374,7 @@ class Engine:
             seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, cut)
         return decoder_prompts(self.loaded, self.tokenizer, seen)
 
-    def _blame(self, number: int, items: list[Item]) -> None:
+    def _blame(self, number: int, items: list[TokenizerInput]) -> None:
         """Say that it is this input that cannot be made into tokens, if so."""
         for item in items:
             try:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from heedful.data.bad_rows import CellError, shown
 from heedful.data.formats.tables import Table
-from heedful.data.formats.text_files import LONGEST
-from heedful.data.inputs.input_files import find_ask
-from heedful.data.labelled.columns import Reader
+from heedful.data.formats.text_files import MAX_ROW_BYTES
+from heedful.data.inputs.input_files import choose_spec
+from heedful.data.labelled.columns import RowReader
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_each
 from heedful.infer.batch.writers import answer_arrow_types
@@ -65,8 +65,8 @@ class Predict:
         """What each row asks, or why it asks nothing; and whether it asks of two texts."""
         first = rows[0] if rows else dict.fromkeys(names)
         table = Table(shown="the batch", names=names, first=first, rows=lambda sieve: iter(()))
-        ask, columns = find_ask(table, self.engine.kind, self._given)
-        reader = Reader(table, columns, LONGEST)
+        ask, columns = choose_spec(table, self.engine.kind, self._given)
+        reader = RowReader(table, columns, MAX_ROW_BYTES)
         found: list[tuple[Any, str | None]] = []
         for row in rows:
             try:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
-from heedful.data import DataSettings, LeaveOut, Source, read
+from heedful.data import Dataset, DataSettings, Skip, read
 from heedful.errors import HeedfulError, RequestError
 from heedful.look.head_masking import gated_heads, open_gates
 from heedful.look.head_patterns import (
@@ -282,7 +282,7 @@ def _example_text(example: Example) -> str | tuple[str, str]:
     return (first, others[0]) if others else first
 
 
-def _summary(data: str | Path, count: int, skipped: int, dataset: Source[Any], no_loss: Task | str | None) -> str:
+def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Any], no_loss: Task | str | None) -> str:
     """Return the sentences that say what was measured.
 
     Args:
@@ -337,21 +337,21 @@ def _importance(loaded: Loaded, task: Task | str, examples: Sequence[Example]) -
     return None
 
 
-def _open_data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | str, str]:
+def _open_data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Dataset[Any], Task | str, str]:
     """Open the data for the model's head, or else as any texts.
 
     Returns:
         The data, the task or why there is none, and the split to read.
     """
     try:
-        dataset = open_for_model(loaded, data, settings, LeaveOut())
+        dataset = open_for_model(loaded, data, settings, Skip())
         split = _choose_split(dataset)
         return dataset, build_eval_task(loaded, dataset, split)[0], split
     except HeedfulError as error:  # the head has no task, or the data is not labelled for it
         reason = str(error)
-    dataset = read(data, None, settings, on_bad_row=LeaveOut())
+    dataset = read(data, None, settings, on_bad_row=Skip())
     return dataset, reason, _choose_split(dataset)
 
 
-def _choose_split(dataset: Source[Any]) -> str:
+def _choose_split(dataset: Dataset[Any]) -> str:
     return next((name for name in ("test", "dev") if name in dataset.splits), dataset.splits[0])

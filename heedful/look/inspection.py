@@ -20,7 +20,7 @@ from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, sequence_ends, start_generation
-from heedful.tokenizer import Encoded, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer
 
 MAX_TOKENS = 4096  # of a text, for models without a limit of their own
 MAX_NAME_CHARS = 200  # characters of a token that are kept; a page shows fewer
@@ -262,7 +262,7 @@ class Inspection:
         return [self.trace.states[stack_part, layer, 0] for layer in range(count + 1)]
 
 
-def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
+def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoding, str]:
     """Tokenize a text or pair.
 
     Returns:
@@ -294,7 +294,7 @@ def inspect_choices(
     return [Inspection(loaded, (prompt, choice), target=target, name=name, choices=choices) for choice in choices]
 
 
-def text_token_records(encoded: Encoded, tokenizer: Tokenizer) -> list[TokenRecord]:
+def text_token_records(encoded: Encoding, tokenizer: Tokenizer) -> list[TokenRecord]:
     """Return the tokens of a text or pair, with their character offsets."""
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
     records: list[TokenRecord] = []

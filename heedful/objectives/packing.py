@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.corpus.shards import Corpus
-from heedful.data.sampler import mixed, order
+from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError
 from heedful.objectives.base import PerEpochSamples, Sample
 from heedful.objectives.special_tokens import SpecialTokenTemplate
@@ -150,7 +150,7 @@ def pack_best_fit(lengths: NDArray[np.int64], size: int, seed: int, most: int | 
     """
     if len(lengths) and lengths.max() > size:
         raise HeedfulError(f"a sequence has {lengths.max()} tokens, but a row {size}: set row to that many at least")
-    shuffled = order(len(lengths), mixed(seed, FILL), 0)
+    shuffled = epoch_order(len(lengths), derive_seed(seed, FILL), 0)
     rows: list[NDArray[np.int64]] = []
     rest: list[int] = []
     for start in range(0, len(shuffled), BLOCK):
@@ -267,7 +267,7 @@ class SegmentPairs(PerEpochSamples):
         ranges: list[tuple[Range, Range]] = []
         labels: list[int] = []
         for place, document in enumerate(self.documents.tolist()):
-            draw = Random(mixed(self.seed, PLAN, epoch, document))
+            draw = Random(derive_seed(self.seed, PLAN, epoch, document))
             for pair, label in self._pairs(place, room, draw):
                 ranges.append(pair)
                 labels.append(label)
@@ -324,7 +324,7 @@ def truncate_pair(one: Range, two: Range, room: int, draw: Random) -> tuple[Rang
 @lru_cache(maxsize=4)
 def _planned(pairs: Any, epoch: int) -> PackedRows:  # Any: what checks types at run time asks a sequence for its length
     ranges, labels = pairs.plan(epoch)
-    seed = mixed(pairs.seed, epoch)
+    seed = derive_seed(pairs.seed, epoch)
     return PackedRows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels, pairs.steady)
 
 
@@ -332,7 +332,7 @@ class _Turned(Sequence[Sample]):
     """So many rows of an epoch, from a random one on, around its end."""
 
     def __init__(self, rows: PackedRows, count: int, seed: int, epoch: int) -> None:
-        self._rows, self._count, self._first = rows, count, mixed(seed, HELD, epoch)
+        self._rows, self._count, self._first = rows, count, derive_seed(seed, HELD, epoch)
 
     def __len__(self) -> int:
         return self._count

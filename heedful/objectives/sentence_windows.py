@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.corpus.shards import Corpus
-from heedful.data.sampler import mixed, order
+from heedful.data.sampler import derive_seed, epoch_order
 from heedful.objectives.packing import Ranges, segment_bounds
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 
@@ -68,7 +68,7 @@ def plan_windows(
     count = len(windows)
     every = windows if neighbours is None else np.concatenate([windows, neighbours.texts])
     sizes = every[:, 0, 1] - every[:, 0, 0]
-    draw, room, shorts = Random(mixed(seed, PAIRS)), pair.room(length), np.flatnonzero(short).tolist()
+    draw, room, shorts = Random(derive_seed(seed, PAIRS)), pair.room(length), np.flatnonzero(short).tolist()
     taken = np.zeros(count, dtype=np.bool_)
     couples: list[tuple[int, int]] = []
     for first in shorts:
@@ -113,7 +113,7 @@ def cut_documents(
     follows: list[bool] = []
     for document in documents.tolist():
         bounds = segment_bounds(corpus, document)
-        draw = Random(mixed(seed, PLAN, document))
+        draw = Random(derive_seed(seed, PLAN, document))
         start, stop = bounds[0], bounds[-1]
         begins = start
         while start < stop:
@@ -143,10 +143,10 @@ def sample_texts(
     found: list[Ranges] = []
     total = 0
     short = WindowSettings(short_window_prob=1.0, max_sentences=settings.max_sentences)
-    for at in order(len(documents), mixed(seed, POOL), 0).tolist():
+    for at in epoch_order(len(documents), derive_seed(seed, POOL), 0).tolist():
         if total >= count:
             break
-        windows, _, _ = cut_documents(corpus, documents[at : at + 1], room, short, mixed(seed, POOL))
+        windows, _, _ = cut_documents(corpus, documents[at : at + 1], room, short, derive_seed(seed, POOL))
         windows = windows[windows[:, 0, 1] - windows[:, 0, 0] >= MIN_POOL_TOKENS]
         found.append(windows)
         total += len(windows)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, full_precision, pack_samples, upcast
 from heedful.objectives.random_numbers import scale_to_integers, uniform
@@ -85,7 +85,7 @@ class SkipGram(Objective):
         start = 0
         for sample, key in zip(samples, keys, strict=True):
             centres, neighbours = self._pairs(sample, key)
-            drawn = uniform(mixed(key, NOISE), len(centres) * self.negatives).reshape(-1, self.negatives)
+            drawn = uniform(derive_seed(key, NOISE), len(centres) * self.negatives).reshape(-1, self.negatives)
             noise = np.searchsorted(self._noise, drawn, side="right")
             rows.append(start + centres)
             targets.append(np.concatenate([sample.tokens[neighbours][:, None], noise], 1))

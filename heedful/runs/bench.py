@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.atomic_io import writable
+from heedful.atomic_io import check_writable
 from heedful.csrc import unused
 from heedful.device import device_of
 from heedful.errors import HeedfulError
@@ -95,7 +95,7 @@ def bench(
     keeps = (Path(run) / SETTINGS).is_file()
     with _told(run, log):
         if keeps:
-            writable(Path(run))
+            check_writable(Path(run))
     if said := unused():
         log(said)
     log("comparing speed and scores")

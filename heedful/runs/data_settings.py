@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data import DataSettings
-from heedful.data.inputs.inherited_settings import by_names, carried, files_of
+from heedful.data.inputs.inherited_settings import columns_by_name, inherit_settings, list_data_files
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
 
 
@@ -19,7 +19,7 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
     settings = run_data_settings(run)[0]
     try:
         about = json.loads((Path(run) / "data.json").read_text(encoding="utf-8"))
-        return by_names(settings, about.get("columns", {})), tuple(about["files"])
+        return columns_by_name(settings, about.get("columns", {})), tuple(about["files"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return settings, ()
 
@@ -32,4 +32,4 @@ def data_settings_for(
     `chosen` are settings given by hand, which override them.
     """
     settings, names = run_settings_and_files(run)
-    return carried(settings, names, files_of(data), chosen or DataSettings()), run_data_settings(run)[1]
+    return inherit_settings(settings, names, list_data_files(data), chosen or DataSettings()), run_data_settings(run)[1]

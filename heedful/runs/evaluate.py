@@ -10,10 +10,10 @@ from typing import Any
 
 from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.folder_json import UnfinishedError
-from heedful.data import DataSettings, Source, Stop, read
-from heedful.data.bad_rows import BadRows
-from heedful.data.labelled.statistics import survey
-from heedful.data.tag_schemes import unsaid
+from heedful.data import Dataset, DataSettings, Raise, read
+from heedful.data.bad_rows import BadRowPolicy
+from heedful.data.labelled.statistics import compute_stats
+from heedful.data.tag_schemes import unknown_labels
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
@@ -74,7 +74,7 @@ def evaluate(
     settings: DataSettings | None = None,
     long_inputs: LongInputs | None = None,
     generation: Seq2SeqSettings | None = None,
-    on_bad_row: BadRows | None = None,
+    on_bad_row: BadRowPolicy | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
     precision: PrecisionOrAuto = "float32",
@@ -117,7 +117,7 @@ def evaluate(
         place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
         loaded, taken = load_in_precision(place, precision, revision, device)
         usual, trained = data_settings_for(run, data)
-    source = open_for_model(loaded, data, settings or usual, on_bad_row or Stop())
+    source = open_for_model(loaded, data, settings or usual, on_bad_row or Raise())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
@@ -154,13 +154,13 @@ def load_in_precision(
     return open_in_precision(run, taken, revision=revision, device=place).loaded, taken
 
 
-def _keep_data(predictions: Path, source: Source[Any]) -> None:
+def _keep_data(predictions: Path, source: Dataset[Any]) -> None:
     for places in source.places.values():
         if any(Path(place).exists() and predictions.samefile(place) for place in places):
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
+def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Open data for the task of the model's head; labels are matched by name, whatever their order.
 
     Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
@@ -169,11 +169,11 @@ def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row
     Raises:
         HeedfulError: If the model knows none of the labels, or bad rows are not to be skipped.
     """
-    source: Source[Any] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
+    source: Dataset[Any] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    unknown = unsaid(source.labels, known, tags=task_class_of(loaded) is Tag)
-    if unknown and (isinstance(on_bad_row, Stop) or len(unknown) == len(source.labels)):
+    unknown = unknown_labels(source.labels, known, tags=task_class_of(loaded) is Tag)
+    if unknown and (isinstance(on_bad_row, Raise) or len(unknown) == len(source.labels)):
         aside = ", or have rows with them set aside and counted: --on-bad-row skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
@@ -215,13 +215,13 @@ def run_generation(run: str | Path) -> Seq2SeqSettings:
 
 def build_eval_task(
     loaded: Loaded,
-    source: Source[Any],
+    source: Dataset[Any],
     split: str,
     long_inputs: LongInputs = LONG,
     generation: Seq2SeqSettings = GENERATION,
 ) -> tuple[Task, Loaded]:
     """Task and model for evaluating a split; a seq2seq model generates as `generation` says."""
-    kind, surveyed = task_class_of(loaded), cache(lambda: survey(source, [split]))
+    kind, surveyed = task_class_of(loaded), cache(lambda: compute_stats(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
     task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.limit, **fields)
     return task.on_split(loaded, surveyed, split)

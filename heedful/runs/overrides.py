@@ -17,8 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
 from heedful.runs.settings_schema import Kind, describe_settings, setting_paths
-from heedful.settings import exclusive_paths, is_set, lay, load_mapping, read, to_mapping
-from heedful.toml_json import DEEPEST, cut, made_plain, parse, shown
+from heedful.settings import exclusive_paths, from_mapping, is_set, load_mapping, merge, to_mapping
+from heedful.toml_json import DEEPEST, cut, parse, shown, to_plain_data
 
 Settings = TypeVar("Settings")
 SUGGESTED = 5  # paths that an error lists
@@ -136,10 +136,10 @@ class Overrides:
         layers, renamed = self._locate(type(defaults))
         mapping = to_mapping(defaults)
         for layer in layers:
-            lay(mapping, _nested(layer), type(defaults))
+            merge(mapping, _nested(layer), type(defaults))
         entries = [entry for layer in layers for entry in layer]
         try:
-            settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
+            settings = from_mapping(type(defaults), mapping, source=lambda path: _source(entries, path))
         except SettingError as error:
             raise _of_other_kind(type(defaults), error) or error from None
         cls: type = type(defaults)
@@ -225,7 +225,7 @@ def replace_setting(settings: Settings, path: str, value: object) -> Settings:
 
 
 def _plain(value: Any, source: str) -> dict[str, Any]:
-    plain: dict[str, Any] = made_plain(_as_data(value), (), source)
+    plain: dict[str, Any] = to_plain_data(_as_data(value), (), source)
     return plain
 
 
@@ -270,7 +270,7 @@ def _assignment(given: str) -> list[Entry]:
 def _toml_value(text: str) -> Any:
     try:
         value = parse(f"value = {text}", "TOML", text)
-        return made_plain(value["value"], (), text) if len(value) == 1 else text
+        return to_plain_data(value["value"], (), text) if len(value) == 1 else text
     except HeedfulError:
         return text
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from heedful.atomic_io import remove, sync
+from heedful.atomic_io import remove, sync_folder
 from heedful.errors import HeedfulError
 from heedful.runs.distil.search import BEST_FOLDER, SEARCH_FILE
 from heedful.runs.results import RESULTS
@@ -67,6 +67,6 @@ def _move_aside(folder: Path, aside: Path) -> None:
         try:
             with lock_run(folder):
                 os.rename(folder, aside)
-                sync(aside.parent)
+                sync_folder(aside.parent)
         except OSError as error:
             raise HeedfulError(f"{folder} cannot be moved to {aside}: {error.strerror}") from None

@@ -9,7 +9,7 @@ from heedful.runs.aliases import canonical_task
 from heedful.runs.settings_schema import Setting, describe_settings
 from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
-from heedful.toml_json import toml
+from heedful.toml_json import toml_lines
 
 EXAMPLES = 1_000  # for which defaults are shown that follow from the size of the data
 RUNS = ("pretrain", "distil")
@@ -61,7 +61,7 @@ def comment_out(settings: Any, head: Sequence[str]) -> str:
         setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
     }
     lines, table = list(head), ""
-    for line in "\n".join(toml(to_mapping(settings), ())).split("\n"):
+    for line in "\n".join(toml_lines(to_mapping(settings), ())).split("\n"):
         if line.startswith("["):
             table = line.strip("[]")
             lines += [line, *(_other_kinds(settings, table) if table != "task" else ())]

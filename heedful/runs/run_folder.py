@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 
 import heedful
-from heedful.atomic_io import put, remove, sweep, whole
-from heedful.data import SetAside, Source, escape_cell
+from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
+from heedful.data import Dataset, Quarantine, escape_cell
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, device_of, fast_bfloat16
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
@@ -129,7 +129,7 @@ def can_resume(folder: Path, settings: object) -> bool:
         RunError: If the folder holds a run with other settings.
     """
     for path, _, _ in os.walk(folder):
-        sweep(Path(path))
+        remove_stale(Path(path))
     names, before = _names(folder), _earlier_settings(folder, settings)
     made_corpus = isinstance(before, PretrainSettings)
     has_no_checkpoint = names <= INITIAL_FILES and (made_corpus or not names & CORPUS_FOLDERS)
@@ -204,9 +204,9 @@ def init_run_folder(folder: Path, settings: object) -> None:
 def init_labelled_run(
     folder: Path,
     settings: object,
-    source: Source[Any],
+    source: Dataset[Any],
     counts: Mapping[str, int],
-    reopen: Callable[[SetAside], Source[Any]],
+    reopen: Callable[[Quarantine], Dataset[Any]],
 ) -> None:
     """Write settings, environment and facts about the data, or check that the run in the folder has the same ones.
 
@@ -230,7 +230,7 @@ def init_labelled_run(
             )
         return
     if source.sieve.bad:
-        reopened = reopen(SetAside(file=folder / BAD_ROWS))
+        reopened = reopen(Quarantine(file=folder / BAD_ROWS))
         for split in reopened.splits:
             deque(reopened.examples(split), maxlen=0)
     write_file(folder / ENVIRONMENT, environment())
@@ -253,7 +253,7 @@ def init_labelled_run(
     write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them
 
 
-def _hashes(source: Source[Any]) -> dict[str, str]:
+def _hashes(source: Dataset[Any]) -> dict[str, str]:
     """SHA-256 by short name: of each file, and of the examples of data that is not in files."""
     hashes = {}
     for split, paths in source.places.items():
@@ -268,7 +268,7 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
     return hashes
 
 
-def _short_names(source: Source[Any], split: str) -> list[str]:
+def _short_names(source: Dataset[Any], split: str) -> list[str]:
     """The files of a split, relative to the folder that holds all files of the data."""
     files = [Path(path).absolute() for paths in source.places.values() for path in paths if os.path.exists(path)]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""
@@ -314,8 +314,8 @@ def label_layout(run: str | Path) -> Layout | None:
 def write_file(path: Path, value: object) -> None:
     """Write text, or data as JSON, atomically."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with whole(path) as part:
-        put(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
+    with atomic_path(path) as part:
+        write_synced(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
 
 
 def read_json(path: Path) -> JsonObject:

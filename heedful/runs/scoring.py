@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import Loaded
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
@@ -115,8 +115,8 @@ class PredictionFile:
                     if rank > 1:
                         self._wrong[number], self._losses[number] = True, rank
                 order = np.lexsort((-np.array(self._losses), -np.array(self._wrong)))
-                with whole(self.path) as part:
-                    put(part, map(self._read, order.tolist()))
+                with atomic_path(self.path) as part:
+                    write_synced(part, map(self._read, order.tolist()))
 
     def _read(self, number: int) -> bytes:
         """A line as it is kept: in retrieval with the rank of the right answer."""

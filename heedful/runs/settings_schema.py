@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from heedful.settings import by_class, type_hints
+from heedful.settings import cache_by_class, type_hints
 
 Kind = Literal["table", "dict", "value"]  # a dict has keys of any name
 
@@ -55,7 +55,7 @@ def describe_settings(settings: Any) -> list[Setting]:
     return list(_walk(cls, None if is_class else settings, "", ()))
 
 
-@by_class
+@cache_by_class
 def setting_paths(cls: type) -> dict[str, Kind]:
     """All paths of a settings class, tables included."""
     found: dict[str, Kind] = {}

@@ -12,10 +12,12 @@ from heedful.infer.scheduling.errors import TooLongError
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import decoder_prompts
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 
-def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[int] | None, most: int) -> Any:
+def attention(
+    engine: Engine, item: TokenizerInput, layers: list[int] | None, heads: list[int] | None, most: int
+) -> Any:
     """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
     loaded = engine.loaded
     read = item + loaded.text_suffix if isinstance(item, str) else item
@@ -51,7 +53,7 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
     return {"tokens": tokens(encoded, engine.tokenizer), "layers": found}
 
 
-def tokens(encoded: Encoded, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
+def tokens(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
     """Each token: its id and name, and which characters of its text it stands for."""
     return [
         {"id": id, "text": tokenizer.name(id), "special": alone, "start": start, "stop": stop}

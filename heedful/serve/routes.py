@@ -21,7 +21,7 @@ from heedful.serve.token_estimate import group_in_turns
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
-from heedful.tokenizer import Encoded
+from heedful.tokenizer import Encoding
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
@@ -281,7 +281,7 @@ async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
         from heedful.serve.attention import tokens
 
         yield from call.count(engine, whole=True)
-        found: list[Encoded] = []
+        found: list[Encoding] = []
         for _, group in group_in_turns(texts):
             found += engine.tokenizer.encode_batch(group)
             yield

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, create
 from heedful.checkpoint.new_head import attach
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import ClassicConfig, Readers
 from heedful.model.config import (
@@ -37,7 +37,7 @@ from heedful.train.trainer import Trainer
 HEAD_WIDTH = 16
 CLASSIC = "heedful-classic"
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-PartOf = Callable[[Labelled], str]  # the part of the test set that an example belongs to
+PartOf = Callable[[LabelledExample], str]  # the part of the test set that an example belongs to
 
 MEAN_POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # W h + b of the mean of the rows
 
@@ -128,12 +128,12 @@ def train_classifier(
 
 
 def accuracy_by_part(
-    loaded: Loaded, task: Classify, examples: Sequence[Labelled], part: PartOf = lambda example: ""
+    loaded: Loaded, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
     """Return the accuracy on each part of the examples, and under "all" on all of them."""
     correct: dict[str, list[bool]] = {}
 
-    def record(number: int, example: Labelled, answer: Answer, scored: ScoredAnswer) -> None:
+    def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
         for name in {part(example), "all"}:
             correct.setdefault(name, []).append(bool(scored.correct))
 
@@ -141,9 +141,9 @@ def accuracy_by_part(
     return {name: sum(values) / len(values) for name, values in correct.items()}
 
 
-def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
+def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
     """Return texts and labels as examples."""
-    return [Labelled(text=text, label=label) for text, label in rows]
+    return [LabelledExample(text=text, label=label) for text, label in rows]
 
 
 def head_outputs(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from heedful.checkpoint import Loaded
-from heedful.data import DataSettings, Labelled, read
+from heedful.data import DataSettings, LabelledExample, read
 from heedful.errors import DataError
 from heedful.model.classic_config import Attention, Bag, Recurrent
 from heedful.model.config import Learned
@@ -87,7 +87,7 @@ def _run_toy(config: StudyConfig) -> StudyResult:
     return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)
 
 
-def _toy_part(parts: Mapping[str, str], example: Labelled) -> str:
+def _toy_part(parts: Mapping[str, str], example: LabelledExample) -> str:
     """Return the part of a toy text."""
     return parts[example.text]
 
@@ -98,9 +98,9 @@ def _toy_part(parts: Mapping[str, str], example: Labelled) -> str:
 def _run_real(config: StudyConfig, data: Path) -> StudyResult:
     folder = data.joinpath(*SST2)
     folder = folder if folder.is_dir() else data
-    dataset = read(folder, Labelled, DataSettings())
+    dataset = read(folder, LabelledExample, DataSettings())
     if dataset.made_dev and "test" in dataset.splits:
-        dataset = read(folder, Labelled, DataSettings(dev_fraction=0.0))
+        dataset = read(folder, LabelledExample, DataSettings(dev_fraction=0.0))
     test_split = "dev" if "dev" in dataset.splits else "test"
     if not {"train", test_split} <= set(dataset.splits):
         raise DataError(f"{data} has the splits {', '.join(dataset.splits)}: give train, and dev or test")
@@ -127,7 +127,7 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
     return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)
 
 
-def negation_part(example: Labelled) -> str:
+def negation_part(example: LabelledExample) -> str:
     """Return "turned" if a text has a turning word, with or without punctuation around it, else "plain"."""
     text = example.text.lower().replace("’", "'")
     return "turned" if "n't" in text or not count_words([text]).keys().isdisjoint(TURNING_WORDS) else "plain"

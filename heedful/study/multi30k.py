@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from heedful.atomic_io import put, put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.errors import DataError, HeedfulError
 from heedful.runs.finetune.run import finetune
 from heedful.study import charts
@@ -61,15 +61,15 @@ def write_pairs(data: Path, folder: Path) -> Path:
     files = {split: [source / f"{name}.{language}" for language in ("de", "en")] for split, name in FILES.items()}
     if missing := [file.name for pair in files.values() for file in pair if not file.is_file()]:
         raise DataError(f"{source} lacks {missing[0]}: give --data a folder that has {'/'.join(SUBFOLDER)}")
-    put_folder(folder)
+    make_folder(folder)
     for split, (german, english) in files.items():
         sides = [file.read_text("utf-8").splitlines() for file in (german, english)]
         if len(sides[0]) != len(sides[1]):
             raise DataError(f"{german} has {len(sides[0]):,} lines and {english.name} {len(sides[1]):,}")
         rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
         lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows if all(row.values()))
-        with whole(folder / f"{split}.jsonl") as part:
-            put(part, (line.encode() for line in lines))
+        with atomic_path(folder / f"{split}.jsonl") as part:
+            write_synced(part, (line.encode() for line in lines))
     return folder
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from random import Random
 
 from heedful.checkpoint import Loaded
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal
 from heedful.study import charts
 from heedful.study.build import (
@@ -77,7 +77,7 @@ def speaker_text(random: Random, min_words: int, max_words: int) -> tuple[str, s
     return " ".join(words), names[0]
 
 
-def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[Labelled]:
+def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[LabelledExample]:
     """Return random texts as examples."""
     return labelled_examples(speaker_text(random, *lengths) for _ in range(count))
 

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from heedful.checkpoint import Loaded, save
 from heedful.checkpoint.new_head import attach
-from heedful.data import DataSettings, Labelled, read
-from heedful.data.bad_rows import LeaveOut, Sieve
-from heedful.data.corpus.build import Corpus, CorpusSettings, build
-from heedful.data.corpus.documents import Reading, expand
+from heedful.data import DataSettings, LabelledExample, read
+from heedful.data.bad_rows import RowErrors, Skip
+from heedful.data.corpus.build import Corpus, CorpusSettings, build_corpus
+from heedful.data.corpus.documents import DocumentReader, list_files
 from heedful.errors import DataError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention
@@ -30,7 +30,7 @@ from heedful.study.toy.order import LABELS, NEGATIVE, POSITIVE, Text, texts
 from heedful.study.toy.split import Sizes
 from heedful.study.toy.stories import stories
 from heedful.tokenizer import Tokenizer, TokenizerSettings
-from heedful.tokenizer import train as train_tokenizer
+from heedful.tokenizer import train_tokenizer as train_tokenizer
 from heedful.train.trainer import Trainer
 
 ObjectiveTransform = Callable[[SelfSupervised], SelfSupervised]
@@ -44,8 +44,8 @@ class PretrainingData:
     corpus: Corpus
     tokenizer: Tokenizer
     labels: tuple[str, ...]
-    train: Sequence[Labelled]
-    tests: Mapping[str, Sequence[Labelled]]  # by name
+    train: Sequence[LabelledExample]
+    tests: Mapping[str, Sequence[LabelledExample]]  # by name
     about: str
 
 
@@ -77,7 +77,7 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
     }
     train = _select(data["train"], known, new)[:train_count]
     settings = CorpusSettings(sample_by="paragraph")
-    corpus = build([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
+    corpus = build_corpus([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
     known_count, new_count = map(len, tests.values())
     about = (
         f"Pre-training on {len(documents):,} toy stories; then {len(train)} labelled toy texts, which have half of the "
@@ -87,10 +87,10 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
     return PretrainingData(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
 
 
-def _select(rows: Sequence[Text], include: set[str], exclude: set[str]) -> list[Labelled]:
+def _select(rows: Sequence[Text], include: set[str], exclude: set[str]) -> list[LabelledExample]:
     """Return the texts that have a word of `include` and none of `exclude`, as examples."""
     return [
-        Labelled(text=row.text, label=row.label)
+        LabelledExample(text=row.text, label=row.label)
         for row in rows
         if include & (words := set(row.text.split())) and not exclude & words
     ]
@@ -100,14 +100,14 @@ def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> Pretrai
     text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
     if not text.is_file() or not task.is_dir():
         raise DataError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
-    dataset = read(task, Labelled, DataSettings())
+    dataset = read(task, LabelledExample, DataSettings())
     train, dev = (list(dataset.examples(split)) for split in ("train", "dev"))
     start = seed * train_count % max(1, len(train) - train_count)
-    reading = Reading([path for path, _ in expand([text])[0]], CorpusSettings(), Sieve(LeaveOut()), [])
+    reading = DocumentReader([path for path, _ in list_files([text])[0]], CorpusSettings(), RowErrors(Skip()), [])
     documents = (document for chunk in reading.chunks() for document, _ in chunk or ())
     tokenizer_settings = TokenizerSettings(vocab_size=8000, max_length=128)
     tokenizer = train_tokenizer(list(islice(documents, 4000)), tokenizer_settings)
-    corpus = build([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
+    corpus = build_corpus([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
     about = (
         f"Pre-training on {len(corpus):,} real documents; then {train_count:,} labelled sentences; evaluated on "
         f"{len(dev):,} others"

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 from heedful import __version__
-from heedful.atomic_io import put_folder, writable
+from heedful.atomic_io import check_writable, make_folder
 from heedful.errors import HeedfulError, RunError, did_you_mean
 from heedful.runs.plots import style
 from heedful.runs.run_folder import environment, read_json, write_file
@@ -248,8 +248,8 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
     if not config.seeds or len(set(config.seeds)) < len(config.seeds):
         raise HeedfulError(f"seeds are {config.seeds}; expected one or more, each once")
     try:
-        put_folder(output_dir)
-        writable(output_dir)
+        make_folder(output_dir)
+        check_writable(output_dir)
     except OSError as error:
         raise RunError(f"{output_dir} cannot be written: {error.strerror}: give another folder with --output") from None
     module = REAL_MODULES.get(name, name) if config.real_data else name

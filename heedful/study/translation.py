@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from heedful.checkpoint import Config, Loaded, create
 from heedful.checkpoint.new_head import attach
-from heedful.data.examples import Rewritten
+from heedful.data.examples import Seq2SeqExample
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
 from heedful.runs.finetune.init_settings import Transformer
@@ -29,7 +29,7 @@ from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import has_bleu
 from heedful.tasks.seq2seq import Seq2Seq, sequence_ends
 from heedful.tasks.task import ScoredAnswer, evaluate_task
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.train.settings import AdamW, Linear, TrainSettings
 from heedful.train.trainer import Trainer
 
@@ -66,21 +66,21 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     return attach(create(config, tokenizer, seed=seed), "language_model", seed=seed)
 
 
-def sample_sentences(budget: Budget, seed: int) -> dict[str, list[Rewritten]]:
+def sample_sentences(budget: Budget, seed: int) -> dict[str, list[Seq2SeqExample]]:
     """Return different sentences for each split."""
     sizes = Sizes(train=budget.train, dev=budget.dev, test=budget.test)
     return {split: to_examples(rows) for split, rows in translations(sizes, seed, clauses=1).items()}
 
 
-def to_examples(rows: Sequence[Translation]) -> list[Rewritten]:
+def to_examples(rows: Sequence[Translation]) -> list[Seq2SeqExample]:
     """Return sentences and their translations as examples."""
-    return [Rewritten(text=row.source, rewritten=row.target) for row in rows]
+    return [Seq2SeqExample(text=row.source, rewritten=row.target) for row in rows]
 
 
-def train_tokenizer(examples: Sequence[Rewritten]) -> Tokenizer:
+def train_joint_tokenizer(examples: Sequence[Seq2SeqExample]) -> Tokenizer:
     """Train one byte-level BPE tokenizer for both languages."""
     texts = [text for example in examples for text in example.texts]
-    return train(texts, TokenizerSettings(algorithm="bpe", vocab_size=VOCAB_SIZE))
+    return train_tokenizer(texts, TokenizerSettings(algorithm="bpe", vocab_size=VOCAB_SIZE))
 
 
 def translation_task(loaded: Loaded, tokenizer: Tokenizer) -> Seq2Seq:
@@ -89,11 +89,11 @@ def translation_task(loaded: Loaded, tokenizer: Tokenizer) -> Seq2Seq:
     return Seq2Seq(tokenizer=tokenizer, limit=loaded.limit, mark=ends, max_new_tokens=MAX_NEW_TOKENS)
 
 
-def translation_quality(loaded: Loaded, task: Seq2Seq, examples: Sequence[Rewritten]) -> dict[str, float]:
+def translation_quality(loaded: Loaded, task: Seq2Seq, examples: Sequence[Seq2SeqExample]) -> dict[str, float]:
     """Return the share of exact translations, and BLEU from 0 to 1 if sacrebleu is installed."""
     correct: list[bool] = []
 
-    def record(number: int, example: Rewritten, answer: Answer, scored: ScoredAnswer) -> None:
+    def record(number: int, example: Seq2SeqExample, answer: Answer, scored: ScoredAnswer) -> None:
         correct.append(answer["text"] == example.rewritten)
 
     engine = Engine(loaded, writing=task.writing)
@@ -102,7 +102,7 @@ def translation_quality(loaded: Loaded, task: Seq2Seq, examples: Sequence[Rewrit
 
 
 def train_translator(
-    loaded: Loaded, task: Seq2Seq, budget: Budget, data: dict[str, list[Rewritten]], *, seed: int
+    loaded: Loaded, task: Seq2Seq, budget: Budget, data: dict[str, list[Seq2SeqExample]], *, seed: int
 ) -> tuple[list[float], list[float]]:
     """Train, and return the loss of each step and the share of exact translations of dev at each evaluation."""
     settings = TrainSettings(
@@ -127,7 +127,7 @@ def run(config: StudyConfig) -> StudyResult:
     recorder = Recorder(config)
     for seed in config.seeds:
         data = sample_sentences(budget, seed)
-        tokenizer = train_tokenizer(data["train"])
+        tokenizer = train_joint_tokenizer(data["train"])
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = translation_task(loaded, tokenizer)

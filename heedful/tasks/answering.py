@@ -11,7 +11,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Head
 from heedful.model.decode import Decoding
 from heedful.packed import Packed
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 from heedful.tokenizer.encoding import cut_windows, pair_windows
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ StartGeneration = Callable[[Loaded, Tokenizer, Packed, Any], Decoding]
 class Window(NamedTuple):
     """Tokens that the model saw at once, and what the head said of them."""
 
-    encoded: Encoded
+    encoded: Encoding
     places: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
     scores: Any  # a tensor [places, ...], or of the whole window [...]; or what was written for it
 
@@ -39,7 +39,7 @@ class AnswerContext:
     head: Head
     top_k: int  # candidates that are listed
     thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated or set, by name
-    seen: Sequence[Encoded] = ()  # all windows of the input, those in which nothing was scored among them
+    seen: Sequence[Encoding] = ()  # all windows of the input, those in which nothing was scored among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +47,13 @@ class AnswerHead:
     """How a head's scores answer an input."""
 
     expects: str  # the form of an input, in words
-    items: Callable[[Any], list[Item] | None]  # what the tokenizer reads; None: the input has another form
+    items: Callable[[Any], list[TokenizerInput] | None]  # what the tokenizer reads; None: the input has another form
     answer: Callable[[Any, list[Window], AnswerContext], Answer]
-    places: Callable[[list[Encoded], Tokenizer], list[TokenPosition]] | None = (
+    places: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
         None  # the tokens to score; None: whole windows
     )
     long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # what to do with more tokens than the model reads
-    windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
+    windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = None  # of items that go together
     writes: StartGeneration | None = None  # texts; None: the head's scores answer
     brief: Callable[[Any, AnswerContext], list[Any]] | None = (
         None  # what is kept of the scores of places; None: all of them
@@ -63,12 +63,12 @@ class AnswerHead:
     pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
-def read_text(given: Any) -> list[Item] | None:
+def read_text(given: Any) -> list[TokenizerInput] | None:
     """One text."""
     return [given] if isinstance(given, str) else None
 
 
-def read_pair(given: Any) -> list[Item] | None:
+def read_pair(given: Any) -> list[TokenizerInput] | None:
     """Two texts, in a tuple or a list."""
     match given:
         case (str() as first, str() as second):
@@ -76,7 +76,7 @@ def read_pair(given: Any) -> list[Item] | None:
     return None
 
 
-def split_windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
+def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) -> list[Encoding]:
     """The text in windows that overlap by half; of a pair as `pair_windows` cuts it."""
     if limit is None or len(encoded) <= limit:
         return [encoded]
@@ -86,8 +86,8 @@ def split_windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encod
 
 
 def input_windows(
-    answerer: AnswerHead, items: list[Item], encoded: list[Encoded], limit: int | None
-) -> list[list[Encoded]]:
+    answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding], limit: int | None
+) -> list[list[Encoding]]:
     """The windows of each of the items of one input."""
     if answerer.long_inputs == "truncate":
         return [[each] for each in encoded]
@@ -102,7 +102,7 @@ def input_windows(
     return [split_windows(item, each, limit) for item, each in zip(items, encoded, strict=True)]
 
 
-def best_context_positions(windows: Sequence[Encoded], segment: int = 0) -> list[TokenPosition]:
+def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> list[TokenPosition]:
     """For each token of the windowed text in order, the place where it sees most around it, beside each first text.
 
     That is the largest min(tokens on its left, tokens on its right) + 0.01 tokens of the window, and the first window

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data import Example, Labelled, MultiLabelled
+from heedful.data import Example, LabelledExample, MultiLabelExample
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples, sample_weights
@@ -35,7 +35,7 @@ from heedful.tasks.metrics import (
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction, Regression
 from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task, log_loss
-from heedful.tokenizer import Encoded, Item
+from heedful.tokenizer import Encoding, TokenizerInput
 
 if TYPE_CHECKING:
     from heedful.tasks.seq2seq import GenerationConfig
@@ -46,7 +46,7 @@ THRESHOLD = 0.5  # from this probability on a label is given, where any number o
 FEW = 20  # classes up to which macro F1 has an interval, or a third of their square of labels, as its sums are as many
 
 
-def items(given: Any) -> list[Item] | None:
+def items(given: Any) -> list[TokenizerInput] | None:
     """A text or a pair."""
     return read_text(given) or read_pair(given)
 
@@ -116,7 +116,7 @@ class TextTask(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [example.text if example.text_pair is None else (example.text, example.text_pair)]
 
     def ask(self, example: Any) -> Any:
@@ -130,7 +130,7 @@ class TextTask(Task):
         """Of the example in the loss."""
         return 1.0
 
-    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
         target, weight = self.target(example), self.weight(example) / len(windows)
         return [Sample.of([each.ids], [each.types], target=target, weight=weight) for each in windows]
@@ -151,7 +151,7 @@ class TextTask(Task):
 class Classify(TextTask):
     """One label of several: cross-entropy; classes may weigh differently."""
 
-    example: ClassVar[type[Example]] = Labelled
+    example: ClassVar[type[Example]] = LabelledExample
     metric: str = "accuracy"
     weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
 
@@ -164,10 +164,10 @@ class Classify(TextTask):
             weights = tuple(found.total() / (len(labels) * max(1, found[label])) for label in labels)
         return cls.attached(setup, labels=setup.labels, weights=weights)
 
-    def target(self, example: Labelled) -> int:
+    def target(self, example: LabelledExample) -> int:
         return self.labels.index(example.label)
 
-    def weight(self, example: Labelled) -> float:
+    def weight(self, example: LabelledExample) -> float:
         return self.weights[self.target(example)] if self.weights else 1.0
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -186,7 +186,7 @@ class Classify(TextTask):
         return EvalMetrics(metrics=metrics, spreads=spreads)
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Labelled], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[LabelledExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold, right = (
@@ -218,7 +218,7 @@ class Classify(TextTask):
         loss = measure.metrics["loss"].result()["loss"]
         return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
 
-    def judge(self, example: Labelled, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.label])
         return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
@@ -227,7 +227,7 @@ class Classify(TextTask):
 class ClassifyMultiLabel(TextTask):
     """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
 
-    example: ClassVar[type[Example]] = MultiLabelled
+    example: ClassVar[type[Example]] = MultiLabelExample
     metric: str = "micro_f1"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
@@ -257,7 +257,7 @@ class ClassifyMultiLabel(TextTask):
         said, gold = np.array(rows), np.array(golds)
         return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(self.labels)}
 
-    def target(self, example: MultiLabelled) -> list[float]:
+    def target(self, example: MultiLabelExample) -> list[float]:
         return [float(label in example.labels) for label in self.labels]
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -274,7 +274,7 @@ class ClassifyMultiLabel(TextTask):
         )
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[MultiLabelExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         losses = [each.loss for each in judged]
@@ -301,7 +301,7 @@ class ClassifyMultiLabel(TextTask):
         found: Result = measure.metrics["labels"].result()
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
-    def judge(self, example: MultiLabelled, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
         gold = [label for label in self.labels if label in example.labels]
         shares = answer["probabilities"]
         loss = sum(log_loss(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)

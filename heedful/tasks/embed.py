@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data import Example, Pair
-from heedful.data.labelled.statistics import Survey
+from heedful.data import Example, PairExample
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import full_precision, pack_samples, sample_weights, upcast
@@ -24,7 +24,7 @@ from heedful.tasks.regress import correlation_metrics, update_correlation
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskSetup
-from heedful.tokenizer import Encoded, Item
+from heedful.tokenizer import Encoding, TokenizerInput
 
 
 def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
@@ -33,7 +33,7 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
 
 
-def both(given: Any) -> list[Item] | None:
+def both(given: Any) -> list[TokenizerInput] | None:
     """Two texts, each read by itself."""
     match given:
         case (str() as first, str() as second):
@@ -91,7 +91,7 @@ class Embed(Task):
     may be smaller.
     """
 
-    example: ClassVar[type[Example]] = Pair
+    example: ClassVar[type[Example]] = PairExample
     head: ClassVar[str] = "embedding"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (EMBED_HEAD, SIMILARITY_HEAD)
     metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
@@ -124,23 +124,23 @@ class Embed(Task):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
         how = comparison(survey()) | {"long_inputs": "truncate"}
         return how | (loaded.label_scaling if how["scored"] else {})
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [example.anchor, example.positive]
 
     def ask(self, example: Any) -> Any:
         return (example.anchor, example.positive)
 
-    def learn(self, example: Pair, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: PairExample, seen: list[list[Encoding]]) -> list[Sample]:
         first, second = (windows[0] for windows in seen)
         return [Sample.of([first.ids, second.ids], [first.types, second.types], target=self.target(example))]
 
-    def target(self, example: Pair) -> float:
+    def target(self, example: PairExample) -> float:
         """The score, from 0 to 1."""
         return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
 
@@ -169,7 +169,7 @@ class Embed(Task):
         return correlation_metrics() if self.scored else EvalMetrics(metrics={"pairs": Retrieval()})
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[PairExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         if self.scored:
             said = [answer["similarity"] for answer in answers]
@@ -182,7 +182,7 @@ class Embed(Task):
         found: Result = measure.metrics["numbers" if self.scored else "pairs"].result()
         return found
 
-    def judge(self, example: Pair, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: PairExample, answer: Answer) -> ScoredAnswer:
         said = answer["similarity"]
         if not self.scored:
             return ScoredAnswer(None, said, None, 1 - said)
@@ -192,7 +192,7 @@ class Embed(Task):
         return () if self.scored else measure.metrics["pairs"].ranks()[1].tolist()
 
 
-def comparison(survey: Survey, group_size: int = 2) -> dict[str, Any]:
+def comparison(survey: DatasetStats, group_size: int = 2) -> dict[str, Any]:
     """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
     if survey.low is None or survey.high is None:
         return {"scored": False, "together": group_size}

@@ -18,10 +18,10 @@ from heedful.tasks.answering import (
     read_text,
 )
 from heedful.tasks.predictions import FillMask, Mask, TokenCandidate
-from heedful.tokenizer import Encoded, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
+def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Each mask, in the window where it sees most around it."""
     mask = tokenizer.special.mask
     return [(number, place) for number, place in best_context_positions(windows) if windows[number].ids[place] == mask]

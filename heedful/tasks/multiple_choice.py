@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from heedful.data import Choices, Example
+from heedful.data import ChoiceExample, Example
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples, sample_weights
@@ -18,11 +18,11 @@ from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, d
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import MultipleChoice
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
-from heedful.tokenizer import Encoded, Item
+from heedful.tokenizer import Encoding, TokenizerInput
 from heedful.tokenizer.encoding import window_at, window_starts
 
 
-def items(given: Any) -> list[Item] | None:
+def items(given: Any) -> list[TokenizerInput] | None:
     """{"prompt": ..., "choices": [...]}."""
     prompt, choices = dict_values(given, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
@@ -31,7 +31,7 @@ def items(given: Any) -> list[Item] | None:
     return [pair[0] for pair in pairs if pair] if all(pairs) else None
 
 
-def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encoded]]:
+def prompt_windows(encoded: list[Encoding], limit: int | None) -> list[list[Encoding]]:
     """A long prompt in windows that are the same beside each candidate; one of half the room is whole in each of them.
 
     Where the longest candidate takes more than half, candidates are windowed too, in what the prompt leaves, which is
@@ -55,7 +55,7 @@ def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encod
     ]
 
 
-def _windows(encoded: Encoded, segment: int, length: int, room: int) -> list[Encoded]:
+def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[Encoding]:
     starts = window_starts(length, room, max(1, room // 2))
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
@@ -107,21 +107,21 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
 class MultipleChoiceTask(Task):
     """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
 
-    example: ClassVar[type[Example]] = Choices
+    example: ClassVar[type[Example]] = ChoiceExample
     head: ClassVar[str] = "multiple_choice"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
     metric: str = "accuracy"
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [(example.prompt, candidate) for candidate in example.candidates]
 
     def ask(self, example: Any) -> Any:
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
-    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
         return [[each] for each in seen] if self.long_inputs == "truncate" else prompt_windows(seen, self.limit)
 
-    def learn(self, example: Choices, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: ChoiceExample, seen: list[list[Encoding]]) -> list[Sample]:
         return [
             Sample.of(
                 [each.ids for each in mine],
@@ -148,7 +148,7 @@ class MultipleChoiceTask(Task):
         )
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Choices], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[ChoiceExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold = [each.prediction for each in judged], [each.label for each in judged]
@@ -164,6 +164,6 @@ class MultipleChoiceTask(Task):
         found: Result = measure.metrics["accuracy"].result()
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
-    def judge(self, example: Choices, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.answer])
         return ScoredAnswer(example.answer, answer["number"], answer["number"] == example.answer, loss)

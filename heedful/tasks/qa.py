@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data import Example, Question, Span
-from heedful.data.labelled.statistics import Survey
+from heedful.data import AnswerSpan, Example, QuestionExample
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.model.config import Head
 from heedful.model.config import Span as SpanHead
 from heedful.objectives import Batch, Sample
@@ -34,7 +34,7 @@ from heedful.tasks.predictions import Span as SpanPrediction
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.qa import QASettings
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
     from heedful.tasks.seq2seq import GenerationConfig
@@ -44,12 +44,12 @@ NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questio
 ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX_ANSWER_TOKENS
 
 
-def items(given: Any) -> list[Item] | None:
+def items(given: Any) -> list[TokenizerInput] | None:
     """{"question": ..., "context": ...}."""
     return read_pair(dict_values(given, "question", "context"))
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
+def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """All tokens."""
     return [(number, place) for number, window in enumerate(windows) for place in range(len(window))]
 
@@ -143,7 +143,7 @@ class QuestionAnswering(Task):
     as a whole.
     """
 
-    example: ClassVar[type[Example]] = Question
+    example: ClassVar[type[Example]] = QuestionExample
     head: ClassVar[str] = "question_answering"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (QA_HEAD,)
     metric: str = "f1"
@@ -164,12 +164,12 @@ class QuestionAnswering(Task):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
-    def on_split(self, loaded: Loaded, survey: Callable[[], Survey], split: str) -> tuple[Task, Loaded]:
+    def on_split(self, loaded: Loaded, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, Loaded]:
         """Allow "no answer" where some questions of the split have none."""
         if self.impossible or split not in survey().unanswered:
             return self, loaded
@@ -184,13 +184,13 @@ class QuestionAnswering(Task):
     def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
         return {NO_ANSWER: self.result(evaluate_task(self, ask, examples))["best_f1_threshold"]}
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [(example.question, example.context)]
 
     def ask(self, example: Any) -> Any:
         return {"question": example.question, "context": example.context}
 
-    def learn(self, example: Question, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
         places: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
@@ -204,7 +204,7 @@ class QuestionAnswering(Task):
         ]
         return [Sample.of([window.ids], [window.types], target=place, weight=1 / len(kept)) for window, place in kept]
 
-    def remarks(self, example: Question, seen: list[list[Encoded]]) -> list[str]:
+    def remarks(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[str]:
         found = super().remarks(example, seen)
         if (
             example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.max_answer_tokens
@@ -234,7 +234,7 @@ class QuestionAnswering(Task):
         )
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Question], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[QuestionExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
         said = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
@@ -262,13 +262,13 @@ class QuestionAnswering(Task):
         found: Result = measure.metrics["squad"].result()
         return found | (measure.metrics["threshold"].result() if self.impossible else {})
 
-    def judge(self, example: Question, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
         return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)
 
 
-def _golds(example: Question) -> list[str]:
+def _golds(example: QuestionExample) -> list[str]:
     return [span.text for span in example.answers]
 
 
@@ -277,7 +277,7 @@ def _null(answer: Answer) -> float:
     return float(answer["no_answer_score"] - answer["score"]) if answer["score"] is not None else 0.0
 
 
-def touched(windows: Sequence[Encoded], context: str, span: Span) -> list[TokenPosition | None]:
+def touched(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
     """The first and the last token that the answer touches, in each window that has all tokens it touches."""
     start, stop = strip_span(context, span.start, span.start + len(span.text))
     of_context = [[place for place, segment in enumerate(window.segments) if segment == 1] for window in windows]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import rescaled
-from heedful.data import Example, Scored
+from heedful.data import Example, ScoredExample
 from heedful.model.config import ProblemType
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Scores, TextTask
@@ -35,7 +35,7 @@ class Regress(TextTask):
     What learns gives such numbers; what answers has them folded into its last layer, and gives scores.
     """
 
-    example: ClassVar[type[Example]] = Scored
+    example: ClassVar[type[Example]] = ScoredExample
     metric: str = "pearson"  # ranks of scores that are nearly the same are noise, by which a poor step may be the best
     problem_type: ClassVar[ProblemType] = "regression"
     mean: float = 0.0
@@ -55,7 +55,7 @@ class Regress(TextTask):
         made.label_scaling = {"mean": mean, "std": deviation}
         return task, made
 
-    def target(self, example: Scored) -> float:
+    def target(self, example: ScoredExample) -> float:
         return (example.score - self.mean) / self.deviation
 
     def learning(self, loaded: Loaded) -> Loaded:
@@ -71,7 +71,7 @@ class Regress(TextTask):
         return correlation_metrics()
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Scored], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[ScoredExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         return update_correlation(measure, list(map(_number, answers)), [example.score for example in examples], ids)
 
@@ -79,7 +79,7 @@ class Regress(TextTask):
         found: Result = measure.metrics["numbers"].result()
         return found
 
-    def judge(self, example: Scored, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
         said = _number(answer)
         return ScoredAnswer(example.score, said, None, abs(said - example.score))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data import Example, Rewritten
-from heedful.data.labelled.statistics import Survey
+from heedful.data import Example, Seq2SeqExample
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
 from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
@@ -28,7 +28,7 @@ from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskSetup, batched, bootstrap_stat
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
 
@@ -68,7 +68,9 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
     return SequenceEnds(start, special.separator)
 
 
-def encode_truncated(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: str, most: int | None) -> list[Encoded]:
+def encode_truncated(
+    tokenizer: Tokenizer, items: Sequence[TokenizerInput], text_suffix: str, most: int | None
+) -> list[Encoding]:
     """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
 
     Without that a model would not know that the text is over and its rewriting begins. None: all of them.
@@ -81,7 +83,7 @@ def encode_truncated(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: s
     return [_cut(each, str(item), text_suffix, most) for each, item in seen]
 
 
-def _cut(whole: Encoded, text: str, text_suffix: str, most: int) -> Encoded:
+def _cut(whole: Encoding, text: str, text_suffix: str, most: int) -> Encoding:
     spare, end = len(whole) - most, len(text.removesuffix(text_suffix))
     own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
     if spare <= 0:
@@ -92,7 +94,7 @@ def _cut(whole: Encoded, text: str, text_suffix: str, most: int) -> Encoded:
     return replace(whole.without(own[-spare:]), dropped=spare)
 
 
-def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
+def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoding]) -> list[Encoding]:
     """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
 
     Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
@@ -108,7 +110,7 @@ def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded
     begin = special.separator if special.first is None else special.first
     if begin is None:
         return list(cut)
-    nothing = Encoded(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
+    nothing = Encoding(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
     return [each if len(each) else nothing for each in cut]
 
 
@@ -179,7 +181,7 @@ class Seq2Seq(Task):
     the target, and learns the target.
     """
 
-    example: ClassVar[type[Example]] = Rewritten
+    example: ClassVar[type[Example]] = Seq2SeqExample
     head: ClassVar[str] = "language_model"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
@@ -208,7 +210,7 @@ class Seq2Seq(Task):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
@@ -225,13 +227,13 @@ class Seq2Seq(Task):
             how=Beam(width=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
         )
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [example.text + self.text_suffix, example.rewritten]
 
     def ask(self, example: Any) -> Any:
         return example.text
 
-    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
         """Never cut apart: what is written depends on all of the text."""
         text, said = len(seen[0]), len(self._said(seen[1]))
         read = text if self.mark.start is not None else text + said - 1  # the end is not read
@@ -243,7 +245,7 @@ class Seq2Seq(Task):
                 )
         return [[each] for each in seen]
 
-    def _said(self, rewritten: Encoded) -> list[int]:
+    def _said(self, rewritten: Encoding) -> list[int]:
         """What is learned to be written: the tokens of the text itself, and the end."""
         around = {self.mark.stop, self.tokenizer.special.first}
         inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
@@ -270,13 +272,13 @@ class Seq2Seq(Task):
             return most and most // 2
         return most - (self.mark.stop not in self.tokenizer.encode("").ids)
 
-    def _encode(self, items: list[Item]) -> list[Encoded]:
+    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
         """Texts and rewritings, by turns."""
         most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
         sides = (encode_truncated(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
         return [each for both in zip(*sides, strict=True) for each in both]
 
-    def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[Sample]:
         (text,), (rewritten,) = seen
         said = self._said(rewritten)
         if self.mark.start is not None:
@@ -285,7 +287,7 @@ class Seq2Seq(Task):
         ids = [*text.ids, *said[:-1]]
         return [Sample.of([ids], [[0] * len(ids)], target=said)]
 
-    def remarks(self, example: Rewritten, seen: list[list[Encoded]]) -> list[str]:
+    def remarks(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[str]:
         (rewritten,) = seen[1]
         said, found = self._said(rewritten), Task.remarks(self, example, seen)
         if len(said) > self.max_new_tokens:
@@ -329,7 +331,7 @@ class Seq2Seq(Task):
         return EvalMetrics(metrics=metrics, spreads=spreads | {"bleu": bootstrap_stat(STATISTICS, bleu_of)})
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[Seq2SeqExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
         each = [text_scores(*pair) for pair in pairs]
@@ -364,7 +366,7 @@ class Seq2Seq(Task):
             )
         return shown | {"notes": notes}
 
-    def judge(self, example: Rewritten, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from heedful.data.examples import Example
-    from heedful.data.labelled.statistics import Survey
+    from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import Readers
     from heedful.model.config import Head
     from heedful.objectives.distillation.teacher import ScoreKind
@@ -40,7 +40,7 @@ class TaskSettings:
         """Return the number of samples that are learned together; `scored`: the data have scores."""
         return 1
 
-    def tunes_thresholds(self, survey: Survey) -> bool:
+    def tunes_thresholds(self, survey: DatasetStats) -> bool:
         """Tell whether thresholds are fitted on dev."""
         return False
 
@@ -48,7 +48,7 @@ class TaskSettings:
         """Return the defaults for a student, from the thresholds of its teacher."""
         return self
 
-    def unused(self, survey: Survey) -> dict[str, str]:
+    def unused(self, survey: DatasetStats) -> dict[str, str]:
         """Return the settings that were changed and would change nothing, each with the reason."""
         return {}
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data import Example, Tagged
-from heedful.data.tag_schemes import OUTSIDE, in_scheme, to_iob2
+from heedful.data import Example, TaggedExample
+from heedful.data.tag_schemes import OUTSIDE, to_iob2, to_scheme
 from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples
@@ -40,7 +40,7 @@ from heedful.tasks.metrics import (
 )
 from heedful.tasks.predictions import Entity, TokenClassification, Word
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat
-from heedful.tokenizer import Encoded, Item, Tokenizer, Words
+from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerInput
 
 BEGIN = ("B", "S", "U")  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
 INSIDE = ("I", "E", "L", "M")  # and I-x, E-x, L-x and M-x continue it
@@ -48,14 +48,14 @@ OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L e
 MARKS = BEGIN + INSIDE
 
 
-def items(given: Any) -> list[Item] | None:
+def items(given: Any) -> list[TokenizerInput] | None:
     """A text, or a list of words."""
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
-        return [Words(given)]
-    return [given] if isinstance(given, str | Words) else None
+        return [PreTokenized(given)]
+    return [given] if isinstance(given, str | PreTokenized) else None
 
 
-def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[TokenPosition]:
+def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """The first piece of each word, in the window where it sees most around it."""
     first: dict[int | None, TokenPosition] = {}
     for number, place in best_context_positions(windows):
@@ -85,10 +85,10 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     return {"words": words, "entities": entities(text, words), "windows": len(windows)}
 
 
-def _text_and_spans(given: Any, windows: Sequence[Encoded]) -> tuple[str, dict[int, tuple[int, int]]]:
+def _text_and_spans(given: Any, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
     """The whole text, and where each word stands in it."""
     if not isinstance(given, str):
-        words: Sequence[str] = given.words if isinstance(given, Words) else given
+        words: Sequence[str] = given.words if isinstance(given, PreTokenized) else given
         starts = accumulate((len(word) + 1 for word in words), initial=0)
         return " ".join(words), {
             number: (start, start + len(word)) for number, (start, word) in enumerate(zip(starts, words, strict=False))
@@ -154,7 +154,7 @@ class Tag(Task):
     So every word counts once, however many windows show it; a word without pieces teaches nothing.
     """
 
-    example: ClassVar[type[Example]] = Tagged
+    example: ClassVar[type[Example]] = TaggedExample
     head: ClassVar[str] = "token_classification"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (TAG_HEAD,)
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
@@ -178,15 +178,15 @@ class Tag(Task):
         begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
         return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
 
-    def items(self, example: Any) -> list[Item]:
-        return [Words(example.words)]
+    def items(self, example: Any) -> list[TokenizerInput]:
+        return [PreTokenized(example.words)]
 
     def ask(self, example: Any) -> Any:
         return list(example.words)
 
-    def learn(self, example: Tagged, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: TaggedExample, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
-        tags = in_scheme(example.tags, self.labels) if self.entities else example.tags
+        tags = to_scheme(example.tags, self.labels) if self.entities else example.tags
         scored = group_by_window(places(windows, self.tokenizer), len(windows))
         found = []
         for window, mine in zip(windows, scored, strict=True):
@@ -214,7 +214,7 @@ class Tag(Task):
         return EvalMetrics(metrics=metrics, spreads={name: bootstrap_stat(3, each) for name, each in formulas.items()})
 
     def measured(
-        self, measure: EvalMetrics, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
+        self, measure: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         gold, said = [list(example.tags) for example in examples], list(map(self._tags, answers))
         if not self.entities:
@@ -239,7 +239,7 @@ class Tag(Task):
         found: Result = measure.metrics["conlleval"].result()
         return found | {"strict_f1": strict}
 
-    def judge(self, example: Tagged, answer: Answer) -> ScoredAnswer:
+    def judge(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
         said, shares = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
         surest = min((share for share in shares if share is not None), default=1.0)

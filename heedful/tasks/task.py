@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import attach
 from heedful.data import Example
-from heedful.data.labelled.statistics import Survey
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.pooling import ReadClasses
@@ -26,7 +26,7 @@ from heedful.objectives.base import upcast, weighted_loss
 from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
 from heedful.tasks.metrics import Bootstrap, HasIntervals, Result
 from heedful.tasks.spec import TaskSettings
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
     from heedful.tasks.seq2seq import GenerationConfig
@@ -145,7 +145,7 @@ class TaskSetup:
     settings: TaskSettings
     loaded: Loaded  # the model to start from
     labels: tuple[str, ...]
-    survey: Survey
+    survey: DatasetStats
     seed: int = 0  # of what is drawn of a new head
     reinit_layers: int = 0
     max_length: int | None = None  # tokens of a sequence; None: as many as the model reads
@@ -194,7 +194,7 @@ class Task(Objective, ABC):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
 
@@ -205,7 +205,7 @@ class Task(Objective, ABC):
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
-    def on_split(self, loaded: Loaded, survey: Callable[[], Survey], split: str) -> tuple[Task, Loaded]:
+    def on_split(self, loaded: Loaded, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, Loaded]:
         """Return task and model as they are evaluated on a split; the given ones stay as they are."""
         return self, loaded
 
@@ -223,14 +223,14 @@ class Task(Objective, ABC):
         return None
 
     @abstractmethod
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         """What the tokenizer reads of an example."""
 
     @abstractmethod
-    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         """Samples of an example, from the windows of each of its items; none: nothing can be learned of it."""
 
-    def remarks(self, example: Any, seen: list[list[Encoded]]) -> list[str]:
+    def remarks(self, example: Any, seen: list[list[Encoding]]) -> list[str]:
         """What should be told of an example that is learned from; how many it is true of is counted."""
         return [] if all(text.strip() for text in example.texts) else ["have an empty text"]
 
@@ -302,7 +302,7 @@ class Task(Objective, ABC):
     def check(self, examples: Iterable[Any]) -> None:
         """An example that could not be answered is an error, before anything is learned; windows take all of them."""
 
-    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
         """The windows of each item."""
         return [split_windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
 
@@ -347,7 +347,7 @@ class Task(Objective, ABC):
         """The tokens after which an input is cut off; None: it is not."""
         return self.limit if self.long_inputs == "truncate" else None
 
-    def _encode(self, items: list[Item]) -> list[Encoded]:
+    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
         if self.cut is None:
             return self.tokenizer.encode_batch(items)
         return self.tokenizer.encode_batch(items, max_length=self.cut, truncate="longest_first")

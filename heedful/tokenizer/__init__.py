@@ -7,26 +7,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heedful.tokenizer.encoding import Encoded as Encoded
-    from heedful.tokenizer.encoding import Item as Item
+    from heedful.tokenizer.encoding import Encoding as Encoding
+    from heedful.tokenizer.encoding import PreTokenized as PreTokenized
+    from heedful.tokenizer.encoding import TokenizerInput as TokenizerInput
     from heedful.tokenizer.encoding import Truncate as Truncate
-    from heedful.tokenizer.encoding import Words as Words
     from heedful.tokenizer.settings import SpecialNames as SpecialNames
     from heedful.tokenizer.settings import TokenizerSettings as TokenizerSettings
-    from heedful.tokenizer.tokenizer import Special as Special
+    from heedful.tokenizer.tokenizer import SpecialIds as SpecialIds
     from heedful.tokenizer.tokenizer import Tokenizer as Tokenizer
-    from heedful.tokenizer.training import train as train
+    from heedful.tokenizer.training import train_tokenizer as train_tokenizer
 
 _HOMES = {
-    "Special": "tokenizer",
+    "SpecialIds": "tokenizer",
     "Tokenizer": "tokenizer",
-    "Encoded": "encoding",
-    "Item": "encoding",
+    "Encoding": "encoding",
+    "TokenizerInput": "encoding",
     "Truncate": "encoding",
-    "Words": "encoding",
+    "PreTokenized": "encoding",
     "SpecialNames": "settings",
     "TokenizerSettings": "settings",
-    "train": "training",
+    "train_tokenizer": "training",
 }
 
 

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.settings import ANGLED
 
 # The published names of special tokens, by the key that tokenizer_config.json has for them.
@@ -27,7 +27,7 @@ BRACKETED = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 END_OF_TEXT = "<|endoftext|>"
 
 
-def word_pieces(
+def build_wordpiece(
     vocabulary: dict[str, int], config: dict[str, Any], path: Path | str, notes: list[str]
 ) -> tokenizers.Tokenizer:
     """BERT's tokenizer (Devlin et al. 2019; WordPiece: Schuster and Nakajima 2012, Wu et al. 2016).
@@ -49,7 +49,7 @@ def word_pieces(
             f"do_lower_case is not in tokenizer_config.json: text is {case} the vocabulary has {none} upper-case entry"
         )
     chinese = config.get("tokenize_chinese_chars")
-    with guarded(f"{path} cannot be used", "check that it is a WordPiece vocabulary"):
+    with translate_errors(f"{path} cannot be used", "check that it is a WordPiece vocabulary"):
         backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
         backend.normalizer = normalizers.BertNormalizer(
             clean_text=True,
@@ -59,11 +59,11 @@ def word_pieces(
         )
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix="##")
-        wrap(backend, _content(config["cls_token"]), _content(config["sep_token"]))
+        add_template(backend, _content(config["cls_token"]), _content(config["sep_token"]))
     return backend
 
 
-def wrap(backend: tokenizers.Tokenizer, first: str, separator: str) -> None:
+def add_template(backend: tokenizers.Tokenizer, first: str, separator: str) -> None:
     """`[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]` with type 1 over `B [SEP]`; a token that is missing is left out."""
     known = [(token, backend.token_to_id(token)) for token in (first, separator)]
     start, stop = (token if number is not None else None for token, number in known)
@@ -75,7 +75,7 @@ def wrap(backend: tokenizers.Tokenizer, first: str, separator: str) -> None:
     )
 
 
-def byte_level(
+def build_byte_level_bpe(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     config: dict[str, Any],
@@ -105,7 +105,7 @@ def byte_level(
     config.setdefault("model_input_names", ["input_ids", "attention_mask"])
     leading = bool(config.get("add_prefix_space"))
     trim = config.get("trim_offsets")
-    with guarded(f"{path} cannot be used", "check that merges.txt belongs to vocab.json"):
+    with translate_errors(f"{path} cannot be used", "check that merges.txt belongs to vocab.json"):
         model = models.BPE(
             vocab=vocabulary, merges=merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from tokenizers import Encoding
+from tokenizers import Encoding as LibraryEncoding
 
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -17,17 +17,17 @@ TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PreTokenized:
     """A text that is already split into words, as for tagging: offsets then count inside each word."""
 
     words: Sequence[str]
 
 
-Item = str | tuple[str, str] | Words  # a text, a pair of texts, or the words of one text
+TokenizerInput = str | tuple[str, str] | PreTokenized  # a text, a pair of texts, or the words of one text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Encoded:
+class Encoding:
     """The tokens of one text or pair; every tuple has one entry for each token.
 
     Special tokens around the texts have segment None, word None and offset (0, 0).
@@ -51,19 +51,19 @@ class Encoded:
         """Which tokens were put around the texts."""
         return tuple(segment is None for segment in self.segments)
 
-    def until(self, stop: int) -> Encoded:
+    def until(self, stop: int) -> Encoding:
         """The same without what stands from that place on."""
         return replace(self, **{name: getattr(self, name)[:stop] for name in COLUMNS})
 
-    def without(self, places: Sequence[int]) -> Encoded:
+    def without(self, places: Sequence[int]) -> Encoding:
         """The same without the tokens at those places."""
         gone = set(places)
         kept = [place for place in range(len(self)) if place not in gone]
-        columns: dict[str, Any] = {name: chosen(getattr(self, name), kept) for name in COLUMNS}
+        columns: dict[str, Any] = {name: select_entries(getattr(self, name), kept) for name in COLUMNS}
         return replace(self, **columns)
 
 
-def counts(encoding: Encoding) -> tuple[int, int, int]:
+def count_tokens(encoding: LibraryEncoding) -> tuple[int, int, int]:
     """How many tokens the first text, the second text and the special tokens around them have."""
     segments = encoding.sequence_ids
     first, second = segments.count(0), segments.count(1)
@@ -90,7 +90,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (longer, shorter) if first > second else (shorter, longer)
 
 
-def fit(lengths: tuple[int, int, int], *, max_length: int, truncate: Truncate, what: str) -> tuple[int, int]:
+def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: Truncate, what: str) -> tuple[int, int]:
     """How many tokens of the first and second text stay within max_length, special tokens being kept always."""
     first, second, special = lengths
     room = max_length - special
@@ -127,7 +127,7 @@ def window_starts(length: int, room: int, stride: int) -> list[int]:
     return starts
 
 
-def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | None = None) -> list[Encoded]:
+def cut_windows(whole: Encoding, *, segment: int, max_length: int, stride: int | None = None) -> list[Encoding]:
     """The tokens in windows of at most max_length, of which one text (`segment`) is cut and all else is in each.
 
     `stride` is how many tokens of that text a window advances by; None: half of its room.
@@ -146,7 +146,7 @@ def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | 
     return [window_at(whole, segment=segment, start=start, room=room) for start in starts]
 
 
-def pair_windows(whole: Encoded, max_length: int) -> list[Encoded]:
+def pair_windows(whole: Encoding, max_length: int) -> list[Encoding]:
     """A pair in windows that overlap by half; a text of at most half of their room is whole in each of them.
 
     Where both texts are longer, each window of the first, of half of the room, stands beside all of the second.
@@ -165,7 +165,7 @@ def pair_windows(whole: Encoded, max_length: int) -> list[Encoded]:
     ]
 
 
-def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded:
+def window_at(whole: Encoding, *, segment: int, start: int, room: int) -> Encoding:
     """So many tokens of one text from its token `start` on, with everything around that text."""
     first, last = 0, 0
     if segment in whole.segments:  # looked for from both ends: a long text has many windows
@@ -178,7 +178,7 @@ def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded
     return replace(whole, **parts, start=start)
 
 
-def part(encoding: Encoding, stops: tuple[int, int]) -> list[int]:
+def kept_positions(encoding: LibraryEncoding, stops: tuple[int, int]) -> list[int]:
     """Which tokens are special, or among the first so many of their text."""
     kept = []
     seen = [0, 0]
@@ -192,19 +192,19 @@ def part(encoding: Encoding, stops: tuple[int, int]) -> list[int]:
     return kept
 
 
-def chosen(column: list[T], kept: list[int] | None) -> tuple[T, ...]:
+def select_entries(column: list[T], kept: list[int] | None) -> tuple[T, ...]:
     """The kept entries; None: all."""
     return tuple(column) if kept is None else tuple([column[number] for number in kept])
 
 
-def encoded(encoding: Encoding, kept: list[int] | None = None, *, dropped: int = 0) -> Encoded:
+def from_library(encoding: LibraryEncoding, kept: list[int] | None = None, *, dropped: int = 0) -> Encoding:
     """The chosen tokens (None: all) of what the library made."""
-    return Encoded(
-        ids=chosen(encoding.ids, kept),
-        types=chosen(encoding.type_ids, kept),
-        segments=chosen(encoding.sequence_ids, kept),
-        offsets=chosen(encoding.offsets, kept),
-        words=chosen(encoding.word_ids, kept),
+    return Encoding(
+        ids=select_entries(encoding.ids, kept),
+        types=select_entries(encoding.type_ids, kept),
+        segments=select_entries(encoding.sequence_ids, kept),
+        offsets=select_entries(encoding.offsets, kept),
+        words=select_entries(encoding.word_ids, kept),
         dropped=dropped,
     )
 

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 
 
 @contextmanager
-def guarded(doing: str, remedy: str) -> Iterator[None]:
+def translate_errors(doing: str, remedy: str) -> Iterator[None]:
     """Turn the library's exceptions and its PanicException (a BaseException) into a HeedfulError.
 
     KeyboardInterrupt, SystemExit and MemoryError pass through.
@@ -34,7 +34,7 @@ _redirecting = threading.Lock()
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_stderr() -> Iterator[None]:
     """Keep what the library writes about a panic away from standard error; for calls that read a file.
 
     The library writes to descriptor 2 itself, which is exchanged meanwhile for all threads. What others wrote is

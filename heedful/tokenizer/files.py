@@ -13,8 +13,8 @@ import tokenizers
 
 from heedful.errors import HeedfulError, quoted
 from heedful.tokenizer import sentencepiece_model
-from heedful.tokenizer.build import TYPICAL, byte_level, word_pieces
-from heedful.tokenizer.errors import guarded, quiet
+from heedful.tokenizer.build import TYPICAL, build_byte_level_bpe, build_wordpiece
+from heedful.tokenizer.errors import silence_stderr, translate_errors
 from heedful.tokenizer.limits import (
     LARGEST_ID,
     LONGEST_TOKEN,
@@ -31,7 +31,7 @@ WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".joi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class TokenizerFiles:
     """What a folder holds: the library's tokenizer, tokenizer_config.json as read and completed, what to tell."""
 
     backend: tokenizers.Tokenizer
@@ -39,7 +39,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
+def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
     `usual` completes the latter, which says little (see sentencepiece_model.unigram).
@@ -52,18 +52,20 @@ def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
         backend = _whole(folder, notes)
     elif (folder / "vocab.txt").is_file():
         entries = _vocabulary_lines(folder, "vocab.txt", notes)
-        backend = word_pieces(entries, config, folder / "vocab.txt", notes)
+        backend = build_wordpiece(entries, config, folder / "vocab.txt", notes)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
-        backend = byte_level(vocabulary, merges, config, folder / "vocab.json", notes)
+        backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
         if usual is None:
             notes.append(f"{model.name} does not say which special tokens stand around a text (none are added)")
-        backend = sentencepiece_model.unigram(sentencepiece_model.read(folder, model.name), usual or {}, config, model)
+        backend = sentencepiece_model.build_unigram(
+            sentencepiece_model.read_model(folder, model.name), usual or {}, config, model
+        )
     else:
         raise _nothing(folder)
     _add_named(backend, config, folder, notes)
-    return Source(backend=backend, config=config, notes=notes)
+    return TokenizerFiles(backend=backend, config=config, notes=notes)
 
 
 def _nothing(folder: Path) -> HeedfulError:
@@ -133,7 +135,7 @@ def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     if isinstance(vocabulary, dict):
         check_ids(vocabulary, path)
     check_state(state, path)
-    with guarded(f"{path} cannot be read", "write it again with the library that made it"), quiet():
+    with translate_errors(f"{path} cannot be read", "write it again with the library that made it"), silence_stderr():
         backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and isinstance(vocabulary, dict) and unknown not in vocabulary:
@@ -171,7 +173,7 @@ def check_ids(vocabulary: dict[str, Any], path: Path) -> None:
 def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Path, notes: list[str]) -> None:
     """Make special what tokenizer_config.json names, as transformers does; ids must come out as they are written."""
     path = folder / "tokenizer_config.json"
-    with guarded(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"), quiet():
+    with translate_errors(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"), silence_stderr():
         listed = sorted((int(number), entry) for number, entry in (config.get("added_tokens_decoder") or {}).items())
         there = {token.content for token in backend.get_added_tokens_decoder().values()}
         # added_tokens.json, of before transformers 4.34, knows no flags; tokenizer.json does

@@ -13,7 +13,7 @@ from typing import Any
 
 from heedful.errors import HeedfulError, quoted
 from heedful.tokenizer.charsmap import expanded_length, longest_output
-from heedful.tokenizer.regex_cost import UnsupportedError, bound
+from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 
 State = Mapping[str, Any]
 
@@ -210,7 +210,7 @@ def _shortest(pattern: Any) -> int:
             return len(text)
         case {"Regex": str(text)}:
             try:
-                return bound(text).shortest
+                return bound_cost(text).shortest
             except UnsupportedError as error:
                 raise BoundsError(f"the pattern {quoted(text)} is not used: {error}") from None
     raise BoundsError(f"it has the pattern {quoted(pattern)}, expected a String or a Regex")

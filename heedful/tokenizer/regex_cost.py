@@ -114,7 +114,7 @@ class _Node:
         return float(min(once, MAX_COST + 1) ** min(most, REPEAT)) + (self.least == 0)  # capped: no overflow
 
 
-def bound(pattern: str) -> Bound:
+def bound_cost(pattern: str) -> Bound:
     """Bound a pattern; UnsupportedError says what cannot be bounded."""
     if len(pattern) > MAX_LENGTH:
         raise UnsupportedError(f"it has {len(pattern)} characters, at most {MAX_LENGTH} are read")

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError, quoted
-from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
 from heedful.untrusted_files import read_bytes
 
@@ -30,7 +30,7 @@ NEVER = 1000.0  # by so much worse than all others scores what segmentation may 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pieces:
+class SentencePieceModel:
     """What a model file says."""
 
     pieces: tuple[tuple[str, float, int], ...]  # text, score, type
@@ -41,7 +41,7 @@ class Pieces:
     bytes: bool  # unknown characters become the pieces of their bytes
 
 
-def read(folder: Path, name: str) -> Pieces:
+def read_model(folder: Path, name: str) -> SentencePieceModel:
     """Read a model file, refusing what is damaged, is no Unigram model, or means something else than usual."""
     path, data = folder / name, read_bytes(folder, name)
     try:
@@ -52,7 +52,7 @@ def read(folder: Path, name: str) -> Pieces:
         raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
 
 
-def _read(data: bytes) -> Pieces:
+def _read(data: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -84,7 +84,7 @@ def _read(data: bytes) -> Pieces:
     characters = _bytes(normalizer.get(2, b""))
     if characters and 2 * check_charsmap(characters) > UNICODE_GROWTH * MAX_GROWTH:
         raise ValueError("its character map makes texts too long")
-    return Pieces(
+    return SentencePieceModel(
         pieces=tuple(pieces),
         unknown=unknown[0],
         characters=characters,
@@ -139,7 +139,9 @@ def _bytes(value: Any) -> bytes:
     return value
 
 
-def unigram(found: Pieces, usual: Mapping[str, Any], config: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
+def build_unigram(
+    found: SentencePieceModel, usual: Mapping[str, Any], config: dict[str, Any], path: Path
+) -> tokenizers.Tokenizer:
     """The same as the library's Unigram; `config` is tokenizer_config.json, completed.
 
     `usual` is what the family does of whose model these are the pieces, and what no file says: templates ("single",
@@ -150,7 +152,7 @@ def unigram(found: Pieces, usual: Mapping[str, Any], config: dict[str, Any], pat
         config.setdefault(key, token)
     worst = min((score for _, score, kind in found.pieces if kind == NORMAL), default=0.0)
     scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in found.pieces]
-    with guarded(f"{path} cannot be used", "fetch it again"):
+    with translate_errors(f"{path} cannot be used", "fetch it again"):
         backend = tokenizers.Tokenizer(models.Unigram(scored, found.unknown, found.bytes))
         backend.normalizer = normalizers.Sequence(_steps(found, usual, config))
         inner = any(SPACE in text[1:] for text, _, kind in found.pieces if kind == NORMAL)
@@ -179,7 +181,9 @@ def unigram(found: Pieces, usual: Mapping[str, Any], config: dict[str, Any], pat
     return backend
 
 
-def _steps(found: Pieces, usual: Mapping[str, Any], config: Mapping[str, Any]) -> list[normalizers.Normalizer]:
+def _steps(
+    found: SentencePieceModel, usual: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[normalizers.Normalizer]:
     def says(key: str, default: bool) -> bool:
         value = config.get(key)
         return bool(usual.get(key, default) if value is None else value)

@@ -16,32 +16,32 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import processors
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.packed import Packed
 from heedful.tokenizer import files
 from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
 from heedful.tokenizer.encoding import (
-    Encoded,
-    Item,
+    Encoding,
+    PreTokenized,
+    TokenizerInput,
     Truncate,
-    Words,
     check_limits,
-    chosen,
-    counts,
+    count_tokens,
     cut_windows,
-    encoded,
-    fit,
-    part,
+    from_library,
+    kept_positions,
+    select_entries,
+    tokens_to_keep,
 )
-from heedful.tokenizer.errors import guarded, quiet
+from heedful.tokenizer.errors import silence_stderr, translate_errors
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
 UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Special:
+class SpecialIds:
     """The ids of the special tokens by what they are for; None: this tokenizer has none."""
 
     pad: int | None
@@ -72,7 +72,10 @@ class Tokenizer:
         """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards."""
         self._backend = backend
         self._config = dict(config or {})
-        with guarded("this tokenizer cannot be used", "give the files that belong to the checkpoint"), quiet():
+        with (
+            translate_errors("this tokenizer cannot be used", "give the files that belong to the checkpoint"),
+            silence_stderr(),
+        ):
             backend.no_truncation()
             backend.no_padding()
             if backend.post_processor is None:  # without one the library's fast path forgets the types of pairs
@@ -92,7 +95,7 @@ class Tokenizer:
         self.size: int = 1 + max(known)  # rows that an embedding needs
         for number in sorted({number for probe in probes for number in probe.ids} - known):
             raise HeedfulError(f"the post-processor puts id {number} around texts, but no token has it: correct its id")
-        self.special: Special = _special(self, probes[0])
+        self.special: SpecialIds = _special(self, probes[0])
 
     @classmethod
     def load(cls, folder: str | Path, usual: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -104,7 +107,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         try:
-            source = files.read(folder, usual)
+            source = files.read_tokenizer_files(folder, usual)
         except OSError as error:
             raise HeedfulError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:
@@ -191,7 +194,7 @@ class Tokenizer:
             raise HeedfulError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
         return found
 
-    def encode(self, item: Item, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoded:
+    def encode(self, item: TokenizerInput, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoding:
         """The tokens of a text, a pair (a tuple of two texts) or Words.
 
         Without max_length nothing is cut. With it, more tokens than that are an error, or are cut and counted in
@@ -201,28 +204,28 @@ class Tokenizer:
         return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
 
     def encode_batch(
-        self, items: Sequence[Item], *, max_length: int | None = None, truncate: Truncate = "error"
-    ) -> list[Encoded]:
+        self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
+    ) -> list[Encoding]:
         """`encode` for each item, on all processor cores."""
         check_limits(max_length=max_length, truncate=truncate)
         results = []
         for number, encoding in enumerate(self._run(items, fast=False)):
             kept, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
-            results.append(encoded(encoding, kept, dropped=dropped))
+            results.append(from_library(encoding, kept, dropped=dropped))
         return results
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The token ids of each text, without special tokens around it, on all processor cores."""
         texts = list(texts)
         try:
-            with guarded("the texts cannot be tokenized", "try them one by one to find which"):
+            with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
                 made = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except HeedfulError:
             _check_surrogates(texts)
             raise
         return [np.array(each.ids, np.int32) for each in made]
 
-    def windows(self, item: Item, *, max_length: int, stride: int) -> list[Encoded]:
+    def windows(self, item: TokenizerInput, *, max_length: int, stride: int) -> list[Encoding]:
         """All of a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.
 
         Of a pair the second text is windowed, and the first is whole in each window. The stride is Google's
@@ -234,16 +237,18 @@ class Tokenizer:
             raise HeedfulError(f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last")
         (encoding,) = self._run([item], fast=False)
         segment = 1 if isinstance(item, tuple) else 0
-        return cut_windows(encoded(encoding), segment=segment, max_length=max_length, stride=stride)
+        return cut_windows(from_library(encoding), segment=segment, max_length=max_length, stride=stride)
 
-    def pack(self, items: Sequence[Item], *, max_length: int | None = None, truncate: Truncate = "error") -> Packed:
+    def pack(
+        self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
+    ) -> Packed:
         """Items as one batch for a model; limits as for `encode`, whose ids and types these are, without offsets."""
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
         for number, encoding in enumerate(self._run(items, fast=True)):
             kept, _ = _within(encoding, number, max_length=max_length, truncate=truncate)
-            ids.append(chosen(encoding.ids, kept))
-            types.append(chosen(encoding.type_ids, kept))
+            ids.append(select_entries(encoding.ids, kept))
+            types.append(select_entries(encoding.type_ids, kept))
         return Packed.of(ids, types)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -251,7 +256,7 @@ class Tokenizer:
         numbers = [int(number) for number in ids]
         if wrong := [number for number in numbers if not 0 <= number < self.size]:
             raise HeedfulError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
-        with guarded("these ids cannot be decoded", "check the tokenizer's decoder"):
+        with translate_errors("these ids cannot be decoded", "check the tokenizer's decoder"):
             return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
     def save(self, folder: str | Path, *, types: bool | None = None) -> None:
@@ -307,8 +312,8 @@ class Tokenizer:
         found: dict[str, Any] = json.loads(self._backend.to_str())
         return found
 
-    def _run(self, items: Sequence[Item], *, fast: bool) -> list[tokenizers.Encoding]:
-        if isinstance(items, str | tuple | Words):
+    def _run(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
+        if isinstance(items, str | tuple | PreTokenized):
             raise HeedfulError(f"items is one {type(items).__name__}, but a list of texts, pairs or Words is needed")
         items = list(items)
         for number, item in enumerate(items):
@@ -316,13 +321,13 @@ class Tokenizer:
                 _check(number, item)
         results: dict[int, tokenizers.Encoding] = {}
         for words in (False, True):
-            numbers = [number for number, item in enumerate(items) if isinstance(item, Words) is words]
+            numbers = [number for number, item in enumerate(items) if isinstance(item, PreTokenized) is words]
             if not numbers:
                 continue
             picked = [items[number] for number in numbers]
-            inputs = [list(item.words) if isinstance(item, Words) else item for item in picked]
+            inputs = [list(item.words) if isinstance(item, PreTokenized) else item for item in picked]
             try:
-                with guarded("the texts cannot be tokenized", "try them one by one to find which"):
+                with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
                     backend = self._for_words if words else self._backend
                     run = backend.encode_batch_fast if fast else backend.encode_batch
                     made = run(inputs, is_pretokenized=words)
@@ -336,7 +341,7 @@ class Tokenizer:
 def _check(number: int, item: object) -> None:
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item):
         return
-    if isinstance(item, Words):
+    if isinstance(item, PreTokenized):
         if isinstance(item.words, str) or not all(isinstance(word, str) for word in item.words):
             raise HeedfulError(f"item {number} is {item!r:.80}: Words holds a list of words, each a str")
         return
@@ -346,9 +351,9 @@ def _check(number: int, item: object) -> None:
     )
 
 
-def _check_surrogates(items: Sequence[Item]) -> None:
+def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
     for number, item in enumerate(items):
-        for text in [item] if isinstance(item, str) else item.words if isinstance(item, Words) else item:
+        for text in [item] if isinstance(item, str) else item.words if isinstance(item, PreTokenized) else item:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
@@ -364,12 +369,12 @@ def _within(
     """Which tokens stay (None: all) and how many do not."""
     if max_length is None or len(encoding) <= max_length:
         return None, 0
-    lengths = counts(encoding)
-    stops = fit(lengths, max_length=max_length, truncate=truncate, what=f"item {number}")
-    return part(encoding, stops), lengths[0] + lengths[1] - sum(stops)
+    lengths = count_tokens(encoding)
+    stops = tokens_to_keep(lengths, max_length=max_length, truncate=truncate, what=f"item {number}")
+    return kept_positions(encoding, stops), lengths[0] + lengths[1] - sum(stops)
 
 
-def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
+def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
     """What tokenizer_config.json names; else what stands around a text; else the published names."""
     config, state = tokenizer._config, tokenizer._state
     added = {token["content"] for token in state["added_tokens"]}
@@ -391,7 +396,7 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []
         found[role] = next((number for number in ids if number is not None), None)
-    return Special(**found)
+    return SpecialIds(**found)
 
 
 def _walk(state: Any) -> list[dict[str, Any]]:
@@ -413,5 +418,5 @@ def _bare(state: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    with whole(path) as part:
-        put(part, [text.encode()])
+    with atomic_path(path) as part:
+        write_synced(part, [text.encode()])

@@ -17,8 +17,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.tokenizer.build import byte_level, word_pieces, wrap
-from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.build import add_template, build_byte_level_bpe, build_wordpiece
+from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
 from heedful.tokenizer.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".conll", ".
 REMEDY = "check the texts and the settings"
 
 
-def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokenizer:
+def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokenizer:
     """Train on texts: a str is a text, a Path a file of UTF-8 text with one text on each line (.gz, .xz, .bz2 too).
 
     The sources are read twice for WordPiece, one line at a time, so give a list and not a generator. WordPiece and
@@ -50,8 +50,8 @@ def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokeniz
     config = settings.names.config()
     if settings.max_length is not None:
         config["model_max_length"] = settings.max_length
-    with guarded("training failed", REMEDY):
-        backend = TRAINERS[settings.algorithm](lambda: lines(sources), settings, config)
+    with translate_errors("training failed", REMEDY):
+        backend = TRAINERS[settings.algorithm](lambda: read_lines(sources), settings, config)
         backend.add_special_tokens(list(names))
         backend.add_special_tokens([SENTINEL.format(number) for number in reversed(range(settings.num_sentinels))])
     return Tokenizer(backend, config)
@@ -75,7 +75,7 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
     config |= {"do_lower_case": settings.lower_cases, "strip_accents": settings.strips_accents}
     names = list(asdict(settings.names).values())
     empty = {name: number for number, name in enumerate(names)}
-    backend = word_pieces(empty, config, "the special tokens", [])
+    backend = build_wordpiece(empty, config, "the special tokens", [])
     characters, inner = _characters(read(), backend, settings.limit_alphabet)
     if not characters:
         raise HeedfulError("there is no text in the sources: give some to learn from")
@@ -96,7 +96,7 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
         show_progress=False,
     )
     learner.train_from_iterator(read(), trainer)
-    return word_pieces(learner.get_vocab(with_added_tokens=False), config, "the trained vocabulary", [])
+    return build_wordpiece(learner.get_vocab(with_added_tokens=False), config, "the trained vocabulary", [])
 
 
 def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) -> tuple[list[str], list[str]]:
@@ -131,7 +131,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any
     learner.train_from_iterator(read(), trainer)
     model = json.loads(learner.to_str())["model"]
     merges = [(left, right) for left, right in model["merges"]]
-    backend = byte_level(model["vocab"], merges, config, "the trained vocabulary", [])
+    backend = build_byte_level_bpe(model["vocab"], merges, config, "the trained vocabulary", [])
     backend.normalizer = learner.normalizer
     backend.add_special_tokens([tokenizers.AddedToken(names.mask_token, lstrip=True, special=True, normalized=False)])
     return backend
@@ -164,7 +164,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=names.index(settings.names.unk_token)))
     backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
     backend.decoder = decoders.Metaspace()
-    wrap(backend, settings.names.cls_token, settings.names.sep_token)
+    add_template(backend, settings.names.cls_token, settings.names.sep_token)
     return backend
 
 
@@ -177,7 +177,7 @@ def _accents_and_case(settings: TokenizerSettings, apart: Any, together: Any = N
 TRAINERS = {"wordpiece": _train_word_pieces, "bpe": _train_bytes, "unigram": _train_unigram}
 
 
-def lines(sources: Iterable[str | Path]) -> Iterator[str]:
+def read_lines(sources: Iterable[str | Path]) -> Iterator[str]:
     """Each text, and each line of each file without its end; an error names the file and line."""
     for number, source in enumerate(sources):
         if isinstance(source, Path):

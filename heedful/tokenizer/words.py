@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.errors import guarded
+from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.tokenizer import Tokenizer
 
 UNKNOWN = "[UNK]"
@@ -25,7 +25,7 @@ def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenize
     ids = {word: number for number, word in enumerate([UNKNOWN, *kept])}
     if not kept:
         raise HeedfulError("there are no words to make a vocabulary of: give some")
-    with guarded("this vocabulary cannot be used", "check its words"):
+    with translate_errors("this vocabulary cannot be used", "check its words"):
         backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
         backend.normalizer = _normalizer(lower_case)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -37,13 +37,13 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
     """How often each word stands in the texts, in the order in which they first do."""
     normalize, split = _normalizer(lower_case).normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     counted: Counter[str] = Counter()
-    with guarded("the texts cannot be split into words", "read them as UTF-8"):
+    with translate_errors("the texts cannot be split into words", "read them as UTF-8"):
         for text in texts:
             counted.update(word for word, _ in split(normalize(text)))
     return counted
 
 
-def one_word(written: str, *, lower_case: bool = True) -> str | None:
+def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
     """How a word of another vocabulary stands in texts that are read so; None: as several words, or not at all.
 
     >>> one_word("Schön"), one_word("schön", lower_case=False), one_word("U.S.")

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.atomic_io import Chunk, measure, put, put_folder, raw, remove, sweep, whole
+from heedful.atomic_io import Chunk, as_bytes, atomic_path, checksum, make_folder, remove, remove_stale, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.ranks import Ranks
 
@@ -86,9 +86,9 @@ class CheckpointManager:
             turns = self._turns(step)
             if not turns or not _holds(turns[-1], parts):
                 turns.append(self._next(step, turns))
-                with whole(turns[-1].path, folder=True) as part:
-                    files = {name: put(part / name, chunks) for name, chunks in parts.items()}
-                    put(part / MANIFEST, [_manifest(step, files)])
+                with atomic_path(turns[-1].path, folder=True) as part:
+                    files = {name: write_synced(part / name, chunks) for name, chunks in parts.items()}
+                    write_synced(part / MANIFEST, [_manifest(step, files)])
             self._name_latest(turns[-1])
         return turns[-1].path
 
@@ -101,12 +101,12 @@ class CheckpointManager:
             part = Path()
             if ranks.first:
                 place = self._next(step, self._turns(step))
-                part = stack.enter_context(whole(place.path, folder=True))
+                part = stack.enter_context(atomic_path(place.path, folder=True))
             part = Path(ranks.gather(str(part))[0])
             files = write_shards(part, tensors, ranks)
             if place is not None:
-                files[VALUES] = put(part / VALUES, [text])
-                put(part / MANIFEST, [_manifest(step, files)])
+                files[VALUES] = write_synced(part / VALUES, [text])
+                write_synced(part / MANIFEST, [_manifest(step, files)])
         with self._told(step):
             if place is not None:
                 self._name_latest(place)
@@ -146,7 +146,7 @@ class CheckpointManager:
     def need(self, bytes: int) -> None:
         """Refuse to begin without room for checkpoints of that many bytes: those that stay, and one in the making."""
         try:
-            sweep(self.folder)
+            remove_stale(self.folder)
             copies = self.keep + 1 - min(len(self._found()), self.keep)
             free = shutil.disk_usage(next(at for at in (self.folder, *self.folder.parents) if at.exists())).free
         except OSError as error:
@@ -169,8 +169,8 @@ class CheckpointManager:
 
     def _turns(self, step: int) -> list[_Place]:
         """What is there for that step; what would be newer is refused."""
-        put_folder(self.folder)
-        sweep(self.folder)
+        make_folder(self.folder)
+        remove_stale(self.folder)
         found = self._found()
         self._refuse_older(found, step)
         return [place for place in found if place.step == step]
@@ -180,8 +180,8 @@ class CheckpointManager:
         return _Place(step, turn, self.folder / _name(step, turn))
 
     def _name_latest(self, place: _Place) -> None:
-        with whole(self.folder / LATEST) as part:
-            put(part, [f"{place.path.name}\n".encode()])
+        with atomic_path(self.folder / LATEST) as part:
+            write_synced(part, [f"{place.path.name}\n".encode()])
         self._rotate(place)
 
     def _found(self) -> list[_Place]:
@@ -289,7 +289,7 @@ def _check(place: _Place) -> bytes:
     files = {}
     for name in _named(told) if (place.path / LAYOUT).exists() else (TENSORS, VALUES):
         with _reading(place.path / name) as file:
-            files[name] = measure(iter(partial(file.read, 1 << 20), b""))
+            files[name] = checksum(iter(partial(file.read, 1 << 20), b""))
     if told != _manifest(place.step, files):
         raise _DamageError(_difference(told, place.step, files))
     return told
@@ -324,7 +324,7 @@ def _difference(told: bytes, step: int, files: Mapping[str, Mapping[str, Any]]) 
 def _holds(place: _Place, parts: Mapping[str, list[Chunk]]) -> bool:
     """Whether a checkpoint is valid and the same as would be written now."""
     with suppress(_DamageError):
-        return _check(place) == _manifest(place.step, {name: measure(chunks) for name, chunks in parts.items()})
+        return _check(place) == _manifest(place.step, {name: checksum(chunks) for name, chunks in parts.items()})
     return False
 
 
@@ -341,7 +341,7 @@ def _load(place: _Place, like: Mapping[str, Tensor]) -> Checkpoint:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, entry in header.items():
             tensors[name] = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
-            if file.readinto(raw(tensors[name])) != tensors[name].nbytes:
+            if file.readinto(as_bytes(tensors[name])) != tensors[name].nbytes:
                 raise _DamageError(f"{TENSORS} ended inside {name} while it was read")
     return Checkpoint(place.step, place.path, tensors, values)
 

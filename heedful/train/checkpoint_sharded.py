@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from heedful.atomic_io import put, raw
+from heedful.atomic_io import as_bytes, write_synced
 from heedful.errors import HeedfulError
 from heedful.train.checkpoint import LAYOUT, safetensors_chunks
 from heedful.train.ranks import Ranks
@@ -102,7 +102,7 @@ class _Writer(StorageWriter):
         head, *rest = safetensors_chunks(tensors)
         assert isinstance(head, bytes)
         if tensors:
-            self.measures[plan.storage_data] = put(self.folder / plan.storage_data, [head, *rest])
+            self.measures[plan.storage_data] = write_synced(self.folder / plan.storage_data, [head, *rest])
         places = json.loads(head[8:])
         written = []
         for item in plan.items:
@@ -123,7 +123,7 @@ class _Writer(StorageWriter):
             rows = {"offsets": offsets} | {name: each.storage_data[name] for name in ("shape", "file", "begin")}
             about["rows"].append(rows)
         text = json.dumps(dict(sorted(layout.items())), indent=1).encode() + b"\n"
-        self.measures[LAYOUT] = put(self.folder / LAYOUT, [text])
+        self.measures[LAYOUT] = write_synced(self.folder / LAYOUT, [text])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -197,6 +197,6 @@ def _rows(folder: Path, dtype: torch.dtype, rows: TensorChunk, offsets: Sequence
     row = torch.empty(rows.shape[1:], dtype=dtype, device="meta").nbytes
     with (folder / rows.file).open("rb") as file:
         file.seek(rows.begin + (offsets[0] * row if offsets else 0))
-        if file.readinto(raw(found)) != found.nbytes:
+        if file.readinto(as_bytes(found)) != found.nbytes:
             raise HeedfulError(f"{folder / rows.file} ended while it was read")
     return found

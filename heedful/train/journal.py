@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heedful.atomic_io import put_folder, sync
+from heedful.atomic_io import make_folder, sync_folder
 from heedful.errors import HeedfulError
 
 
@@ -20,9 +20,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         with self._told():
-            put_folder(self.path.parent)
+            make_folder(self.path.parent)
             self._file = self.path.open("ab", buffering=0)
-            sync(self.path.parent)
+            sync_folder(self.path.parent)
 
     @property
     def size(self) -> int:

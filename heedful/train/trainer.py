@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
-from heedful.data.sampler import Order, Turn, cut, mixed, share, units
+from heedful.data.sampler import BatchPlan, BatchSampler, assign_to_ranks, derive_seed, group, split_microbatches
 from heedful.device import device_of, precision
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
@@ -72,7 +72,7 @@ class Trainer:
         if not all(len(stage.samples) for stage in self.stages):
             raise HeedfulError("there is nothing to train on: no example gave a sample")
         self._orders = [
-            Order(
+            BatchSampler(
                 count=len(stage.samples),
                 batch=round_to_groups(stage.batch_size or settings.batch_size, learned.together),
                 seed=settings.seed,
@@ -103,7 +103,7 @@ class Trainer:
         return self.stages[self.stage].samples
 
     @property
-    def order(self) -> Order:
+    def order(self) -> BatchSampler:
         """That of the stage."""
         return self._orders[self.stage]
 
@@ -252,21 +252,21 @@ class Trainer:
         for table in self._tables:
             table.sparse = train
 
-    def _gradients(self, turn: Turn) -> tuple[float, float, int]:
+    def _gradients(self, turn: BatchPlan) -> tuple[float, float, int]:
         """This rank's part of a step: the summed loss, its count and the tokens; gradients are summed up in `grad`.
 
         Where memory is not enough, the part is done again in smaller micro-batches, or an error says how large one was.
         """
         known = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
         samples = [known[number] for number in turn.numbers.tolist()]
-        groups = units(len(samples), self.objective.together)
+        groups = group(len(samples), self.objective.together)
         sizes = [sum(len(samples[number]) for number in group) for group in groups]
-        mine = share(sizes, self.ranks.size)[self.ranks.rank]
+        mine = assign_to_ranks(sizes, self.ranks.size)[self.ranks.rank]
         scales = self._scales(
             *([values[number] for unit in mine for number in groups[unit]] for values in (samples, turn.keys))
         )
         while True:
-            batches = cut([sizes[unit] for unit in mine], self._tokens)
+            batches = split_microbatches([sizes[unit] for unit in mine], self._tokens)
             members = [[number for place in batch for number in groups[mine[place]]] for batch in batches]
             parts = [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members]
             fillers = 0
@@ -301,7 +301,7 @@ class Trainer:
             if self.stopping and not self._together.even:
                 break
             try:
-                seed = mixed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
+                seed = derive_seed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
                 real, last = number < len(parts) - fillers, number == len(parts) - 1
                 loss = self._learn(samples, keys, scales, seed, real=real, last=last)
             except (MemoryError, RuntimeError) as error:

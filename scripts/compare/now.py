@@ -530,7 +530,7 @@ def drawing(work: Path, quick: bool) -> Probes:
     """Order of samples, masks and dropout for given seeds."""
     import torch
 
-    from heedful.data.sampler import Order
+    from heedful.data.sampler import BatchSampler
     from heedful.nn.dropout import dropout
     from heedful.objectives.base import Sample
     from heedful.objectives.causal_lm import CausalLM
@@ -538,7 +538,7 @@ def drawing(work: Path, quick: bool) -> Probes:
     from heedful.objectives.permutation_lm import PermutationLM
     from heedful.tokenizer import Tokenizer
 
-    order = Order(count=37, batch=8, seed=5)
+    order = BatchSampler(count=37, batch=8, seed=5)
     turns = [order.turn(step) for step in range(12)]
     found: Probes = {"order": [[turn.epoch, turn.numbers.tolist(), list(turn.keys)] for turn in turns]}
     found["order, versions"] = [list(order.turn(step, versions=2).keys) for step in range(12)]

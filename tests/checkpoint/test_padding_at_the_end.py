@@ -13,9 +13,11 @@ import transformers
 import heedful
 from heedful.checkpoint import create, read_config
 from heedful.packed import Packed
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
-TOKENIZER = train(["when do you open ?", "the drill smokes"] * 5, TokenizerSettings(algorithm="bpe", vocab_size=270))
+TOKENIZER = train_tokenizer(
+    ["when do you open ?", "the drill smokes"] * 5, TokenizerSettings(algorithm="bpe", vocab_size=270)
+)
 
 
 def classifier(folder: Path, pad: int | None) -> Path:

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import heedful
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.tiny_models import save_tiny
 
 PAIR = ("the ferry left", "a boat came late")
@@ -30,7 +30,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("words")
     save_tiny(folder, "bert", "BertModel")
     loaded = heedful.load(folder)
-    loaded.tokenizer = train(PAIR * 4, TokenizerSettings(vocab_size=60, min_frequency=1))
+    loaded.tokenizer = train_tokenizer(PAIR * 4, TokenizerSettings(vocab_size=60, min_frequency=1))
     heedful.save(loaded, folder, overwrite=True)
     return Tokenizer.load(folder)
 

@@ -25,7 +25,7 @@ from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import main
 from heedful.cli.output import write_json
 from heedful.cli.predict import LINES_PER_CHUNK, generation_settings
-from heedful.data.examples import hashed
+from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs.finetune import run as finetune_module
@@ -637,7 +637,7 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
 def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
-    for seed, share in ((0, "none"), (next(n for n in range(99) if hashed("the cat sat", n) < 2**64 / 10), "all")):
+    for seed, share in ((0, "none"), (next(n for n in range(99) if hash_text("the cat sat", n) < 2**64 / 10), "all")):
         given = sets(**{"data.seed": seed})
         done = run("finetune", "classify", "a.csv", "--output", share, *given)
         said = f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"

@@ -17,7 +17,7 @@ import pytest
 from heedful.cli import main, predict_files
 from heedful.cli.predict_files import progress_line
 from heedful.data import DataSettings
-from heedful.data.inputs.input_files import as_asked
+from heedful.data.inputs.input_files import settings_for_inputs
 from heedful.infer.batch import Progress
 from tests.support.model_folders import make
 
@@ -127,7 +127,7 @@ def asked(trained: DataSettings, kind: str, folder: Path, *names: str, **chosen:
     """As files of those names are asked."""
     for name in names:
         (folder / name).touch()
-    return as_asked(trained, kind, [folder / name for name in names], DataSettings(**chosen))
+    return settings_for_inputs(trained, kind, [folder / name for name in names], DataSettings(**chosen))
 
 
 def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:

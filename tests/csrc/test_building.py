@@ -183,7 +183,7 @@ def test_a_build_of_another_process_is_waited_for_and_then_done_without(
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.3)
     monkeypatch.setenv("CXX", compiler(tmp_path, "exit 1"))
-    with cache.locked(folder / "kernels.lock", "building the kernels"):
+    with cache.lock(folder / "kernels.lock", "building the kernels"):
         said = f"process {os.getpid()}"
         with pytest.warns(HeedfulWarning, match=f"waiting for {said}, which is building the kernels and holds"):
             assert kernels() is None

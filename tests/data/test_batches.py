@@ -7,33 +7,33 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.sampler import cut, share, units
+from heedful.data.sampler import assign_to_ranks, group, split_microbatches
 
 sizes = st.lists(st.integers(0, 60), max_size=40)
 
 
 @given(st.integers(0, 80), st.integers(1, 20))
 def test_units_keep_neighbours_together(count: int, together: int) -> None:
-    found = units(count, together)
+    found = group(count, together)
     assert list(chain(*found)) == list(range(count))
     assert all(len(unit) == together for unit in found[:-1]) and all(found)
 
 
 @given(sizes, st.integers(1, 9))
 def test_shares_cover_all_once_and_are_alike(sizes: list[int], ranks: int) -> None:
-    found = share(sizes, ranks)
+    found = assign_to_ranks(sizes, ranks)
     assert len(found) == ranks and sorted(chain(*found)) == list(range(len(sizes)))
     assert all(numbers == sorted(numbers) for numbers in found)
-    assert found == share(list(sizes), ranks)
+    assert found == assign_to_ranks(list(sizes), ranks)
     loads = [sum(sizes[number] for number in numbers) for numbers in found]
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
 @given(sizes, st.integers(1, 100))
 def test_micro_batches_keep_the_budget(sizes: list[int], budget: int) -> None:
-    found = cut(sizes, budget)
+    found = split_microbatches(sizes, budget)
     assert sorted(chain(*found)) == list(range(len(sizes)))
-    assert found == cut(list(sizes), budget)
+    assert found == split_microbatches(list(sizes), budget)
     for batch in found:
         assert batch == sorted(batch) and batch
         assert sum(sizes[number] for number in batch) <= budget or len(batch) == 1
@@ -42,18 +42,18 @@ def test_micro_batches_keep_the_budget(sizes: list[int], budget: int) -> None:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 100))
 def test_there_are_few_micro_batches(sizes: list[int], budget: int) -> None:
     """Where no unit exceeds the budget, half-full batches cannot be the rule."""
-    assert len(cut(sizes, budget)) <= max(1, 2 * sum(sizes) / budget + 1)
+    assert len(split_microbatches(sizes, budget)) <= max(1, 2 * sum(sizes) / budget + 1)
 
 
 @given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 5), st.integers(1, 60), st.data())
 def test_groups_are_never_parted(count: int, together: int, ranks: int, budget: int, data: st.DataObject) -> None:
     """As the trainer does it: samples to units, units to ranks, a rank's units to micro-batches."""
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
-    groups = units(count, together)
+    groups = group(count, together)
     loads = [sum(lengths[number] for number in group) for group in groups]
     seen = []
-    for mine in share(loads, ranks):
-        for batch in cut([loads[unit] for unit in mine], budget):
+    for mine in assign_to_ranks(loads, ranks):
+        for batch in split_microbatches([loads[unit] for unit in mine], budget):
             members = [groups[mine[place]] for place in batch]
             assert all(len(group) == together for group in members[:-1])  # only the last may be smaller
             seen += members

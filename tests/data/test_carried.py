@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heedful.data import DataSettings, read
-from heedful.data.inputs.inherited_settings import carried, files_of
+from heedful.data.inputs.inherited_settings import inherit_settings, list_data_files
 from heedful.errors import HeedfulError
 
 TRAINED = DataSettings(
@@ -24,7 +24,7 @@ TRAINED = DataSettings(
 def for_file(tmp_path: Path, name: str, data: bytes, names: tuple[str, ...], trained: Any = TRAINED) -> DataSettings:
     """The settings that hold for one file."""
     (tmp_path / name).write_bytes(data)
-    return carried(trained, names, [tmp_path / name])
+    return inherit_settings(trained, names, [tmp_path / name])
 
 
 def test_all_holds_for_a_file_like_those_of_the_run(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def _as(settings: DataSettings) -> dict[str, Any]:
 def test_files_that_data_consist_of(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.csv", "notes.md"):
         (tmp_path / name).touch()
-    assert files_of(tmp_path) == [tmp_path / "train.csv", tmp_path / "dev.csv"]
-    assert files_of({"train": ["a.csv", tmp_path / "b.csv"], "dev": "c.csv"}) == [
+    assert list_data_files(tmp_path) == [tmp_path / "train.csv", tmp_path / "dev.csv"]
+    assert list_data_files({"train": ["a.csv", tmp_path / "b.csv"], "dev": "c.csv"}) == [
         *(Path("a.csv"), tmp_path / "b.csv", Path("c.csv"))
     ]
-    assert files_of(object()) == []
+    assert list_data_files(object()) == []

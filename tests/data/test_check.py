@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heedful.data import Choices, DataSettings, LeaveOut, Report, Rewritten, check, read
+from heedful.data import ChoiceExample, DataReport, DataSettings, Seq2SeqExample, Skip, check, read
 
 TRAIN = [
     ("a fine day", "pos"),
@@ -25,11 +25,11 @@ TRAIN = [
 DEV = [("rain again", "neg"), ("RAIN AGAIN.", "neg"), ("a fine day", "pos"), ("something else", "neg")]
 
 
-def report(path: Path, **files: list[tuple[str, str]]) -> Report:
+def report(path: Path, **files: list[tuple[str, str]]) -> DataReport:
     for name, rows in files.items():
         lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
         (path / f"{name}.jsonl").write_text("\n".join(lines))
-    return check(read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut()))
+    return check(read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip()))
 
 
 def test_findings(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_questions_of_one_passage(tmp_path: Path) -> None:
     rows = [{"article": "A passage.", "question": f"{n}?", "options": ["a", "b"], "answer": n % 2} for n in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
     (tmp_path / "dev.jsonl").write_text(json.dumps(rows[2] | {"article": "a passage"}))
-    found = check(read(tmp_path, Choices))
+    found = check(read(tmp_path, ChoiceExample))
     assert found.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
     assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
     assert found.lines()[-1].endswith("(0 exactly), and contexts, prompts or sources: 1")
@@ -128,7 +128,7 @@ def test_texts_that_are_rewritten(tmp_path: Path) -> None:
     for name, rows in pairs.items():
         lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    found = check(read(tmp_path, Rewritten))
+    found = check(read(tmp_path, Seq2SeqExample))
     assert found.splits["train"].contradicting == 1 and found.splits["dev"].contradicting == 0
     assert found.splits["train"].places["contradicting"] == ("train.jsonl:1",)
     assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, Scored, Source, check, read
-from heedful.data.labelled.split_files import as_said
+from heedful.data import Dataset, DataSettings, LabelledExample, ScoredExample, Skip, check, read
+from heedful.data.labelled.split_files import parse_data_arguments
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import override
 
@@ -24,7 +24,7 @@ def written(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
-def rows(source: Source[Any], split: str = "train") -> list[tuple[str, str]]:
+def rows(source: Dataset[Any], split: str = "train") -> list[tuple[str, str]]:
     return [(each.label, each.text) for each in source.examples(split)]
 
 
@@ -35,7 +35,7 @@ SUBJ = {
 SUBJ_ROWS = [("plot", "a cat finds a map ."), ("plot", "the map is old ."), ("quote", "a fine film .")]
 
 
-@pytest.mark.parametrize("kind", [None, Labelled])
+@pytest.mark.parametrize("kind", [None, LabelledExample])
 def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
     folder = written(tmp_path / "subj", SUBJ | {"README": "about"})
     for given in (folder, [folder / name for name in SUBJ]):
@@ -57,7 +57,7 @@ def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
 )
 def test_the_label_is_what_tells_file_names_apart(tmp_path: Path, names: list[str], labels: tuple[str, ...]) -> None:
     folder = written(tmp_path / "data", {name: f"text of {name}\n" for name in names})
-    source = read(folder, Labelled, PLAIN)
+    source = read(folder, LabelledExample, PLAIN)
     assert source.labels == labels
     assert len(rows(source)) == 2
     if "test" in source.splits:
@@ -66,7 +66,7 @@ def test_the_label_is_what_tells_file_names_apart(tmp_path: Path, names: list[st
 
 def test_files_that_have_labels_or_columns_of_their_own_are_no_classes(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", {"one.txt": "__label__x a\n", "two.txt": "__label__y b\n"})
-    assert rows(read([folder / "one.txt", folder / "two.txt"], Labelled, PLAIN)) == [("x", "a"), ("y", "b")]
+    assert rows(read([folder / "one.txt", folder / "two.txt"], LabelledExample, PLAIN)) == [("x", "a"), ("y", "b")]
     folder = written(tmp_path / "b", {"one": "Ada B-PER\n\nhere O\n", "two": "Ada B-PER\n"})
     assert len(list(read([folder / "one", folder / "two"], None, PLAIN).examples("train"))) == 3
     with pytest.raises(HeedfulError, match="has no file for train"):
@@ -98,7 +98,9 @@ def test_a_folder_for_each_class_in_folders_for_splits(tmp_path: Path) -> None:
     one = read(tmp_path / "aclImdb" / "test", None, PLAIN)
     assert rows(one) == rows(source, "test")
     several = read(
-        as_said([Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]), None, PLAIN
+        parse_data_arguments([Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]),
+        None,
+        PLAIN,
     )
     assert rows(several) == rows(source) and rows(several, "test") == rows(source, "test")
     classes = [tmp_path / "aclImdb/train" / name for name in ("neg", "pos")]
@@ -127,7 +129,7 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     assert read(folder, None, override(settings, ["label_until=."])).labels == ("alt", "comp")
     with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
         rows(read(folder, None, PLAIN))
-    skipped = read(folder, None, PLAIN, on_bad_row=LeaveOut())
+    skipped = read(folder, None, PLAIN, on_bad_row=Skip())
     assert len(rows(skipped)) == 1 and sum(skipped.sieve.bad.values()) == 1
 
 
@@ -138,7 +140,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match="labels are the names of classes, but this task needs a text, or two, with a n"
     ):
-        read(folder, Scored, DataSettings(format="class-folders"))
+        read(folder, ScoredExample, DataSettings(format="class-folders"))
     with pytest.raises(HeedfulError, match="has no files of classes: give their folder"):
         read(folder, None, DataSettings(format="class-files"))
     with pytest.raises(HeedfulError, match=r"columns\.text cannot be chosen"):
@@ -148,7 +150,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         rows(read(folder, None, PLAIN), "test")
     folder = written(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
     (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
-    found = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=LeaveOut())
+    found = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=Skip())
     assert rows(found) == [("x", "a\nb"), ("x", "")]
     assert [str(bad).rpartition("c/")[2] for bad in found.sieve.first] == [
         "x/2:1:8: holds a NUL character: the file is damaged or no text",

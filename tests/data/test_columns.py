@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 
-from heedful.data import Choices, DataSettings, Labelled, LeaveOut, Pair, Scored, Source, Tagged, read
+from heedful.data import (
+    ChoiceExample,
+    Dataset,
+    DataSettings,
+    LabelledExample,
+    PairExample,
+    ScoredExample,
+    Skip,
+    TaggedExample,
+    read,
+)
 from heedful.errors import HeedfulError
 
 
-def opened(path: Path, data: Any, kind: Any = None, **settings: Any) -> Source[Any]:
+def opened(path: Path, data: Any, kind: Any = None, **settings: Any) -> Dataset[Any]:
     path.write_text(data if isinstance(data, str) else "\n".join(map(json.dumps, data)))
-    return read(path, kind, DataSettings(dev_fraction=0.0, **settings), on_bad_row=LeaveOut())
+    return read(path, kind, DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
 
 
 def test_given_columns(tmp_path: Path) -> None:
@@ -57,21 +67,21 @@ def test_given_columns(tmp_path: Path) -> None:
 )
 def test_columns_that_are_not_there(tmp_path: Path, data: str, columns: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        opened(tmp_path / "a.csv", data, Labelled, columns=columns)
+        opened(tmp_path / "a.csv", data, LabelledExample, columns=columns)
 
 
 def test_pairs_and_kinds(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     source = opened(path, [{"premise": "a", "hypothesis": "b", "label": "x"}])
-    assert list(source.examples("train")) == [Labelled(text="a", text_pair="b", label="x")]
+    assert list(source.examples("train")) == [LabelledExample(text="a", text_pair="b", label="x")]
     source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}])
-    assert list(source.examples("train")) == [Scored(text="a", text_pair="b", score=3.0)]
+    assert list(source.examples("train")) == [ScoredExample(text="a", text_pair="b", score=3.0)]
     source = opened(path, [{"anchor": "a", "positive": "b"}])
-    assert list(source.examples("train")) == [Pair(anchor="a", positive="b")]
-    source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}], Pair)
-    assert list(source.examples("train")) == [Pair(anchor="a", positive="b", score=3.0)]
+    assert list(source.examples("train")) == [PairExample(anchor="a", positive="b")]
+    source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}], PairExample)
+    assert list(source.examples("train")) == [PairExample(anchor="a", positive="b", score=3.0)]
     source = opened(path, [{"tokens": ["a", "b"], "tags": ["O", "S-X"]}, {"tokens": ["a"], "tags": ["O", "O"]}])
-    assert list(source.examples("train")) == [Tagged(words=("a", "b"), tags=("O", "B-X"))]
+    assert list(source.examples("train")) == [TaggedExample(words=("a", "b"), tags=("O", "B-X"))]
     assert str(source.sieve.first[0]).endswith(":2:tags: has 2 tags for 1 words")
 
 
@@ -92,15 +102,15 @@ def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, 
     path = tmp_path / "a.csv"
     what = rf'"{name}" beside the two texts would not .* --data.columns.score={name} .*: --data.columns.score=..\]'
     with pytest.raises(HeedfulError, match=what):
-        opened(path, data, Pair, columns=columns)
-    source = opened(path, data, Pair, columns=columns | {"score": ()})
+        opened(path, data, PairExample, columns=columns)
+    source = opened(path, data, PairExample, columns=columns | {"score": ()})
     assert [each.score for each in source.examples("train")] == [None, None]
     assert f'"{name}"' in source.stated[1].partition("not used: ")[2]
     if name != "gold_label":
-        scored = opened(path, data, Pair, columns=columns | {"score": name})
+        scored = opened(path, data, PairExample, columns=columns | {"score": name})
         assert {each.score for each in scored.examples("train")} <= {0.0, 1.0}
     with pytest.raises(HeedfulError, match="column 3 beside the two texts"):
-        opened(path, "x,y,0\nz,w,1\n", Pair, columns={"anchor": 1, "positive": 2})
+        opened(path, "x,y,0\nz,w,1\n", PairExample, columns={"anchor": 1, "positive": 2})
 
 
 OPTIONS = ["in Rome", "at home"]
@@ -125,13 +135,13 @@ OPTIONS = ["in Rome", "at home"]
 def test_choices(tmp_path: Path, row: dict[str, Any]) -> None:
     source = opened(tmp_path / "a.jsonl", [row])
     candidates = ("Where is he? in Rome", "Where is he? at home")
-    assert list(source.examples("train")) == [Choices(prompt="He left.", candidates=candidates, answer=1)]
+    assert list(source.examples("train")) == [ChoiceExample(prompt="He left.", candidates=candidates, answer=1)]
 
 
 def test_choices_in_csv(tmp_path: Path) -> None:
     data = "question,choice2,choice10,choice1,label\nWhy?,b,c,a,2\n"
     source = opened(tmp_path / "a.csv", data)
-    assert list(source.examples("train")) == [Choices(prompt="Why?", candidates=("a", "b", "c"), answer=2)]
+    assert list(source.examples("train")) == [ChoiceExample(prompt="Why?", candidates=("a", "b", "c"), answer=2)]
 
 
 @pytest.mark.parametrize(
@@ -191,17 +201,17 @@ def test_a_mistyped_column_is_told_whatever_the_data_are_of(tmp_path: Path) -> N
 
 def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
     header = "question,choice1,choice2,choice3,answer\n"
-    source = opened(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", Choices)
+    source = opened(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", ChoiceExample)
     found = [(each.candidates, each.answer) for each in source.examples("train")]
     assert found == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
-    source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", Choices)
+    source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", ChoiceExample)
     assert not list(source.examples("train"))
     with pytest.raises(HeedfulError, match=r"a\.csv:2:choice2: is empty, but a candidate after it is not"):
-        list(read(tmp_path / "a.csv", Choices, DataSettings(dev_fraction=0.0)).examples("train"))
+        list(read(tmp_path / "a.csv", ChoiceExample, DataSettings(dev_fraction=0.0)).examples("train"))
 
 
 def test_candidates_that_are_numbers(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": ["2", "4"], "answer": "4"}], Choices)
+    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": ["2", "4"], "answer": "4"}], ChoiceExample)
     assert [each.answer for each in source.examples("train")] == [1]
 
 
@@ -222,10 +232,10 @@ def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
 
 
 def test_tagged_sentences_in_tsv(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.tsv", "tokens\tner_tags\nEU rejects\tO O\nhi\tO\n", Tagged)
+    source = opened(tmp_path / "a.tsv", "tokens\tner_tags\nEU rejects\tO O\nhi\tO\n", TaggedExample)
     assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
     columns = "EU\tB-ORG\nrejects\tO\n\nhi\tO\n"
-    for kind in (Tagged, None):
+    for kind in (TaggedExample, None):
         source = opened(tmp_path / "b.tsv", columns, kind)
         assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
 
@@ -247,7 +257,7 @@ def test_files_of_which_one_alone_is_called_test(tmp_path: Path) -> None:
 
 def test_a_small_letter_is_no_number_of_a_choice(tmp_path: Path) -> None:
     choices = [f"choice {number}" for number in range(40)]
-    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": choices, "answer": "a"}], Choices)
+    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": choices, "answer": "a"}], ChoiceExample)
     assert not list(source.examples("train"))
 
 
@@ -273,8 +283,8 @@ def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
 def test_lists_that_a_cell_holds_as_text(tmp_path: Path, cells: tuple[str, str]) -> None:
     """As tables write them that had lists in memory."""
     quoted = ",".join('"' + cell.replace('"', '""') + '"' for cell in cells)
-    source = opened(tmp_path / "a.csv", f"words,tags\n{quoted}\n", Tagged)
-    assert list(source.examples("train")) == [Tagged(words=("EU", "rejects"), tags=("B-ORG", "O"))]
+    source = opened(tmp_path / "a.csv", f"words,tags\n{quoted}\n", TaggedExample)
+    assert list(source.examples("train")) == [TaggedExample(words=("EU", "rejects"), tags=("B-ORG", "O"))]
     source = opened(tmp_path / "b.csv", "text,labels\na,\"['x', 'y']\"\nb,[]\nc,x|y\nd,[3]\n")
     assert [each.labels for each in source.examples("train")] == [("x", "y"), (), ("x", "y"), ("3",)]
 
@@ -293,7 +303,7 @@ def test_lists_that_a_cell_holds_as_text(tmp_path: Path, cells: tuple[str, str])
 )
 def test_what_looks_like_a_list_and_is_none(tmp_path: Path, cell: str) -> None:
     """NumPy writes no commas, and Python would make one text of both."""
-    source = opened(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', Tagged)
+    source = opened(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', TaggedExample)
     assert not list(source.examples("train"))
     (bad,) = source.sieve.first
     assert (
@@ -303,7 +313,10 @@ def test_what_looks_like_a_list_and_is_none(tmp_path: Path, cell: str) -> None:
 
 def test_a_role_that_is_one_column(tmp_path: Path) -> None:
     data = "text,stars,label\na,5,x\n"
-    for kind, columns in ((Labelled, {"label": ("stars", "label")}), (Scored, {"score": ["stars", "label"]})):
+    for kind, columns in (
+        (LabelledExample, {"label": ("stars", "label")}),
+        (ScoredExample, {"score": ["stars", "label"]}),
+    ):
         with pytest.raises(
             HeedfulError, match=r"are given as the (label|score), which is one column: say which, as --data"
         ):

@@ -8,9 +8,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from heedful.data import DataSettings, LeaveOut, Tagged, read, source_of
-from heedful.data.formats.conll import scheme
-from heedful.data.tag_schemes import in_scheme, to_iob2, unsaid
+from heedful.data import DataSettings, Skip, TaggedExample, dataset_for_task, read
+from heedful.data.formats.conll import detect_scheme
+from heedful.data.tag_schemes import to_iob2, to_scheme, unknown_labels
 from heedful.errors import HeedfulError
 
 IOB2 = ["B-PER", "I-PER", "O", "B-PER", "B-PER", "I-PER", "B-LOC", "O", "B-LOC"]
@@ -22,8 +22,8 @@ WRITTEN = {
 }
 
 
-def tagged(*tags: str) -> Tagged:
-    return Tagged(words=tuple("x" for _ in tags), tags=tags, file="a.conll", line=1)
+def tagged(*tags: str) -> TaggedExample:
+    return TaggedExample(words=tuple("x" for _ in tags), tags=tags, file="a.conll", line=1)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -72,29 +72,29 @@ def test_every_scheme_keeps_the_entities(parts: list[tuple[str, int]]) -> None:
     assert {to_iob2(tags) for tags in (one, two, many, bilou, bmes)} == {tuple(two)}
     for marks, tags in (("BI", two), ("BIES", many), ("BILU", bilou), ("BMES", bmes)):
         labels = ["O", *(f"{mark}-{kind}" for mark in marks for kind in "XY")]
-        assert in_scheme(two, labels) == tuple(tags)
-        assert unsaid(["O", "B-X", "I-X", "B-Z"], labels, tags=True) == ["B-Z"]
+        assert to_scheme(two, labels) == tuple(tags)
+        assert unknown_labels(["O", "B-X", "I-X", "B-Z"], labels, tags=True) == ["B-Z"]
     inside = [tag.replace("B-", "I-") for tag in two]
-    assert in_scheme(two, ["O", "I-X", "I-Y"]) == tuple(inside)
-    assert unsaid(["B-X"], ["I-X"], tags=False) == ["B-X"]
+    assert to_scheme(two, ["O", "I-X", "I-Y"]) == tuple(inside)
+    assert unknown_labels(["B-X"], ["I-X"], tags=False) == ["B-X"]
     assert spans(two, "", "B") == spans(many, "ES", "BS") == spans(one, "", "B")
 
 
 def test_what_tags_say() -> None:
-    assert scheme([tagged("NN", "VB", "O")]).said == "tags are plain labels: 3 of them"
-    assert scheme([tagged("PER", "O")]).labels == ("O", "PER")
-    assert scheme([tagged("I-X", "O")]).said == "tags are IO or IOB1, read as IOB2"
-    noisy = scheme([tagged("B-X", "O", "I-X"), tagged("B-X", "I-Y")])
+    assert detect_scheme([tagged("NN", "VB", "O")]).said == "tags are plain labels: 3 of them"
+    assert detect_scheme([tagged("PER", "O")]).labels == ("O", "PER")
+    assert detect_scheme([tagged("I-X", "O")]).said == "tags are IO or IOB1, read as IOB2"
+    noisy = detect_scheme([tagged("B-X", "O", "I-X"), tagged("B-X", "I-Y")])
     assert noisy.said == "tags are IOB2; 2 entities do not begin as they should and are read as conlleval reads them"
-    assert scheme([tagged("B-X", "M-X", "E-X")]).name == "IOBES"
+    assert detect_scheme([tagged("B-X", "M-X", "E-X")]).name == "IOBES"
     with pytest.raises(
         HeedfulError, match=r'a\.conll:1: the tag "PER" is neither O nor of a form like B-x, but others'
     ):
-        scheme([tagged("B-PER", "PER")])
+        detect_scheme([tagged("B-PER", "PER")])
     with pytest.raises(HeedfulError, match="tags with the marks L, S: neither IOBES nor BILOU"):
-        scheme([tagged("S-X", "L-X")])
+        detect_scheme([tagged("S-X", "L-X")])
     with pytest.raises(HeedfulError, match="more than 10,000 different tags: is this the column of tags"):
-        scheme(tagged(f"word{n}") for n in range(10_001))
+        detect_scheme(tagged(f"word{n}") for n in range(10_001))
 
 
 def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
     data = good + "a B-X\nb\nc d e\n\n" + good + "a B-X\nb \xff O\n\n" + "a B-X\n\0 O\n\n" + good + "a\tB-X\n\tO\n"
     path = tmp_path / "a.conll"
     path.write_bytes(data.encode("latin-1"))
-    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert [each.line for each in source.examples("train")] == [1, 8, 17]
     assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.sieve.first] == [
         "5: has one column, expected a word and i",
@@ -117,16 +117,16 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [b"\xff a O", b"Title", b"a \0 O"])
 def test_a_bad_first_line_says_nothing_of_the_others(tmp_path: Path, first: bytes) -> None:
     (tmp_path / "a.conll").write_bytes(first + b"\n\na x B-X\nb y O\n\nc z O\n")
-    source = read(tmp_path / "a.conll", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(tmp_path / "a.conll", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert [each.words for each in source.examples("train")] == [("a", "b"), ("c",)]
 
 
-@pytest.mark.parametrize("kind", [None, Tagged])
+@pytest.mark.parametrize("kind", [None, TaggedExample])
 @pytest.mark.parametrize("suffix", ["tsv", "conll", "txt"])
 @pytest.mark.parametrize("header", ["word\tpos", "Token\tLabel", "words\ttags", "-DOCSTART-\t-X-\n\nFORM\tUPOS"])
 @pytest.mark.parametrize("tags", ["DT NN", "O B-X"])
 def test_a_first_line_that_names_the_columns(
-    tmp_path: Path, kind: type[Tagged] | None, suffix: str, header: str, tags: str
+    tmp_path: Path, kind: type[TaggedExample] | None, suffix: str, header: str, tags: str
 ) -> None:
     path, (one, two) = tmp_path / f"a.{suffix}", tags.split()
     path.write_text(f"{header}\nThe\t{one}\ndog\t{two}\n\nA\t{one}\n")
@@ -134,7 +134,7 @@ def test_a_first_line_that_names_the_columns(
     assert [each.words for each in source.examples("train")] == [("The", "dog"), ("A",)]  # type: ignore[attr-defined]
     assert f"{path.name}: its first line names the columns, unless header=false is set" in source.stated
     if tags == "DT NN":
-        kept = source_of(Tagged, path, DataSettings(dev_fraction=0.0, header=False), LeaveOut())
+        kept = dataset_for_task(TaggedExample, path, DataSettings(dev_fraction=0.0, header=False), Skip())
         assert next(kept.examples("train")).words == (header.split()[-2], "The", "dog")
 
 
@@ -149,15 +149,15 @@ def test_a_first_line_that_names_the_columns(
 )
 def test_a_first_line_that_only_looks_as_if_it_named_columns(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.tsv").write_text(text)
-    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0))
+    source = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0))
     assert next(source.examples("train")).words[0] == text.split("\t")[0]
-    given = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0, header=True))
+    given = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0, header=True))
     assert text.split("\t")[0] not in [word for each in given.examples("train") for word in each.words]
 
 
 def test_a_table_of_sentences_stays_one(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("words\ttags\n\nThe dog\tDT NN\n\nhi\tUH\n")
-    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0))
+    source = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0))
     assert [each.words for each in source.examples("train")] == [("The", "dog"), ("hi",)]
 
 
@@ -174,7 +174,7 @@ def test_white_space_inside_words(tmp_path: Path) -> None:
 
 def test_no_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("word B-X\n" * 200)
-    source = read(tmp_path / "a.conll", settings=DataSettings(max_row_bytes=2000), on_bad_row=LeaveOut())
+    source = read(tmp_path / "a.conll", settings=DataSettings(max_row_bytes=2000), on_bad_row=Skip())
     assert not list(source.examples("train"))
     assert "a sentence of more than 200 characters: is a blank line missing" in source.sieve.first[0].reason
 

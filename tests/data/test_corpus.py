@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from heedful import settings
-from heedful.data.bad_rows import LeaveOut, SetAside
+from heedful.data.bad_rows import Quarantine, Skip
 from heedful.data.corpus import build as module
 from heedful.data.corpus import documents, shards
-from heedful.data.corpus.build import Corpus, CorpusSettings, Progress, build, holds
+from heedful.data.corpus.build import Corpus, CorpusSettings, Progress, build_corpus, contains_corpus
 from heedful.errors import HeedfulError
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
 WORDS = [
     *("rain", "fell", "on", "the", "quiet", "harbour", "boats", "came", "home", "before", "dark", "nobody", "waited"),
@@ -55,7 +55,7 @@ def jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(invented(200), TokenizerSettings(vocab_size=200))
+    return train_tokenizer(invented(200), TokenizerSettings(vocab_size=200))
 
 
 def texts(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
@@ -97,7 +97,7 @@ def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (folder / ".ipynb_checkpoints" / "a.txt").write_bytes(a.encode())  # hidden: it is not read
     with zipfile.ZipFile(tmp_path / "last.txt.zip", "w") as file:
         file.writestr("last.txt", g)
-    corpus = build([folder, tmp_path / "last.txt.zip"], tokenizer, tmp_path / "out")
+    corpus = build_corpus([folder, tmp_path / "last.txt.zip"], tokenizer, tmp_path / "out")
     assert texts(corpus, tokenizer) == plain(tokenizer, a, b, c, d, e, f, g)
     names = ["a.txt", "b.jsonl.gz", "c.parquet", "d.txt.xz", "more/e.txt.bz2", "more/g.txt", "last.txt.zip"]
     assert [file["name"] for file in corpus.about["files"]] == names
@@ -119,7 +119,7 @@ def test_layouts_of_text(
     tmp_path: Path, tokenizer: Tokenizer, form: Any, documents: int, paragraphs: int, segments: int
 ) -> None:
     (tmp_path / "a.txt").write_text(LAYOUT)
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by=form))
+    corpus = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by=form))
     counts = (len(corpus), int(corpus.paragraphs.sum()), len(corpus.paragraphs))
     assert counts == (documents, paragraphs, segments)
     if form == "auto":
@@ -147,7 +147,7 @@ def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
 def test_lines_are_parted_as_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Not at characters that end lines elsewhere."""
     (tmp_path / "a.txt").write_text("Rain fell.\x85\nBoats came.\u2028\nThe storm and the sea.\x0c\n", encoding="utf-8")
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
+    corpus = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
     assert len(corpus) == 3 and corpus.about["stated"] == ["a.txt: has no blank lines, so each line is a document"]
 
 
@@ -155,23 +155,23 @@ def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> No
     (tmp_path / "data").mkdir()
     for name, rows in (("a.txt", "Rain fell.\n"), ("train.conll", "EU NNP B-ORG\n"), ("dev.iob.gz", "")):
         (tmp_path / "data" / name).write_text(rows)
-    corpus = build([tmp_path / "data"], tokenizer, tmp_path / "out")
+    corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
     assert [each["name"] for each in corpus.about["files"]] == ["a.txt"]
     assert corpus.about["stated"][0] == "data: 2 files of unknown kinds are not used"
     message = r"train\.conll: \.conll is a kind of file of words with tags, which are no text: write what is to be read"
     with pytest.raises(HeedfulError, match=message):
-        build([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
+        build_corpus([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
     (tmp_path / "data" / "a.txt").unlink()
     with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, \.label, packed or not"):
-        build([tmp_path / "data"], tokenizer, tmp_path / "other")
+        build_corpus([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 
 def test_a_document_without_end_is_cut_and_counted(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "LONGEST", 1000)
+    monkeypatch.setattr(documents, "MAX_ROW_BYTES", 1000)
     (tmp_path / "a.txt").write_text("Rain fell on the harbour.\n" * 100)
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by="document"))
+    corpus = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by="document"))
     assert corpus.about["cut"] == 7 and len(corpus) == 8
     assert corpus.about["counts"]["segments"] == 100
 
@@ -179,22 +179,22 @@ def test_a_document_without_end_is_cut_and_counted(
 def test_a_line_without_end_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("Rain fell.\n" + "x" * 10_000_001 + "\nBoats came.\n")
     with pytest.raises(HeedfulError, match=r"a.txt:2: is longer than 10,000,000 bytes, the most that a row may have"):
-        build([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", on_bad_row=LeaveOut())
+        build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
+    corpus = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out", on_bad_row=Skip())
     assert len(corpus) == 2 and list(corpus.about["bad_rows"].values()) == [1]
 
 
 def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     file = jsonl(tmp_path / "a.jsonl", invented(4))
     file.write_text('{"text": 5}\n' + file.read_text() + "{\n")
-    policy = SetAside(file=tmp_path / "bad.jsonl")
+    policy = Quarantine(file=tmp_path / "bad.jsonl")
     with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text: is 5, expected text"):
-        build([file], tokenizer, tmp_path / "out")
+        build_corpus([file], tokenizer, tmp_path / "out")
     with monkeypatch.context() as patch:
         patch.setattr(module, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            build([file], tokenizer, tmp_path / "out", on_bad_row=policy)
-    assert len(build([file], tokenizer, tmp_path / "out", on_bad_row=policy)) == 4
+            build_corpus([file], tokenizer, tmp_path / "out", on_bad_row=policy)
+    assert len(build_corpus([file], tokenizer, tmp_path / "out", on_bad_row=policy)) == 4
     assert [json.loads(line)["line"] for line in policy.file.read_text().splitlines()] == [1, 6]
 
 
@@ -205,7 +205,7 @@ def test_a_corpus_is_the_same_however_its_paths_are_spelled(
     file.write_text(file.read_text() + "{\n")
     monkeypatch.chdir(tmp_path)
     spelled = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
-    made = [build([path], tokenizer, tmp_path / str(n), on_bad_row=LeaveOut()) for n, path in enumerate(spelled)]
+    made = [build_corpus([path], tokenizer, tmp_path / str(n), on_bad_row=Skip()) for n, path in enumerate(spelled)]
     assert [each.about["bad_rows"] for each in made] == [{"a.jsonl": 1}] * 3
     assert len({each.digest for each in made}) == 1
 
@@ -222,22 +222,24 @@ def test_a_folder_is_known_to_hold_a_corpus(
     file = jsonl(tmp_path / "text" / "a.jsonl", invented(4))
     (tmp_path / "text" / "manifest.json").write_text('{"made": "by hand"}')
     (tmp_path / "text" / "parts").mkdir()
-    assert not holds(tmp_path / "text") and not holds(file) and not holds(tmp_path / "none")
+    assert (
+        not contains_corpus(tmp_path / "text") and not contains_corpus(file) and not contains_corpus(tmp_path / "none")
+    )
     with pytest.raises(
         HeedfulError, match=r"manifest\.json: has no rows: .*: if it is no text, give the other files by name"
     ):
-        build([tmp_path / "text"], tokenizer, tmp_path / "refused")
-    assert holds(tmp_path / "refused"), "it was begun"
+        build_corpus([tmp_path / "text"], tokenizer, tmp_path / "refused")
+    assert contains_corpus(tmp_path / "refused"), "it was begun"
     with monkeypatch.context() as patch:
         patch.setattr(module, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            build([file], tokenizer, tmp_path / "out")
-    assert holds(tmp_path / "out")
-    build([file], tokenizer, tmp_path / "out")
+            build_corpus([file], tokenizer, tmp_path / "out")
+    assert contains_corpus(tmp_path / "out")
+    build_corpus([file], tokenizer, tmp_path / "out")
     for name in ("manifest.json", "tokens-00000.bin", "segments.bin"):
-        assert holds(tmp_path / "out")
+        assert contains_corpus(tmp_path / "out")
         (tmp_path / "out" / name).unlink()
-    assert holds(tmp_path / "out")
+    assert contains_corpus(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -259,12 +261,12 @@ def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[
         if text is not None:
             (tmp_path / name).write_text(text)
     with pytest.raises(HeedfulError, match=message):
-        build([tmp_path / name for name in files], tokenizer, tmp_path / "out")
+        build_corpus([tmp_path / name for name in files], tokenizer, tmp_path / "out")
 
 
 def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
     given = invented(2)
-    corpus = build(
+    corpus = build_corpus(
         [jsonl(tmp_path / "a.jsonl", given, "body")], tokenizer, tmp_path / "out", CorpusSettings(text_column="body")
     )
     assert texts(corpus, tokenizer) == plain(tokenizer, *given)
@@ -272,7 +274,7 @@ def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 def test_settings_are_settings() -> None:
     made = CorpusSettings(dedup="near", min_document_chars=3)
-    assert settings.read(CorpusSettings, settings.to_mapping(made), source="test") == made
+    assert settings.from_mapping(CorpusSettings, settings.to_mapping(made), source="test") == made
     for wrong in ({"jaccard_threshold": 0.1}, {"min_document_chars": -1}, {"shard_chars": 0}):
         with pytest.raises(HeedfulError, match=f"^{next(iter(wrong))} is "):
             CorpusSettings(**wrong)
@@ -290,7 +292,7 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
     for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
         chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
         seen: list[Progress] = []
-        corpus = build([file], tokenizer, tmp_path / duplicates, chosen, on_progress=seen.append)
+        corpus = build_corpus([file], tokenizer, tmp_path / duplicates, chosen, on_progress=seen.append)
         left = corpus.about["left_out"]
         assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
         assert len(corpus) == 47 + len(near) - (41 - long) - exact - alike
@@ -306,7 +308,7 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
 
 def test_repeated_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("Rain fell on the quiet harbour.\nThe boats came home before dark.\n" * 50)
-    about = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out").about
+    about = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out").about
     assert about["repeated"] == {"documents": 0.98, "segments": 0.98}
 
 
@@ -327,13 +329,13 @@ def test_processes_make_no_difference(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, duplicates: Any
 ) -> None:
     chosen = CorpusSettings(dedup=duplicates, shard_chars=6000)
-    alone = build(many, tokenizer, tmp_path / "alone", chosen)
+    alone = build_corpus(many, tokenizer, tmp_path / "alone", chosen)
     assert len(alone.about["shards"]) > 5
     monkeypatch.setattr(module, "SMALL", 0)
-    build(many, tokenizer, tmp_path / "together", chosen, processes=3)
+    build_corpus(many, tokenizer, tmp_path / "together", chosen, processes=3)
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
     assert not [path for path in (tmp_path / "together").rglob("*") if path.name.endswith(".part")]
-    other = build(many, tokenizer, tmp_path / "one", CorpusSettings(dedup=duplicates))
+    other = build_corpus(many, tokenizer, tmp_path / "one", CorpusSettings(dedup=duplicates))
     assert other.tokens(0, other.count).tolist() == alone.tokens(0, alone.count).tolist()
     for name in ("documents", "segments", "paragraphs", "hashes"):
         assert (getattr(other, name) == getattr(alone, name)).all(), name
@@ -344,7 +346,7 @@ def test_it_goes_on_wherever_it_stopped(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     chosen = CorpusSettings(dedup="near", shard_chars=8000)
-    expected = build(many, tokenizer, tmp_path / "whole", chosen)
+    expected = build_corpus(many, tokenizer, tmp_path / "whole", chosen)
     left, whole = [after], shards.whole
 
     @contextmanager
@@ -359,11 +361,11 @@ def test_it_goes_on_wherever_it_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(shards, "whole", stops)
         try:
-            build(many, tokenizer, tmp_path / "out", chosen)
+            build_corpus(many, tokenizer, tmp_path / "out", chosen)
         except KeyboardInterrupt:
             with pytest.raises(HeedfulError, match=r"is not finished|is no corpus"):
                 Corpus.open(tmp_path / "out")
-    again = build(many, tokenizer, tmp_path / "out", chosen)
+    again = build_corpus(many, tokenizer, tmp_path / "out", chosen)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert again.count == expected.count
 
@@ -376,30 +378,30 @@ def test_a_finished_one_is_reused_and_another_refused(
     def refused(message: str, **more: Any) -> None:
         given = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
         with pytest.raises(HeedfulError, match=message):
-            build(given["files"], given["tokenizer"], out, given["settings"])
+            build_corpus(given["files"], given["tokenizer"], out, given["settings"])
 
     for state in ("an unfinished corpus", "a corpus"):
         with monkeypatch.context() as patch:
             if state == "an unfinished corpus":
                 patch.setattr(module, "finish", interrupted)
                 with pytest.raises(KeyboardInterrupt):
-                    build(many, tokenizer, out, chosen)
+                    build_corpus(many, tokenizer, out, chosen)
             else:
-                build(many, tokenizer, out, chosen)
+                build_corpus(many, tokenizer, out, chosen)
         start = f"out: holds {state} that is another one: "
         both = (
             'its setting dedup is "none", not "exact"; its setting shard_chars is 8000, not 9000. Give another folder'
         )
         refused(start + both, settings=CorpusSettings(shard_chars=9000, dedup="exact"))
         refused(start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=many[:1])
-        other = train(invented(50), TokenizerSettings(vocab_size=150))
+        other = train_tokenizer(invented(50), TokenizerSettings(vocab_size=150))
         refused(start + "its tokenizer gives other ids", tokenizer=other)
         before = many[1].read_text()
         many[1].write_text(before + "More.\n")
         refused(start + '"b.txt" has other bytes now')
         many[1].write_text(before)
     stamp = (out / "manifest.json").stat().st_mtime_ns
-    assert build(many, tokenizer, out, chosen).count > 0
+    assert build_corpus(many, tokenizer, out, chosen).count > 0
     assert (out / "manifest.json").stat().st_mtime_ns == stamp
 
 
@@ -407,22 +409,22 @@ def test_what_lies_where_the_results_go_is_not_read(tmp_path: Path, tokenizer: T
     (tmp_path / "text.txt").write_text("One boat.\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "environment.json").write_text("{}")
-    corpus = build([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")
+    corpus = build_corpus([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")
     assert [each["name"] for each in corpus.about["files"]] == ["text.txt"]
-    assert len(build([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")) == 1
+    assert len(build_corpus([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")) == 1
 
 
 def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(HeedfulError, match=r'holds "a.jsonl" and no corpus: give a new or an empty folder'):
-        build(many, tokenizer, tmp_path)
+        build_corpus(many, tokenizer, tmp_path)
 
 
 def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
     def again(_: Progress) -> None:
         with pytest.raises(HeedfulError, match="out: another process builds a corpus there"):
-            build(many, tokenizer, tmp_path / "out")
+            build_corpus(many, tokenizer, tmp_path / "out")
 
-    build(many, tokenizer, tmp_path / "out", on_progress=again)
+    build_corpus(many, tokenizer, tmp_path / "out", on_progress=again)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -478,8 +480,8 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
     out = tmp_path / "out"
     assert not (out / "manifest.json").exists() and list((out / "parts").glob("*.npz"))
     chosen = CorpusSettings(shard_chars=20_000, dedup="exact")
-    build(files, tokenizer, out, chosen, processes=1)
-    build(files, tokenizer, tmp_path / "whole", chosen, processes=1)
+    build_corpus(files, tokenizer, out, chosen, processes=1)
+    build_corpus(files, tokenizer, tmp_path / "whole", chosen, processes=1)
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -499,7 +501,7 @@ def test_the_death_of_a_worker_is_an_error(
         "a worker was killed by signal 9, at shard [0-9]+: there may be too little memory, so give fewer processes"
     )
     with pytest.raises(HeedfulError, match=message):
-        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, on_progress=told)
+        build_corpus(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, on_progress=told)
     assert children(os.getpid()) == before
 
 
@@ -513,14 +515,14 @@ def test_an_error_in_a_worker_is_told_here(
             (tmp_path / "out" / "tokens-00000.bin").mkdir()
 
     with pytest.raises(HeedfulError, match=r"tokens-00000.bin: cannot be written: "):
-        build(many, tokenizer, tmp_path / "out", processes=2, on_progress=told)
+        build_corpus(many, tokenizer, tmp_path / "out", processes=2, on_progress=told)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """The same peak, of the reader and of its workers, for an input ten times as large."""
-    train(invented(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
+    train_tokenizer(invented(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
     given = invented(3000, paragraphs=12)
 
     def peaks(times: int) -> list[int]:
@@ -546,5 +548,5 @@ def test_a_name_that_is_no_utf_8(tmp_path: Path, tokenizer: Tokenizer) -> None:
     place = os.fsencode(tmp_path / "data") + b"/caf\xe9.txt"
     with open(place, "wb") as file:
         file.write(b"one two\n\nthree\n")
-    corpus = build([tmp_path / "data"], tokenizer, tmp_path / "out")
+    corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
     assert len(corpus.documents) >= 2 and Corpus.open(tmp_path / "out").about["files"][0]["name"] == "caf\udce9.txt"

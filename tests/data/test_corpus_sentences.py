@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.corpus.sentence_split import LONGEST_SEGMENT, normalise, segments
+from heedful.data.corpus.sentence_split import LONGEST_SEGMENT, clean_text, split_sentences
 
 CUT = [  # by hand: a bar stands where a sentence ends
     "One.| Two.| Three.",
@@ -63,22 +63,22 @@ CUT = [  # by hand: a bar stands where a sentence ends
 
 @pytest.mark.parametrize("cut", CUT)
 def test_sentences_cut_by_hand(cut: str) -> None:
-    found, begins = segments(cut.replace("|", ""))
+    found, begins = split_sentences(cut.replace("|", ""))
     assert found == cut.split("|")
     assert begins == [number == 0 or each.startswith("\n") for number, each in enumerate(found)]
 
 
 def test_lines_are_sentences_as_they_stand() -> None:
-    assert segments("One. Two.\nthree\nDr.\nNo", lines=True) == (
+    assert split_sentences("One. Two.\nthree\nDr.\nNo", lines=True) == (
         ["One. Two.", "\nthree", "\nDr.", "\nNo"],
         [True, False, False, False],
     )
-    assert segments("") == ([], [])
+    assert split_sentences("") == ([], [])
 
 
 def test_what_has_no_end_is_cut_at_a_space() -> None:
     text = "word " * (LONGEST_SEGMENT // 2) + "x" * (LONGEST_SEGMENT + 5)
-    found, begins = segments(text)
+    found, begins = split_sentences(text)
     assert "".join(found) == text
     assert max(map(len, found)) == LONGEST_SEGMENT and len(found) == 4
     assert begins == [True] + [False] * 3
@@ -87,16 +87,16 @@ def test_what_has_no_end_is_cut_at_a_space() -> None:
 
 @pytest.mark.parametrize("unit", [".", "(", ". (", "e.g. ", "A. ", "a.", "\n", "。", "1. ", '."', ". ", "x\n\n", "… "])
 def test_no_text_takes_time_without_end(unit: str) -> None:
-    text = normalise(unit * (50_000 // len(unit)))
-    assert "".join(segments(text)[0]) == text
-    assert segments(text + " (")[0]
+    text = clean_text(unit * (50_000 // len(unit)))
+    assert "".join(split_sentences(text)[0]) == text
+    assert split_sentences(text + " (")[0]
 
 
 @given(st.text(alphabet='aAé.!?… \n"”([1。好J', max_size=80), st.booleans())
 def test_nothing_is_lost(raw: str, lines: bool) -> None:
-    text = normalise(raw, lines=lines)
-    assert normalise(text, lines=lines) == text
-    found, begins = segments(text, lines=lines)
+    text = clean_text(raw, lines=lines)
+    assert clean_text(text, lines=lines) == text
+    found, begins = split_sentences(text, lines=lines)
     assert "".join(found) == text
     assert all(each.strip() for each in found)
     assert sum(begins) == len([each for each in text.split("\n\n") if each])
@@ -105,9 +105,9 @@ def test_nothing_is_lost(raw: str, lines: bool) -> None:
 
 @given(st.text(max_size=60), st.booleans())
 def test_normalising_again_changes_nothing(raw: str, lines: bool) -> None:
-    text = normalise(raw, lines=lines)
-    assert normalise(text, lines=lines) == text
-    assert "".join(segments(text, lines=lines)[0]) == text
+    text = clean_text(raw, lines=lines)
+    assert clean_text(text, lines=lines) == text
+    assert "".join(split_sentences(text, lines=lines)[0]) == text
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_normalising_again_changes_nothing(raw: str, lines: bool) -> None:
     ],
 )
 def test_normalised_by_hand(raw: str, clean: str) -> None:
-    assert normalise(raw) == clean
+    assert clean_text(raw) == clean
 
 
 def test_lines_stay_lines() -> None:
-    assert normalise(" One.  x\r\n\n\nTwo.\n ", lines=True) == "One. x\nTwo."
+    assert clean_text(" One.  x\r\n\n\nTwo.\n ", lines=True) == "One. x\nTwo."

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, LeaveOut, Stop, read
-from heedful.data.bad_rows import Sieve
-from heedful.data.formats.text_files import all_lines, find, json_text, lines
+from heedful.data import DataSettings, Raise, Skip, read
+from heedful.data.bad_rows import RowErrors
+from heedful.data.formats.text_files import all_lines, detect_encoding, open_json, read_lines
 from heedful.errors import HeedfulError
 
 
@@ -25,8 +25,8 @@ def written(path: Path, data: bytes) -> Path:
 
 def texts(path: Path, **more: Any) -> tuple[list[tuple[int, str]], list[str]]:
     """The usable lines of a file, and what is said of the others."""
-    sieve = Sieve(LeaveOut())
-    found = list(lines(find(path, **more)[0], sieve))
+    sieve = RowErrors(Skip())
+    found = list(read_lines(detect_encoding(path, **more)[0], sieve))
     return found, [str(bad).removeprefix(f"{path}:") for bad in sieve.first]
 
 
@@ -51,7 +51,7 @@ def test_zip(tmp_path: Path) -> None:
         archive.writestr("a.txt", "one")
         archive.writestr("b.txt", "one")
     with pytest.raises(HeedfulError, match=r"b\.zip: holds 2 files, expected one: unpack it and give the folder"):
-        find(tmp_path / "b.zip")
+        detect_encoding(tmp_path / "b.zip")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zip"])
@@ -63,14 +63,14 @@ def test_bomb(tmp_path: Path, suffix: str) -> None:
     else:
         path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](data))
     with pytest.raises(HeedfulError, match="unpacks to more than 100 times its size"):
-        for _ in all_lines(find(path)[0]):
+        for _ in all_lines(detect_encoding(path)[0]):
             pass
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zip"])
 def test_damaged(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(HeedfulError, match=r"cannot be unpacked"):
-        find(written(tmp_path / f"a.txt{suffix}", b"no such thing"))
+        detect_encoding(written(tmp_path / f"a.txt{suffix}", b"no such thing"))
     if suffix != ".zip":
         data = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](b"some lines\n" * 100)
         with pytest.raises(HeedfulError, match=r"cannot be unpacked after \d+ bytes"):
@@ -88,8 +88,8 @@ def test_workbooks_are_no_text(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("name", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])
 def test_byte_order_marks(tmp_path: Path, name: str) -> None:
     mark = "\ufeff" if name in ("utf-16-le", "utf-16-be") else ""
-    file, said = find(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
-    assert list(lines(file, Sieve(Stop()))) == [(1, "öne"), (2, "two 😀")]
+    file, said = detect_encoding(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
+    assert list(read_lines(file, RowErrors(Raise()))) == [(1, "öne"), (2, "two 😀")]
     assert said == [f"a.txt: begins with a byte order mark, which is left out; read as {file.encoding}"]
 
 
@@ -104,13 +104,13 @@ def test_encodings(tmp_path: Path) -> None:
         ],
     )
     with pytest.raises(HeedfulError, match=r'encoding "klingon" is not known; say utf-8, cp1252'):
-        find(path, encoding="klingon")
+        detect_encoding(path, encoding="klingon")
     with pytest.raises(HeedfulError, match="is not known"):
-        find(path, encoding="base64")
+        detect_encoding(path, encoding="base64")
     with pytest.raises(HeedfulError, match="begins with the byte order mark of utf-8, but encoding cp1252 was given"):
-        find(written(path, b"\xef\xbb\xbfa"), encoding="cp1252")
+        detect_encoding(written(path, b"\xef\xbb\xbfa"), encoding="cp1252")
     with pytest.raises(HeedfulError, match=r"every few bytes are zero: .* --data\.encoding=utf-16-le"):
-        find(written(path, "some text".encode("utf-16-le")))
+        detect_encoding(written(path, "some text".encode("utf-16-le")))
     assert texts(path, encoding="utf-16-le") == ([(1, "some text")], [])
     with pytest.raises(HeedfulError, match=r"a\.txt:2: is no longer utf-16-le: truncated data"):
         texts(written(path, b"\xff\xfe" + "a\nb".encode("utf-16-le") + b"x"))
@@ -142,7 +142,7 @@ def test_no_file(tmp_path: Path) -> None:
         (written(tmp_path / "b", b"one\rtwo\r"), "its lines end with a carriage return alone"),
     ]:
         with pytest.raises(HeedfulError, match=reason):
-            find(path)
+            detect_encoding(path)
 
 
 # ---------------------------------------------------------------------------------------------------- JSON
@@ -150,7 +150,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def walked(path: Path, longest: int = 1000) -> list[Any]:
     """The elements of a list with their lines."""
-    with json_text(find(path, longest=longest)[0]) as text:
+    with open_json(detect_encoding(path, longest=longest)[0]) as text:
         found = []
         for _ in text.elements():
             text.peek()

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, PERMUTATIONS, Judge, bands, signatures
-from heedful.data.corpus.shards import hashed
+from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, PERMUTATIONS, Deduplicator, lsh_bands, minhash_signatures
+from heedful.data.corpus.shards import hash_text
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -32,12 +32,12 @@ def jaccard(one: list[str], other: list[str]) -> float:
 
 
 def judged(texts: list[str], tmp_path: Path, *, near: bool, size: int, similarity: float = 0.8) -> list[int]:
-    judge = Judge(near=near, similarity=similarity, file=tmp_path / "signatures")
+    judge = Deduplicator(near=near, similarity=similarity, file=tmp_path / "signatures")
     found: list[int] = []
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
-        hashes = np.array([hashed(text) for text in some], np.uint64)
-        found += judge.judge(hashes, signatures(some if near else [])).tolist()
+        hashes = np.array([hash_text(text) for text in some], np.uint64)
+        found += judge.judge(hashes, minhash_signatures(some if near else [])).tolist()
     judge.close()
     return found
 
@@ -56,10 +56,10 @@ def test_signatures_estimate_jaccard() -> None:
     for count in (0, 2, 5, 10, 30):
         one = document(draw)
         other = changed(draw, one, count)
-        first, second = signatures([" ".join(one), " ".join(other).upper() + "!"])
+        first, second = minhash_signatures([" ".join(one), " ".join(other).upper() + "!"])
         assert abs((first == second).mean() - jaccard(one, other)) < 4 * (0.25 / PERMUTATIONS) ** 0.5
-    assert signatures([]).shape == (0, PERMUTATIONS)
-    short = signatures(["two words", "Two, words", "words two", "?!", "!?"])
+    assert minhash_signatures([]).shape == (0, PERMUTATIONS)
+    short = minhash_signatures(["two words", "Two, words", "words two", "?!", "!?"])
     assert (short[0] == short[1]).all() and (short[0] != short[2]).any() and (short[3] != short[4]).any()
 
 
@@ -103,6 +103,6 @@ def test_boilerplate_does_not_hide_what_is_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.8, 0.9, 1.0])
 def test_bands_compare_what_they_should(similarity: float) -> None:
-    count, rows = bands(similarity)
+    count, rows = lsh_bands(similarity)
     assert count * rows <= PERMUTATIONS
     assert 1 - (1 - similarity**rows) ** count >= 0.95

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import DataSettings, Tagged, read
-from heedful.data.labelled.split_files import spoken
+from heedful.data import DataSettings, TaggedExample, read
+from heedful.data.labelled.split_files import parse_split_name
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ from heedful.data.labelled.split_files import spoken
     ],
 )
 def test_split_names_are_words_of_the_file_name(name: str, split: str) -> None:
-    assert spoken(Path(name))[0] == split
+    assert parse_split_name(Path(name))[0] == split
 
 
 def test_wnut_as_published(tmp_path: Path) -> None:
     for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
         (tmp_path / name).write_text("Ada\tB-person\nhere\tO\n\n")
-    source = read(tmp_path, Tagged, DataSettings(dev_fraction=0.0))
+    source = read(tmp_path, TaggedExample, DataSettings(dev_fraction=0.0))
     assert source.splits == ("train", "dev", "test")
     assert [len(list(source.examples(split))) for split in source.splits] == [1, 1, 1]

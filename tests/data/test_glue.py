@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, Scored, read
+from heedful.data import DataSettings, LabelledExample, ScoredExample, Skip, read
 from heedful.data.labelled.glue import LAYOUTS
 from heedful.errors import HeedfulError
 
@@ -39,12 +39,12 @@ def folder(path: Path, files: dict[str, str]) -> Path:
 def test_layouts(tmp_path: Path, task: str) -> None:
     source = read(folder(tmp_path / task, FILES[task]))
     expected = {
-        "CoLA": [Labelled(text="He ran.", label="1"), Labelled(text='Ran he "and.', label="0")],
-        "SST-2": [Labelled(text="fine ", label="1")],
-        "QQP": [Labelled(text="Why?", text_pair="How?", label="0")],
-        "QNLI": [Labelled(text="Why?", text_pair="So.", label="entailment")],
-        "RTE": [Labelled(text="A.", text_pair="B.", label="not_entailment")],
-        "WNLI": [Labelled(text="A.", text_pair="B.", label="1")],
+        "CoLA": [LabelledExample(text="He ran.", label="1"), LabelledExample(text='Ran he "and.', label="0")],
+        "SST-2": [LabelledExample(text="fine ", label="1")],
+        "QQP": [LabelledExample(text="Why?", text_pair="How?", label="0")],
+        "QNLI": [LabelledExample(text="Why?", text_pair="So.", label="entailment")],
+        "RTE": [LabelledExample(text="A.", text_pair="B.", label="not_entailment")],
+        "WNLI": [LabelledExample(text="A.", text_pair="B.", label="1")],
     }[task]
     assert [*source.examples("train"), *source.examples("dev")] in (expected, expected[::-1])
     assert f"GLUE's {task}; quotes are characters like others" in source.stated
@@ -61,8 +61,8 @@ def test_scores(tmp_path: Path) -> None:
         "test.tsv": STS.replace("\tscore", ""),
         "original/sts-test.tsv": "g\tf\t2012\t1\t3.2\tA.\tB.\ng\tf\t2012\t1\t1\tC.\tD.\tn\tn\n",
     }
-    source = read(folder(tmp_path / "STS-B", files), on_bad_row=LeaveOut())
-    assert list(source.examples("dev")) == [Scored(text='A "b.', text_pair="C.", score=5.0)]
+    source = read(folder(tmp_path / "STS-B", files), on_bad_row=Skip())
+    assert list(source.examples("dev")) == [ScoredExample(text='A "b.', text_pair="C.", score=5.0)]
     assert source.sieve.first[0].column == "score"
     assert [each.score for each in source.examples("test")] == [3.2, 1.0]
     assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in source.stated
@@ -110,7 +110,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
         HeedfulError,
         match=r"an example of SST-2 is a text, or two, with one label, but this task needs a text, .* a number",
     ):
-        read(folder(tmp_path / "SST-2", FILES["SST-2"]), Scored)
+        read(folder(tmp_path / "SST-2", FILES["SST-2"]), ScoredExample)
     (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\nfine\n")
     with pytest.raises(HeedfulError, match=r"train\.tsv:2: has 1 cells, expected 2 as in line 1; quotes count as text"):
         list(read(tmp_path / "SST-2").examples("train"))

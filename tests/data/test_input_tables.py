@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, LeaveOut
-from heedful.data.bad_rows import Sieve
-from heedful.data.inputs.input_files import as_asked, open_inputs
-from heedful.data.inputs.tables import open_input
-from heedful.data.labelled.class_folders import texts_below
+from heedful.data import DataSettings, Skip
+from heedful.data.bad_rows import RowErrors
+from heedful.data.inputs.input_files import open_inputs, settings_for_inputs
+from heedful.data.inputs.tables import open_input_table
+from heedful.data.labelled.class_folders import list_text_files
 from heedful.errors import HeedfulError
 
 COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nbad\n\nPeter NNP B-PER\n\n-DOCSTART- -X- O\n\nhere RB O"
 
 
 def cells(path: Path, **settings: Any) -> list[Any]:
-    table = open_input(path, DataSettings(**settings), Sieve(LeaveOut()))
-    return [cells for _, cells in table.rows(Sieve(LeaveOut()))]
+    table = open_input_table(path, DataSettings(**settings), RowErrors(Skip()))
+    return [cells for _, cells in table.rows(RowErrors(Skip()))]
 
 
 @pytest.mark.parametrize("name", ["a.conll", "eng.testb", "a.txt"])
@@ -84,7 +84,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     ]
     assert inputs.share == 1.0
     (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
-    assert len(list(texts_below(tmp_path / "news"))) == 1, "files beside a folder are passed over"
+    assert len(list(list_text_files(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()
     with pytest.raises(HeedfulError, match="lies in the folder of texts"):
         open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "news" / "out")
@@ -101,8 +101,14 @@ def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_pa
     (tmp_path / "plot.tok").write_text("a\nb\n")
     (tmp_path / "a.csv").write_text("text\na\n")
     folders, files = DataSettings(format="class-folders"), DataSettings(format="class-files")
-    assert as_asked(folders, "sequence_classification", [tmp_path / "pos"], DataSettings()).format == "class-folders"
-    assert as_asked(folders, "sequence_classification", [tmp_path / "a.csv"], DataSettings()).format is None
-    assert as_asked(files, "sequence_classification", [tmp_path / "plot.tok"], DataSettings()).format == "class-files"
+    assert (
+        settings_for_inputs(folders, "sequence_classification", [tmp_path / "pos"], DataSettings()).format
+        == "class-folders"
+    )
+    assert settings_for_inputs(folders, "sequence_classification", [tmp_path / "a.csv"], DataSettings()).format is None
+    assert (
+        settings_for_inputs(files, "sequence_classification", [tmp_path / "plot.tok"], DataSettings()).format
+        == "class-files"
+    )
     (inputs,) = open_inputs([tmp_path / "plot.tok"], "sequence_classification", files, exclude=tmp_path / "out")
     assert [inputs.ask(row)[0] for row in inputs.rows()] == ["a", "b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import DataSettings, LeaveOut, check, read
+from heedful.data import DataSettings, Skip, check, read
 from heedful.errors import HeedfulError
 
 GOOD = b'{"text": "Rain again", "label": "a"}'
@@ -67,7 +67,7 @@ def test_forms(tmp_path: Path, form: str, kind: str) -> None:
     path.write_bytes(b"\n".join(rows) if kind == "jsonl" else b"[" + b",\n".join(rows) + b"]")
     texts = []
     try:
-        source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+        source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
         texts = [each.texts[0] for each in source.examples("train")]
         check(source).lines()
         said = [str(bad) for bad in source.sieve.first]

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, Plain, Scored, Source, read, source_of
+from heedful.data import (
+    Dataset,
+    DataSettings,
+    LabelledExample,
+    MultiLabelExample,
+    ScoredExample,
+    Skip,
+    TextExample,
+    dataset_for_task,
+    read,
+)
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import override
 
@@ -20,7 +30,7 @@ QUESTIONS = (
 TAGGED_TEXTS = "__label__tea __label__milk Milk first ?\n__label__tea How hot ?\n__label__cake\tToo dry ?\n"
 
 
-def opened(path: Path, kind: Any = None, **settings: Any) -> Source[Any]:
+def opened(path: Path, kind: Any = None, **settings: Any) -> Dataset[Any]:
     return read(path, kind, DataSettings(dev_fraction=0.0, **settings))
 
 
@@ -28,7 +38,7 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
     path = tmp_path / "train_5500.label"
     path.write_bytes(QUESTIONS.encode("latin-1"))
     source = opened(path, encoding="latin-1")
-    assert next(source.examples("train")) == Labelled(label="DESC:manner", text="How did the caf\u00e9 open ?")
+    assert next(source.examples("train")) == LabelledExample(label="DESC:manner", text="How did the caf\u00e9 open ?")
     assert source.labels == ("DESC:def", "DESC:manner", "HUM:ind", "NUM:count")
     told = "train_5500.label: each line has a label, then its text (format=label-text)"
     assert told in source.stated and any('label_until=":" makes "DESC:manner"' in each for each in source.stated)
@@ -41,36 +51,38 @@ def test_coarse_labels_are_a_setting(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(QUESTIONS, encoding="utf-8")
     settings = override(DataSettings(dev_fraction=0.0), ["label_until=:"])
-    source = source_of(Labelled, path, settings, LeaveOut())
+    source = dataset_for_task(LabelledExample, path, settings, Skip())
     assert source.labels == ("DESC", "HUM", "NUM")
     assert [each.label for each in source.examples("train")] == ["DESC", "NUM", "DESC", "HUM"]
     (tmp_path / "a.csv").write_text("text,score\na,1\n")
     with pytest.raises(HeedfulError, match="label_until=: would change nothing"):
-        source_of(Scored, tmp_path / "a.csv", settings, LeaveOut())
+        dataset_for_task(ScoredExample, tmp_path / "a.csv", settings, Skip())
 
 
 def test_fasttext_labels(tmp_path: Path) -> None:
     path = tmp_path / "cooking.train"
     path.write_text(TAGGED_TEXTS)
-    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0), LeaveOut())
+    source = dataset_for_task(LabelledExample, path, DataSettings(dev_fraction=0.0), Skip())
     assert list(source.examples("train")) == [
-        MultiLabelled(labels=("tea", "milk"), text="Milk first ?"),
-        MultiLabelled(labels=("tea",), text="How hot ?"),
-        MultiLabelled(labels=("cake",), text="Too dry ?"),
+        MultiLabelExample(labels=("tea", "milk"), text="Milk first ?"),
+        MultiLabelExample(labels=("tea",), text="How hot ?"),
+        MultiLabelExample(labels=("cake",), text="Too dry ?"),
     ]
     path.write_text(TAGGED_TEXTS.replace(" __label__milk", ""))
-    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0), LeaveOut())
+    source = dataset_for_task(LabelledExample, path, DataSettings(dev_fraction=0.0), Skip())
     assert [each.label for each in source.examples("train")] == ["tea", "tea", "cake"]
-    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0, columns={"labels": "labels"}), LeaveOut())
-    assert source.kind is MultiLabelled and source.labels == ("cake", "tea")
+    source = dataset_for_task(
+        LabelledExample, path, DataSettings(dev_fraction=0.0, columns={"labels": "labels"}), Skip()
+    )
+    assert source.kind is MultiLabelExample and source.labels == ("cake", "tea")
 
 
 def test_several_labels_late_in_a_file_count(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("__label__tea How hot ?\n" * 9000 + TAGGED_TEXTS)
-    assert opened(path).kind is MultiLabelled
+    assert opened(path).kind is MultiLabelExample
     with pytest.raises(HeedfulError, match=r"a\.txt:9001: has 2 labels, expected one: --data.columns\.labels=labels"):
-        list(opened(path, Labelled).examples("train"))
+        list(opened(path, LabelledExample).examples("train"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +97,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text("__label__tea How hot ?\n__label__cake Why ?\n\n" + line + "\n")
     with pytest.raises(HeedfulError, match=rf"a\.txt:4.*{reason}"):
-        list(opened(path, Labelled).examples("train"))
+        list(opened(path, LabelledExample).examples("train"))
     (tmp_path / "b.label").write_text("tea\nmilk Is it fresh ?\n")
     with pytest.raises(HeedfulError, match=r"b\.label:1: has one word and no text"):
         list(opened(tmp_path / "b.label").examples("train"))
@@ -94,12 +106,12 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
 def test_first_words_that_all_come_again_are_labels_where_labels_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "polarity.txt"
     path.write_text("1 a fine day\n0 rain again\n1 sun at last\n0 mud\n")
-    assert opened(path).kind is Plain, "it may be text"
-    assert opened(path, Labelled).labels == ("0", "1")
-    assert opened(path, format="label-text").kind is Labelled
+    assert opened(path).kind is TextExample, "it may be text"
+    assert opened(path, LabelledExample).labels == ("0", "1")
+    assert opened(path, format="label-text").kind is LabelledExample
     path.write_text("a fine day\nrain again\n")
     with pytest.raises(HeedfulError, match="holds plain text, but this task needs"):
-        opened(path, Labelled)
+        opened(path, LabelledExample)
     (tmp_path / "empty.label").write_text("\n\n")
     with pytest.raises(HeedfulError, match=r"empty\.label: has no rows"):
         opened(tmp_path / "empty.label")
@@ -108,5 +120,5 @@ def test_first_words_that_all_come_again_are_labels_where_labels_are_needed(tmp_
 def test_columns_between_tabs_whatever_the_name(tmp_path: Path) -> None:
     path = tmp_path / "SICK_train.txt"
     path.write_text("pair_ID\tsentence_A\tscore\n1\ta cup\t4.5\n")
-    source = opened(path, Scored, columns={"text": "sentence_A"})
-    assert next(source.examples("train")) == Scored(text="a cup", score=4.5)
+    source = opened(path, ScoredExample, columns={"text": "sentence_A"})
+    assert next(source.examples("train")) == ScoredExample(text="a cup", score=4.5)

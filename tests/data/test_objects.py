@@ -12,8 +12,16 @@ import numpy as np
 import pyarrow
 import pytest
 
-from heedful.data import DataSettings, Labelled, MultiLabelled, Pair, Scored, Tagged, read
-from heedful.data.inputs.inherited_settings import files_of
+from heedful.data import (
+    DataSettings,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    ScoredExample,
+    TaggedExample,
+    read,
+)
+from heedful.data.inputs.inherited_settings import list_data_files
 from heedful.errors import HeedfulError
 
 ROWS = [{"text": "the cat", "label": "good"}, {"text": "a dog", "label": "bad"}]
@@ -60,21 +68,21 @@ def examples(data: Any, kind: type[Any], split: str = "train") -> list[Any]:
 def test_objects_give_the_examples_of_a_file(data: Any, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert examples(data, Labelled) == examples(path, Labelled)
-    assert read(data, Labelled).labels == ("bad", "good")
-    assert files_of(data) == []
+    assert examples(data, LabelledExample) == examples(path, LabelledExample)
+    assert read(data, LabelledExample).labels == ("bad", "good")
+    assert list_data_files(data) == []
 
 
 def test_targets_of_a_pair_are_what_the_task_needs() -> None:
-    assert [each.label for each in examples((["a"], np.array([1])), Labelled)] == ["1"]
-    assert [each.labels for each in examples({"train": (["a"], [["x", "y"]])}, MultiLabelled)] == [("x", "y")]
-    assert [each.score for each in examples({"train": (["a"], np.array([1.5]))}, Scored)] == [1.5]
-    assert [each.tags for each in examples({"train": ([["a", "b"]], [["O", "B-x"]])}, Tagged)] == [("O", "B-x")]
-    assert [each.texts for each in examples({"train": (["a"], ["b"])}, Pair)] == [("a", "b")]
-    (both,) = examples({"train": ([("a", "b")], ["x"])}, Labelled)
+    assert [each.label for each in examples((["a"], np.array([1])), LabelledExample)] == ["1"]
+    assert [each.labels for each in examples({"train": (["a"], [["x", "y"]])}, MultiLabelExample)] == [("x", "y")]
+    assert [each.score for each in examples({"train": (["a"], np.array([1.5]))}, ScoredExample)] == [1.5]
+    assert [each.tags for each in examples({"train": ([["a", "b"]], [["O", "B-x"]])}, TaggedExample)] == [("O", "B-x")]
+    assert [each.texts for each in examples({"train": (["a"], ["b"])}, PairExample)] == [("a", "b")]
+    (both,) = examples({"train": ([("a", "b")], ["x"])}, LabelledExample)
     assert (both.text, both.text_pair) == ("a", "b")
 
 
 def test_as_many_targets_as_inputs_are_needed() -> None:
     with pytest.raises(HeedfulError, match="2 inputs and 1 targets"):
-        read((["a", "b"], ["x"]), Labelled)
+        read((["a", "b"], ["x"]), LabelledExample)

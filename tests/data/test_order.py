@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.sampler import Order, mixed, order
+from heedful.data.sampler import BatchSampler, derive_seed, epoch_order
 from heedful.errors import HeedfulError
 
 count, batch, seed, epoch = st.integers(1, 300), st.integers(1, 70), st.integers(0, 2**31), st.integers(0, 5)
@@ -18,7 +18,7 @@ count, batch, seed, epoch = st.integers(1, 300), st.integers(1, 70), st.integers
 
 @given(count, seed, epoch)
 def test_an_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
-    found = order(count, seed, epoch)
+    found = epoch_order(count, seed, epoch)
     assert sorted(found.tolist()) == list(range(count))
     with pytest.raises(ValueError, match="read-only"):
         found[0] = 0  # it is kept for the next step
@@ -26,18 +26,18 @@ def test_an_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
 
 @given(count, batch, seed, epoch)
 def test_batches_cover_each_epoch_once(count: int, batch: int, seed: int, epoch: int) -> None:
-    made = Order(count=count, batch=batch, seed=seed)
+    made = BatchSampler(count=count, batch=batch, seed=seed)
     turns = [made.turn(step) for step in range(epoch * made.steps, (epoch + 1) * made.steps)]
     assert {turn.epoch for turn in turns} == {epoch}
     assert [len(turn.numbers) for turn in turns[:-1]] == [batch] * (made.steps - 1)
     assert 1 <= len(turns[-1].numbers) <= batch
-    assert np.array_equal(np.concatenate([turn.numbers for turn in turns]), order(count, seed, epoch))
+    assert np.array_equal(np.concatenate([turn.numbers for turn in turns]), epoch_order(count, seed, epoch))
 
 
 @given(count, batch, batch, seed, epoch)
 def test_keys_do_not_depend_on_the_batch_size(count: int, one: int, other: int, seed: int, epoch: int) -> None:
     def keys(batch: int) -> dict[int, int]:
-        made = Order(count=count, batch=batch, seed=seed)
+        made = BatchSampler(count=count, batch=batch, seed=seed)
         turns = [made.turn(step) for step in range(epoch * made.steps, (epoch + 1) * made.steps)]
         return {int(n): key for turn in turns for n, key in zip(turn.numbers, turn.keys, strict=True)}
 
@@ -46,17 +46,20 @@ def test_keys_do_not_depend_on_the_batch_size(count: int, one: int, other: int, 
 
 
 def test_epochs_and_seeds_differ() -> None:
-    orders = [tuple(order(50, seed, epoch).tolist()) for seed in range(4) for epoch in range(4)]
+    orders = [tuple(epoch_order(50, seed, epoch).tolist()) for seed in range(4) for epoch in range(4)]
     assert len(set(orders)) == 16
     keys = {
-        key for seed in range(4) for step in range(4) for key in Order(count=50, batch=50, seed=seed).turn(step).keys
+        key
+        for seed in range(4)
+        for step in range(4)
+        for key in BatchSampler(count=50, batch=50, seed=seed).turn(step).keys
     }
     assert len(keys) == 4 * 4 * 50
 
 
 def test_versions_return_in_another_order() -> None:
     """The same samples, of the same epoch, with the same keys, however often they came."""
-    made = Order(count=9, batch=4, seed=1)
+    made = BatchSampler(count=9, batch=4, seed=1)
     every = [made.turn(step, versions) for versions in (2, None) for step in range(6 * made.steps)]
     static, dynamic = every[: len(every) // 2], every[len(every) // 2 :]
     assert [turn.epoch for turn in static] == [0, 0, 0, 1, 1, 1] * 3
@@ -70,7 +73,7 @@ def test_versions_return_in_another_order() -> None:
 def test_every_place_is_as_likely() -> None:
     """Over many epochs each of 5 samples stands on each place a fifth of the time, give or take 5 deviations."""
     times = 5000
-    places = np.stack([order.__wrapped__(5, 1, epoch) for epoch in range(times)])
+    places = np.stack([epoch_order.__wrapped__(5, 1, epoch) for epoch in range(times)])
     for number in range(5):
         found = (places == number).sum(0)
         assert np.abs(found - times / 5).max() < 5 * (times * 0.2 * 0.8) ** 0.5
@@ -78,20 +81,20 @@ def test_every_place_is_as_likely() -> None:
 
 def test_the_order_is_the_same_everywhere() -> None:
     """In another process, and in ten years: these numbers are a promise to runs that are resumed."""
-    assert order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
-    assert mixed(1, 2, 3) == 6520558355739401531
+    assert epoch_order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
+    assert derive_seed(1, 2, 3) == 6520558355739401531
     code = "from heedful.data.sampler import order; print(order(8, 1, 0).tolist())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == str(order(8, 1, 0).tolist())
+    assert found.stdout.strip() == str(epoch_order(8, 1, 0).tolist())
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
 def test_mixed_numbers_are_seeds(one: list[int], other: list[int]) -> None:
-    assert 0 <= mixed(*one) < 2**63
-    assert (mixed(*one) == mixed(*other)) is (one == other)
+    assert 0 <= derive_seed(*one) < 2**63
+    assert (derive_seed(*one) == derive_seed(*other)) is (one == other)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(0, 1), (1, 0), (-3, 2)])
 def test_nothing_has_no_order(count: int, batch: int) -> None:
     with pytest.raises(HeedfulError, match=rf"^{count} samples in batches of {batch}: there must be one or more"):
-        Order(count=count, batch=batch, seed=0)
+        BatchSampler(count=count, batch=batch, seed=0)

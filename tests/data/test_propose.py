@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, Plain, Scored, read
+from heedful.data import DataSettings, LabelledExample, ScoredExample, TextExample, read
 from heedful.data.inputs.input_files import open_inputs
 from heedful.errors import HeedfulError
 
@@ -20,10 +20,10 @@ def opened(path: Path, data: str, kind: Any = None, **settings: Any) -> Any:
     return read(path, kind, DataSettings(dev_fraction=0.0, **settings))
 
 
-@pytest.mark.parametrize("kind", [None, Labelled])
+@pytest.mark.parametrize("kind", [None, LabelledExample])
 def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> None:
     source = opened(tmp_path / "a.csv", MESSAGES, kind)
-    assert next(source.examples("train")) == Labelled(label="ham", text="see you at the door")
+    assert next(source.examples("train")) == LabelledExample(label="ham", text="see you at the door")
     (said,) = (each for each in source.stated if each.startswith("columns:"))
     assert said.startswith("columns: text=column 2, label=column 1, by what is in their cells; columns.text=NUMBER and")
     numbered = "".join(f"{number},{line}\n" for number, line in enumerate(MESSAGES.splitlines(), start=1))
@@ -39,12 +39,12 @@ def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
         r"say --data.columns\.text='\[2, 3\]' \(joined\) --data.columns\.label=1"
     )
     with pytest.raises(HeedfulError, match=what):
-        opened(tmp_path / "a.csv", NEWS, Labelled)
+        opened(tmp_path / "a.csv", NEWS, LabelledExample)
     with pytest.raises(HeedfulError, match=what):
         opened(tmp_path / "a.csv", NEWS)
-    source = opened(tmp_path / "a.csv", NEWS, Labelled, columns={"text": (2, 3)})
-    assert next(source.examples("train")) == Labelled(label="1", text="title number 0 a longer text of news 0")
-    source = opened(tmp_path / "a.csv", NEWS, Labelled, columns={"text": 3, "label": 1})
+    source = opened(tmp_path / "a.csv", NEWS, LabelledExample, columns={"text": (2, 3)})
+    assert next(source.examples("train")) == LabelledExample(label="1", text="title number 0 a longer text of news 0")
+    source = opened(tmp_path / "a.csv", NEWS, LabelledExample, columns={"text": 3, "label": 1})
     assert not any("by what is in" in each for each in source.stated)
 
 
@@ -57,25 +57,27 @@ def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
     ],
 )
 def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: str) -> None:
-    path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), Scored if "Wert" in data else Labelled
+    path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), ScoredExample if "Wert" in data else LabelledExample
     with pytest.raises(
         HeedfulError, match=r"The first row, .* may name the columns: say --data.header=true if it does"
     ):
         opened(path, data, kind)
-    if kind is Labelled:
+    if kind is LabelledExample:
         source = opened(path, data, kind, header=False)
         assert {"Klasse"} < {*source.labels}, "it was said to be data"
 
 
 def test_scores_and_texts_alone(tmp_path: Path) -> None:
     rows = "".join(f"{n},a text of number {n},{n % 7}.5\n" for n in range(20))
-    assert next(opened(tmp_path / "a.csv", rows, Scored).examples("train")) == Scored(
+    assert next(opened(tmp_path / "a.csv", rows, ScoredExample).examples("train")) == ScoredExample(
         score=0.5, text="a text of number 0"
     )
     rows = "".join(f"a text of number {n}\n" for n in range(5))
-    assert next(opened(tmp_path / "b.csv", rows, Plain).examples("train")) == Plain(text="a text of number 0")
+    assert next(opened(tmp_path / "b.csv", rows, TextExample).examples("train")) == TextExample(
+        text="a text of number 0"
+    )
     with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --data.columns"):
-        opened(tmp_path / "c.csv", "a,1\nb,2\n", Labelled)
+        opened(tmp_path / "c.csv", "a,1\nb,2\n", LabelledExample)
 
 
 def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
@@ -88,5 +90,5 @@ def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
 def test_a_test_file_without_labels_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(MESSAGES)
     (tmp_path / "test.csv").write_text("see you at the door\nwin a prize\nit rains again\nit is open today\n")
-    source = read(tmp_path, Labelled, DataSettings(dev_fraction=0.0))
+    source = read(tmp_path, LabelledExample, DataSettings(dev_fraction=0.0))
     assert source.splits == ("train",) and "test: has no label, so it is left out" in source.stated

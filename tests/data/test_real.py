@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heedful.data import Choices, DataSettings, LeaveOut, Question, Source, check, read
+from heedful.data import ChoiceExample, Dataset, DataSettings, QuestionExample, Skip, check, read
 
 WHOLE = DataSettings(dev_fraction=0.0)
 
@@ -37,7 +37,7 @@ def outside(path: Path) -> Any:
     return json.loads(run.stdout)
 
 
-def counts(source: Source[Any]) -> dict[str, int]:
+def counts(source: Dataset[Any]) -> dict[str, int]:
     return {split: sum(1 for _ in source.examples(split)) for split in source.splits}
 
 
@@ -79,7 +79,7 @@ def test_tags(data_dir: Path) -> None:
 def test_questions(
     data_dir: Path, name: str, questions: int, impossible: int, contexts: int | None, answers: int | None
 ) -> None:
-    source = read({"test": data_dir / "tasks" / name}, Question)
+    source = read({"test": data_dir / "tasks" / name}, QuestionExample)
     found = list(source.examples("test"))
     assert (len(found), sum(each.impossible for each in found)) == (questions, impossible)
     assert contexts in (None, len({each.context for each in found}))
@@ -104,7 +104,7 @@ def test_topics(data_dir: Path) -> None:
 
 def test_choices(data_dir: Path) -> None:
     folder = data_dir / "tasks/race"
-    source = read({"test": folder / "test.jsonl.xz"}, Choices)
+    source = read({"test": folder / "test.jsonl.xz"}, ChoiceExample)
     assert all(len(each.candidates) == 4 for each in source.examples("test"))
 
 
@@ -115,7 +115,7 @@ def test_choices_of_train(data_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reviews(data_dir: Path) -> None:
-    report = check(read(data_dir / "tasks/imdb", settings=WHOLE, on_bad_row=LeaveOut()))
+    report = check(read(data_dir / "tasks/imdb", settings=WHOLE, on_bad_row=Skip()))
     train, test = report.splits["train"], report.splits["test"]
     assert dict(train.labels) == dict(test.labels) == {"neg": 12_500, "pos": 12_500}
     assert (train.repeated, test.repeated) == (96, 199)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, Scored, SetAside, Source, read
+from heedful.data import (
+    Dataset,
+    DataSettings,
+    LabelledExample,
+    MultiLabelExample,
+    Quarantine,
+    ScoredExample,
+    Skip,
+    read,
+)
 from heedful.errors import HeedfulError
 
 
@@ -18,17 +27,17 @@ def written(path: Path, data: str | bytes) -> Path:
     return path
 
 
-def rows(source: Source[Any], split: str = "train") -> list[Any]:
+def rows(source: Dataset[Any], split: str = "train") -> list[Any]:
     """What a split holds: text and label with their line."""
     return [(each.line, *each.texts, each.target) for each in source.examples(split)]
 
 
-def opened(path: Path, data: str | bytes, **settings: Any) -> Source[Any]:
+def opened(path: Path, data: str | bytes, **settings: Any) -> Dataset[Any]:
     """All of a file as train, bad rows left out."""
-    return read(written(path, data), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=LeaveOut())
+    return read(written(path, data), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
 
 
-def said(source: Source[Any]) -> list[str]:
+def said(source: Dataset[Any]) -> list[str]:
     """The bad rows without their file."""
     return [str(bad).removeprefix(f"{bad.file}:") for bad in source.sieve.first]
 
@@ -40,7 +49,7 @@ TABLE = [(2, 'a, "b"', "x"), (3, "c\nd", "y"), (5, "", "x")]
 def test_csv(tmp_path: Path, end: str) -> None:
     source = opened(tmp_path / "a.csv", f'text,label{end}"a, ""b""",x{end}"c{end}d",y{end},x{end}')
     assert rows(source) == [(line, text.replace("\n", end), label) for line, text, label in TABLE]
-    assert source.kind is Labelled
+    assert source.kind is LabelledExample
     assert source.stated == (
         "each example is a text, or two, with one label",
         'columns: text="text", label="label"',
@@ -82,14 +91,14 @@ def test_parquet(tmp_path: Path) -> None:
 
     table = pyarrow.table({"text": ["a", None, "c"] * 300, "label": [1, 0, 1] * 300})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    source = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert rows(source)[:2] == [(1, "a", "1"), (3, "c", "1")]
     assert len(rows(source)) == 600
     assert said(source)[0] == "2:text: is missing"
     kept = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(kept)})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    source = read(tmp_path / "b.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(tmp_path / "b.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert (rows(source)[0], source.labels) == ((1, "a", "pos"), ("neg", "pos"))
     with pytest.raises(HeedfulError, match=r"c\.parquet: is no Parquet file that can be read"):
         read(written(tmp_path / "c.parquet", "text,label"))
@@ -127,7 +136,7 @@ def test_an_open_quote_over_many_short_lines_ends_soon(tmp_path: Path, line: str
     with lzma.open(tmp_path / "a.csv.xz", "wb") as file:
         file.write(b'text,label\n"open' + line.encode() * 300_000)
     with pytest.raises(HeedfulError, match=r"a\.csv\.xz:2: has more than 100,000 lines: is a quote not closed"):
-        read(tmp_path / "a.csv.xz", Labelled)
+        read(tmp_path / "a.csv.xz", LabelledExample)
 
 
 def test_plain_text(tmp_path: Path) -> None:
@@ -207,20 +216,20 @@ def test_bad_json_list(tmp_path: Path) -> None:
 def test_scores_and_several_labels(tmp_path: Path) -> None:
     data = "text,score\na,1.5\nb,high\nc,nan\nd, 2 \ne,\n"
     source = opened(tmp_path / "a.csv", data)
-    assert source.kind is Scored
+    assert source.kind is ScoredExample
     assert [each.score for each in source.examples("train")] == [1.5, 2.0]
     assert said(source) == [
         f"{n}:score: is {v}, expected a number" for n, v in ((3, '"high"'), (4, '"nan"'), (6, '""'))
     ]
     source = opened(tmp_path / "b.jsonl", '{"text": "a", "labels": ["x", "y"]}\n{"text": "b", "labels": []}')
-    assert source.kind is MultiLabelled
+    assert source.kind is MultiLabelExample
     assert [each.labels for each in source.examples("train")] == [("x", "y"), ()]
     columns = {"labels": ("rude", "odd")}
     source = opened(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
     assert [each.labels for each in source.examples("train")] == [("rude",), ("rude", "odd")]
     assert said(source) == ['4:rude: is "2", expected 0 or 1']
     source = read(
-        written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelled, DataSettings(dev_fraction=0.0)
+        written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelExample, DataSettings(dev_fraction=0.0)
     )
     assert ([each.labels for each in source.examples("train")], source.labels) == ([("x", "y"), ()], ("x", "y"))
 
@@ -228,16 +237,16 @@ def test_scores_and_several_labels(tmp_path: Path) -> None:
 def test_set_aside(tmp_path: Path) -> None:
     data, aside = "text,label\na,1\nb\n" + "x" * 500 + "\nc,2\n", tmp_path / "aside.jsonl"
     source = read(
-        written(tmp_path / "a.csv", data), settings=DataSettings(dev_fraction=0.0), on_bad_row=SetAside(file=aside)
+        written(tmp_path / "a.csv", data), settings=DataSettings(dev_fraction=0.0), on_bad_row=Quarantine(file=aside)
     )
     assert len(rows(source)) == len(rows(source)) == 2
     found = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
     assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
     with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; bad rows are set aside in a new file"):
-        rows(read(tmp_path / "a.csv", on_bad_row=SetAside(file=aside)))
+        rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
     with pytest.raises(HeedfulError, match="bad rows cannot be set aside there: No such file or directory"):
-        rows(read(tmp_path / "a.csv", on_bad_row=SetAside(file=tmp_path / "no" / "aside.jsonl")))
+        rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=tmp_path / "no" / "aside.jsonl")))
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
@@ -277,7 +286,7 @@ def test_objects(tmp_path: Path) -> None:
     features = {"text": Features(), "label": Features(["bad", "good"])}
     train = Data([{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 2}], features)
     hidden = Data([{"text": "a", "label": -1}], features)
-    source = read({"train": train, "validation": train, "test": hidden}, on_bad_row=LeaveOut())
+    source = read({"train": train, "validation": train, "test": hidden}, on_bad_row=Skip())
     assert source.splits == ("train", "dev")
     assert source.labels == ("bad", "good"), "in the order of the features"
     assert rows(source) == [(1, "a", "good"), (2, "b", "bad")]
@@ -287,7 +296,7 @@ def test_objects(tmp_path: Path) -> None:
     tags = Features(feature=Features(["O", "B-PER", "I-PER"]))
     source = read(Data([{"tokens": ["Ada", "ran"], "ner_tags": [1, 0]}], {"tokens": Features(), "ner_tags": tags}))
     assert next(source.examples("train")).tags == ("B-PER", "O")
-    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert [each.text for each in source.examples("train")] == ["a"]
     assert said(source) == ["2: is int, expected a mapping from columns to values"]
     with pytest.raises(HeedfulError, match="expected a folder, files, a frame"):
@@ -383,6 +392,6 @@ def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
     assert [each.label for each in source.examples("train")] == ["neg", "pos", "pos", "neg"]
     more = written(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
     for dev, found in ((0.0, "abc"), (1e-9, "abc")):
-        source = read([one, more], settings=DataSettings(dev_fraction=dev), on_bad_row=LeaveOut())
+        source = read([one, more], settings=DataSettings(dev_fraction=dev), on_bad_row=Skip())
         assert "".join(each.text for each in source.examples("train")) == found
         assert said(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from heedful.data.corpus import shards
-from heedful.data.corpus.build import CorpusSettings, build
-from heedful.data.corpus.sentence_split import segments
-from heedful.data.corpus.shards import SKETCH, Corpus, batches, different, hashed, least
+from heedful.data.corpus.build import CorpusSettings, build_corpus
+from heedful.data.corpus.sentence_split import split_sentences
+from heedful.data.corpus.shards import SKETCH, Corpus, batch_by_characters, estimate_distinct, hash_text, merge_sketches
 from heedful.errors import HeedfulError
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
 TEXTS = [
     "A ferry left. It was late!\n\nNobody waited for it.",
@@ -25,18 +25,18 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
+    return train_tokenizer(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
 
 
 @pytest.fixture(scope="module")
 def bytes_() -> Tokenizer:
-    return train(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=300, min_frequency=1))
+    return train_tokenizer(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=300, min_frequency=1))
 
 
 def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return build([file], tokenizer, folder / "corpus", CorpusSettings(shard_chars=shard))
+    return build_corpus([file], tokenizer, folder / "corpus", CorpusSettings(shard_chars=shard))
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "bytes_"])
@@ -47,8 +47,8 @@ def test_a_corpus_is_what_went_in(kind: str, tmp_path: Path, request: pytest.Fix
     assert (corpus.fingerprint, corpus.vocabulary) == (tokenizer.fingerprint, tokenizer.size)
     assert corpus.documents.tolist() == [0, 3, 4, 7]
     assert corpus.paragraphs.tolist() == [True, False, True, True, True, False, False]
-    assert corpus.hashes.tolist() == [hashed(text) for text in TEXTS]
-    expected = [tokenizer.ids(segments(text)[0]) for text in TEXTS]
+    assert corpus.hashes.tolist() == [hash_text(text) for text in TEXTS]
+    expected = [tokenizer.ids(split_sentences(text)[0]) for text in TEXTS]
     flat = [each for document in expected for each in document]
     for number, each in enumerate(flat):
         start, stop = corpus.segments[number : number + 2].tolist()
@@ -114,12 +114,12 @@ def test_an_unfinished_corpus_says_what_to_do(tmp_path: Path) -> None:
 
 def test_segments_without_tokens_hand_their_paragraph_on(tmp_path: Path) -> None:
     """A vocabulary's normaliser may leave nothing of a text."""
-    tokenizer = train(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
+    tokenizer = train_tokenizer(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
     corpus = made(tmp_path, tokenizer, ["A ferry.", "\u200e", "\u200e\n\nRain fell. It fell."])
     assert corpus.documents.tolist() == [0, 1, 3]
     assert corpus.paragraphs.tolist() == [True, True, False]
     assert corpus.about["left_out"]["empty"] == 1
-    assert corpus.hashes.tolist() == [hashed("A ferry."), hashed("\u200e\n\nRain fell. It fell.")]
+    assert corpus.hashes.tolist() == [hash_text("A ferry."), hash_text("\u200e\n\nRain fell. It fell.")]
 
 
 def test_a_wide_vocabulary_takes_wide_numbers(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_a_wide_vocabulary_takes_wide_numbers(tmp_path: Path) -> None:
 def test_how_many_are_different() -> None:
     draw = np.random.default_rng(1)
     few = draw.integers(0, 1000, 5000, dtype=np.uint64)
-    assert different(least(few[:100], few)) == len(np.unique(few))
+    assert estimate_distinct(merge_sketches(few[:100], few)) == len(np.unique(few))
     many = draw.integers(0, 2**64, 300_000, dtype=np.uint64)
-    sketch = least(*[least(part) for part in np.array_split(many, 7)], many[:100])
+    sketch = merge_sketches(*[merge_sketches(part) for part in np.array_split(many, 7)], many[:100])
     assert len(sketch) == SKETCH
-    assert different(sketch) == pytest.approx(300_000, rel=4 / SKETCH**0.5)
+    assert estimate_distinct(sketch) == pytest.approx(300_000, rel=4 / SKETCH**0.5)
 
 
 def test_batches_keep_order() -> None:
     texts = ["a" * 300_000, "b" * 300_000, "c", "d" * 900_000, "e"]
-    assert [len(batch) for batch in batches(texts)] == [2, 2, 1]
-    assert [each for batch in batches(texts) for each in batch] == texts
+    assert [len(batch) for batch in batch_by_characters(texts)] == [2, 2, 1]
+    assert [each for batch in batch_by_characters(texts) for each in batch] == texts

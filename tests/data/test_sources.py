@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, SetAside, Source, read, source_of
-from heedful.data.corpus.documents import expand
-from heedful.data.labelled.split_files import as_said
+from heedful.data import (
+    Dataset,
+    DataSettings,
+    LabelledExample,
+    MultiLabelExample,
+    Quarantine,
+    Skip,
+    dataset_for_task,
+    read,
+)
+from heedful.data.corpus.documents import list_files
+from heedful.data.labelled.split_files import parse_data_arguments
 from heedful.errors import HeedfulError
 
 
@@ -24,7 +33,7 @@ def folder(path: Path, **files: str) -> Path:
     return path
 
 
-def texts(source: Source[Any], split: str) -> list[str]:
+def texts(source: Dataset[Any], split: str) -> list[str]:
     return [each.text for each in source.examples(split)]
 
 
@@ -108,11 +117,11 @@ def test_files_by_split(tmp_path: Path) -> None:
 
 def test_labels(tmp_path: Path) -> None:
     path = folder(tmp_path / "x", train_csv="text,label\na,10\nb,9\nc, 9\n", dev_csv="text,label\na,9\nb,8\nc,10\n")
-    source = read(path, Labelled)
+    source = read(path, LabelledExample)
     assert source.labels == ("9", "10")
     with pytest.raises(HeedfulError, match=r'dev\.csv:3: the label "8" is not in train, which has "9", "10"'):
         texts(source, "dev")
-    source = read(path, Labelled, on_bad_row=LeaveOut())
+    source = read(path, LabelledExample, on_bad_row=Skip())
     assert texts(source, "dev") == texts(source, "dev") == ["a", "c"]
     assert source.sieve.bad == {str(path / "dev.csv"): 1}
     (path / "train.csv").write_text("text,label\n" + "".join(f"a,{number}.5\n" for number in range(10_001)))
@@ -129,7 +138,7 @@ def test_settings() -> None:
     ]:
         with pytest.raises(HeedfulError, match=message):
             DataSettings(**settings)  # type: ignore[arg-type]
-    from heedful.settings import read as read_settings
+    from heedful.settings import from_mapping as read_settings
 
     data = {"columns": {"text": ["a", "b"], "label": 3}}
     assert read_settings(DataSettings, data, source="x").columns == {"text": ("a", "b"), "label": 3}
@@ -215,8 +224,12 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
     ):
         (tmp_path / name).write_text(data)
         aside = tmp_path / f"aside-{name}"
-        source = source_of(Labelled, tmp_path / name, DataSettings(dev_fraction=0.0), SetAside(file=aside))
-        assert texts(source, "train") == ["a"] and source.kind is (Labelled if name == "a.jsonl" else MultiLabelled)
+        source = dataset_for_task(
+            LabelledExample, tmp_path / name, DataSettings(dev_fraction=0.0), Quarantine(file=aside)
+        )
+        assert texts(source, "train") == ["a"] and source.kind is (
+            LabelledExample if name == "a.jsonl" else MultiLabelExample
+        )
         assert len(aside.read_text().splitlines()) == 1 and source.sieve.bad == {str(tmp_path / name): 1}
 
 
@@ -254,7 +267,7 @@ def test_settings_that_would_change_nothing(
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
     given = dict(zip(("train", "dev"), (tmp_path / name for name in files), strict=False))
     with pytest.raises(HeedfulError, match=message) if message else nullcontext():
-        source_of(Labelled, given, DataSettings(**settings), LeaveOut())
+        dataset_for_task(LabelledExample, given, DataSettings(**settings), Skip())
 
 
 def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
@@ -264,8 +277,8 @@ def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
         ):
             read(path)
     with pytest.raises(HeedfulError, match="cannot be read: File name too long"):
-        read(as_said([Path("train=" + "x" * 300 + ".csv")]))
+        read(parse_data_arguments([Path("train=" + "x" * 300 + ".csv")]))
     with pytest.raises(HeedfulError, match="cannot be read: File name too long"):
-        expand([tmp_path / ("x" * 300)])
+        list_files([tmp_path / ("x" * 300)])
     with pytest.raises(HeedfulError, match="there is no such file"):
         read(tmp_path / "a\0b.csv")

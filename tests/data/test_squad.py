@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, LeaveOut, Question, Source, Span, check, read
+from heedful.data import AnswerSpan, Dataset, DataSettings, QuestionExample, Skip, check, read
 from heedful.errors import HeedfulError
 
 CONTEXT = "Ada met Ada. Bob wrote the notes."
@@ -19,16 +19,18 @@ def asked(name: str, *answers: tuple[str, Any], **more: Any) -> dict[str, Any]:
     return {"id": name, "question": f"Who {name}?", "answers": listed, **more}
 
 
-def opened(path: Path, *questions: Any, indent: int | None = None) -> Source[Any]:
+def opened(path: Path, *questions: Any, indent: int | None = None) -> Dataset[Any]:
     data = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}], "version": "x"}
     path.write_text(json.dumps(data, indent=indent))
-    return read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    return read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
 
 
 def test_questions(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.json", asked("1", ("Bob", 13), ("the notes", 23)), indent=1)
-    expected = (Span("Bob", 13), Span("the notes", 23))
-    assert list(source.examples("train")) == [Question(id="1", question="Who 1?", context=CONTEXT, answers=expected)]
+    expected = (AnswerSpan("Bob", 13), AnswerSpan("the notes", 23))
+    assert list(source.examples("train")) == [
+        QuestionExample(id="1", question="Who 1?", context=CONTEXT, answers=expected)
+    ]
     assert next(source.examples("train")).line == 6
     assert source.stated == (
         "each example is a question, its context and its right answers",
@@ -79,13 +81,13 @@ def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
     where = f"{tmp_path / 'a.json'}:1:data[0].paragraphs[0].qas[1]"
     assert [str(bad) for bad in source.sieve.first] == [f"{where}.{message}"]
     with pytest.raises(HeedfulError, match=r"qas\[1\]"):
-        list(read(tmp_path / "a.json", Question).examples("train"))
+        list(read(tmp_path / "a.json", QuestionExample).examples("train"))
 
 
 def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"data": [{"paragraphs": [{"qas": []}, 5, {"context": "x", "qas": 1}]}]}')
-    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert not list(source.examples("train"))
     assert [bad.column for bad in source.sieve.first] == [
         "data[0].paragraphs[0].context",
@@ -97,7 +99,7 @@ def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
         list(read(path).examples("train"))
     path.write_text('{"data": [{"paragraphs": [{"context": "x"')
     with pytest.raises(HeedfulError, match=r"the file ends"):
-        list(read(path, settings=DataSettings(format="squad"), on_bad_row=LeaveOut()).examples("train"))
+        list(read(path, settings=DataSettings(format="squad"), on_bad_row=Skip()).examples("train"))
 
 
 def test_flat_columns(tmp_path: Path) -> None:
@@ -108,10 +110,10 @@ def test_flat_columns(tmp_path: Path) -> None:
         {"id": 9, "question": "Who?", "context": CONTEXT, "answers": "Bob"},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     found = list(source.examples("train"))
     assert [(each.id, each.answers, each.impossible) for each in found] == [
-        ("7", (Span("Bob", 13),), False),
+        ("7", (AnswerSpan("Bob", 13),), False),
         ("8", (), True),
     ]
     assert str(source.sieve.first[0]).endswith(
@@ -120,8 +122,8 @@ def test_flat_columns(tmp_path: Path) -> None:
 
 
 def test_other_tasks_are_refused(tmp_path: Path) -> None:
-    from heedful.data import Labelled
+    from heedful.data import LabelledExample
 
     opened(tmp_path / "a.json", asked("1", ("Ada", 0)))
     with pytest.raises(HeedfulError, match=r"which column is the text"):
-        read(tmp_path / "a.json", Labelled)
+        read(tmp_path / "a.json", LabelledExample)

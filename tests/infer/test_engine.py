@@ -21,7 +21,7 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
-from heedful.tokenizer import Words
+from heedful.tokenizer import PreTokenized
 from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
 
 TEXTS = ["the cat sat on the mat .", "", "ada", "she lives in paris !", "the dog ran here and there , who knows why ?"]
@@ -141,7 +141,7 @@ def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None
         assert word["word"] == words[number]
         assert word["label"] == NAMES[int(probabilities[first].argmax())]
         assert word["probability"] == pytest.approx(float(probabilities[first].max()), abs=1e-6)
-    assert Engine(folders["tag"])([Words(words)]) == [answer]
+    assert Engine(folders["tag"])([PreTokenized(words)]) == [answer]
 
 
 def test_every_word_has_a_label_even_one_that_leaves_no_piece(folders: dict[str, Path]) -> None:

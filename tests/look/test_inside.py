@@ -30,7 +30,7 @@ from heedful.model.stack import Block, Placed, Sight
 from heedful.nn.inference_linear import Laid, Rounded, cannot_lay
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig
-from heedful.tokenizer import Special
+from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, bare, classic
 from tests.support.model_folders import make
@@ -50,7 +50,7 @@ def numbers(sent: dict[str, Any]) -> np.ndarray:
 
 def ending(words: Any) -> Any:
     """The same with tokens that begin and end a text."""
-    words.special = Special(pad=0, unknown=0, first=2, separator=1, mask=None)
+    words.special = SpecialIds(pad=0, unknown=0, first=2, separator=1, mask=None)
     return words
 
 

@@ -21,7 +21,7 @@ from heedful.look.notebook import make_page_api
 from heedful.look.page_api import PageAPI
 from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention, Writer
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
 from tests.look.test_inside import TEXT, WORDS, ending, numbers
@@ -135,7 +135,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
 
 def test_bytes_are_read_as_characters() -> None:
     text = "le café, où naïve déjà vu"
-    words = train([text] * 3, TokenizerSettings(algorithm="bpe", vocab_size=300))
+    words = train_tokenizer([text] * 3, TokenizerSettings(algorithm="bpe", vocab_size=300))
     nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
     inside = Inspection(create(Config(family="heedful-classic", model=nets), words), text)
     names = [token["text"] for token in inside.sides["source"] if not token["special"]]

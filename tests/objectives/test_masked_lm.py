@@ -19,7 +19,7 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.base import term_scales
 from heedful.objectives.masked_lm import MOST, MaskedLM, MaskedLMWithPairs, _spans
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, save_tiny
 from tests.support.tiny_runs import tokenizer
@@ -30,7 +30,7 @@ TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hid
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
     """Many words are several pieces."""
-    return train(TEXTS, TokenizerSettings(vocab_size=64))
+    return train_tokenizer(TEXTS, TokenizerSettings(vocab_size=64))
 
 
 def rows_of(tokenizer: Tokenizer, texts: list[str]) -> Sample:
@@ -123,7 +123,7 @@ def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
 def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
     """Byte-level vocabularies mark the space before a word, and there is none."""
     texts = ["the fox ran\nThe dog slept\n\nno one came"] * 9
-    own = train(texts, TokenizerSettings(algorithm="bpe", vocab_size=300))
+    own = train_tokenizer(texts, TokenizerSettings(algorithm="bpe", vocab_size=300))
     sample = rows_of(own, texts[:1])
     names = [own.name(int(id)) for id in sample.tokens]
     after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, read
-from heedful.data.inputs.inherited_settings import by_names
+from heedful.data import DataSettings, LabelledExample, read
+from heedful.data.inputs.inherited_settings import columns_by_name
 from heedful.runs.data_settings import data_settings_for, run_settings_and_files
 
 
@@ -54,7 +54,9 @@ def test_a_source_knows_the_columns_of_its_roles(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("x,Rain again\n")
     settings = DataSettings(columns={"text": 2, "label": 1}, dev_fraction=0.0)
     named = read(
-        tmp_path / "a.csv", Labelled, DataSettings(**{"columns": settings.columns, "header": True, "dev_fraction": 0.0})
+        tmp_path / "a.csv",
+        LabelledExample,
+        DataSettings(**{"columns": settings.columns, "header": True, "dev_fraction": 0.0}),
     )
-    assert by_names(settings, named.columns).columns == {"text": "phrase", "label": "kind"}
-    assert by_names(settings, read(tmp_path / "b.csv", Labelled, settings).columns) == settings
+    assert columns_by_name(settings, named.columns).columns == {"text": "phrase", "label": "kind"}
+    assert columns_by_name(settings, read(tmp_path / "b.csv", LabelledExample, settings).columns) == settings

@@ -17,8 +17,8 @@ import heedful
 from heedful.checkpoint import load, save
 from heedful.checkpoint.new_head import attach, rescaled
 from heedful.cli import main
-from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
-from heedful.data.labelled.statistics import Survey
+from heedful.data import DataSettings, LabelledExample, Quarantine, Raise, Skip, read
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import choose_precision, measure_precisions, open_in_precision
@@ -193,14 +193,14 @@ def test_bad_rows(single: Path, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
     with pytest.raises(HeedfulError, match=r"a\.csv:3:label: is empty, expected a label"):
         evaluate(single / "run", tmp_path / "a.csv")
-    aside = SetAside(file=tmp_path / "aside.jsonl")
+    aside = Quarantine(file=tmp_path / "aside.jsonl")
     found = evaluate(single / "run", tmp_path / "a.csv", on_bad_row=aside)
     assert found.numbers["count"] == 1 and found.bad_rows == {str(tmp_path / "a.csv"): 1}
     assert json.loads(aside.file.read_text())["line"] == 3
 
 
 def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Path) -> None:
-    folder, aside = tmp_path / "data", SetAside(file=tmp_path / "aside.jsonl")
+    folder, aside = tmp_path / "data", Quarantine(file=tmp_path / "aside.jsonl")
     folder.mkdir()
     (folder / "train.csv").write_text("text,label\nthe cat,good\nthe dog,ugly\n")
     (folder / "test.csv").write_text("text,label\nthe cat,bad\nthe dog,ugly\nthe cow,good\n")
@@ -210,14 +210,14 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     with pytest.raises(HeedfulError, match=r"could never be correct\. Rename them in the data, or have rows .* skip$"):
         evaluate(single / "run", folder)
     (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
-    for bad_rows in (LeaveOut(), Stop()):
+    for bad_rows in (Skip(), Raise()):
         with pytest.raises(HeedfulError, match=r"ugly could never be correct\. Rename them in the data$"):
             evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
     loaded = attach(
         load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")
     )
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
-    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=LeaveOut())
+    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=Skip())
     assert found.numbers["count"] == 2 and sum(found.bad_rows.values()) == 1
 
 
@@ -321,7 +321,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
     tune(TASKS[kind], given, tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    source = open_for_model(loaded, given, DataSettings(dev_fraction=0.0), Stop())
+    source = open_for_model(loaded, given, DataSettings(dev_fraction=0.0), Raise())
     task, loaded = build_eval_task(loaded, source, "test")
     whole = measure_split(task, loaded, source.examples("test"))
     parts = [measure_split(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
@@ -390,7 +390,7 @@ def test_several_numbers_cannot_be_scored(tmp_path: Path) -> None:
 
 def test_pairs_are_compared_on_their_own_scale() -> None:
     def scale(low: float | None, high: float | None) -> Any:
-        return comparison(Survey(counts={"test": 3}, labels=Counter(), low=low, high=high))
+        return comparison(DatasetStats(counts={"test": 3}, labels=Counter(), low=low, high=high))
 
     assert scale(None, None) == {"scored": False, "together": 2}
     assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}
@@ -403,7 +403,9 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
     task, _ = build_eval_task(load(single / "run"), read(single / "data"), "test")
     with PredictionFile(tmp_path / "predictions.jsonl") as book:
         for number, (right, loss) in enumerate(told):
-            book.write(task, number, Labelled(text="x", label="good"), {}, ScoredAnswer("good", "bad", right, loss))
+            book.write(
+                task, number, LabelledExample(text="x", label="good"), {}, ScoredAnswer("good", "bad", right, loss)
+            )
     found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [line["id"] for line in found] == [3, 1, 4, 0, 2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import read
 from heedful.errors import HeedfulError
 from heedful.runs.distil.settings import (
@@ -39,7 +39,7 @@ def test_everything_on_offer() -> None:
     assert {"distil-distilbert", "translate-small"} <= set(names)
     assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
     assets = ROOT / "heedful" / "assets"
-    assert {path.name for path in assets.iterdir()} == {"completion", "recipes", ENCODER, *SAMPLES}, (
+    assert {path.name for path in assets.iterdir()} == {"completion", "recipes", BUNDLED_ENCODER, *SAMPLES}, (
         "nothing ships that is not on offer"
     )
 

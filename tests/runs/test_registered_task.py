@@ -35,7 +35,7 @@ from heedful.tasks.predictions import Prediction
 from heedful.tasks.spec import Card, TaskSettings, TaskSpec
 from heedful.tasks.specs import register, unregister
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
-from heedful.tokenizer import Encoded, Item
+from heedful.tokenizer import Encoding, TokenizerInput
 from tests.support.model_folders import make
 
 pytestmark = pytest.mark.usefixtures("quick", "registered")
@@ -114,13 +114,13 @@ class Order(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (ORDERS,)
     metric: str = "accuracy"
 
-    def items(self, example: Any) -> list[Item]:
+    def items(self, example: Any) -> list[TokenizerInput]:
         return [(example.text, example.text_pair)]
 
     def ask(self, example: Any) -> Any:
         return (example.text, example.text_pair)
 
-    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         ((encoded,),) = seen
         return [Sample.of([encoded.ids], [encoded.types], target=int(not example.right))]
 

@@ -21,7 +21,7 @@ import torch
 import heedful
 from heedful.checkpoint import load
 from heedful.checkpoint.folder_json import UnfinishedError
-from heedful.data import MultiLabelled
+from heedful.data import MultiLabelExample
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import run as run_module
@@ -263,7 +263,7 @@ def test_objects_are_data_too_and_a_change_of_them_is_seen(tmp_path: Path) -> No
     with pytest.raises(HeedfulError, match=r"other data: dev \(data set\) changed"):
         tune("classify", given | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
     many = tune("classify", {"train": Rows(labelled(24))}, tmp_path / "many")
-    assert many.results["task"] == "multiple" and MultiLabelled.about in many.results["data"]["stated"][0]
+    assert many.results["task"] == "multiple" and MultiLabelExample.about in many.results["data"]["stated"][0]
 
 
 # -- a run that stops -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from heedful.cli import main
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.masked_lm import MaskedLM
@@ -28,7 +28,7 @@ from heedful.study.masking import with_shares
 from heedful.study.positions import ARMS, NONE, PERMUTED, build_model, permutation_change
 from heedful.study.pretraining_common import pretraining_data
 from heedful.study.runner import Measure, StudyConfig, StudyResult, run_study
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_norms_over_the_batch() -> None:
 
 
 def test_masks_with_other_shares() -> None:
-    tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocab_size=60))
+    tokenizer = train_tokenizer(["a b c d e f g h"] * 4, TokenizerSettings(vocab_size=60))
     ids = tokenizer.encode("a b c d e f g h " * 60).ids
     sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
     usual = MaskedLM(tokenizer=tokenizer, mask_prob=0.5)
@@ -212,9 +212,9 @@ def test_a_picture_says_how_many_seeds_it_shows() -> None:
 
 def test_what_turns_a_text_is_found_beside_punctuation() -> None:
     turn = ("It is not, I think, good", "it isn't good", "it isn’t good", "is n't it", "Never!", "good (but long)")
-    assert [negation_part(Labelled(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
+    assert [negation_part(LabelledExample(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
     plain = ("a notable film", "nothings and butter", "an int", "")
-    assert [negation_part(Labelled(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
+    assert [negation_part(LabelledExample(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------

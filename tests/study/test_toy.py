@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import Labelled, Rewritten, read
+from heedful.data import LabelledExample, Seq2SeqExample, read
 from heedful.errors import HeedfulError
 from heedful.study.toy.files import write_toy_files
 from heedful.study.toy.language import NOUNS, VERBS, translations
@@ -77,7 +77,7 @@ def test_stories_are_of_one_opinion() -> None:
 def test_files_that_others_read(tmp_path: Path) -> None:
     files = write_toy_files(tmp_path / "toy", train=800)
     assert len(files) == 6
-    for name, kind in (("order", Labelled), ("translation", Rewritten)):
+    for name, kind in (("order", LabelledExample), ("translation", Seq2SeqExample)):
         source = read(tmp_path / "toy" / name, kind)
         counts = {split: len(list(source.examples(split))) for split in source.splits}
         assert counts == {"train": 800, "dev": 80, "test": 80}

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from heedful.data.corpus.build import Corpus, build
+from heedful.data.corpus.build import Corpus, build_corpus
 from heedful.data.corpus.documents import CorpusSettings
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
 PLACES = ["harbour", "garden", "library", "kitchen", "station", "market", "mill", "school"]
 THINGS = ["boat", "rose", "book", "kettle", "train", "apple", "wheel", "lesson"]
@@ -40,9 +40,9 @@ def write(path: Path, found: Sequence[Document]) -> Path:
 def trained(found: Sequence[Document], **settings: object) -> Tokenizer:
     """A tokenizer of these."""
     lines = [sentence for each in found for sentence in each]
-    return train(lines, TokenizerSettings(**{"vocab_size": 200, **settings}))  # type: ignore[arg-type]
+    return train_tokenizer(lines, TokenizerSettings(**{"vocab_size": 200, **settings}))  # type: ignore[arg-type]
 
 
 def corpus_of(folder: Path, found: Sequence[Document], tokenizer: Tokenizer) -> Corpus:
     """A corpus in folder/corpus."""
-    return build([write(folder / "text.txt", found)], tokenizer, folder / "corpus", BLANK)
+    return build_corpus([write(folder / "text.txt", found)], tokenizer, folder / "corpus", BLANK)

@@ -17,7 +17,7 @@ from heedful.families import FAMILIES
 from heedful.families.names import load_names
 from heedful.objectives import Loss
 from heedful.tasks.task import Task
-from heedful.tokenizer import Encoded, Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer
 from tests.support.model_folders import make
 
 SHORT = 20  # tokens: a limit that cuts short texts into windows
@@ -84,7 +84,7 @@ def same_gradients(theirs: Any, loss: Tensor, ours: Loaded, count: float, tolera
     assert moved > 20
 
 
-def windowed(task: Task, example: Any) -> list[list[Encoded]]:
+def windowed(task: Task, example: Any) -> list[list[Encoding]]:
     """The windows of an example's items."""
     items = task.items(example)
     return task.windows(items, task._encode(items))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.data import Labelled, Tagged
+from heedful.data import LabelledExample, TaggedExample
 from heedful.errors import HeedfulError
 from heedful.model.config import (
     Classes,
@@ -28,11 +28,11 @@ from heedful.model.config import (
 )
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.masked_lm import MaskedLM
-from heedful.settings import read
+from heedful.settings import from_mapping
 from heedful.tasks.classify import Classify
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.train.fit import EvalResult, FitSettings
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Step, Trainer, TrainSettings
@@ -62,7 +62,9 @@ TAGS = ("O", "B-X", "I-X")
 @cache
 def tokenizer() -> Tokenizer:
     """Of the lines."""
-    return train([line.rpartition(" ")[0] for line in LINES], TokenizerSettings(vocab_size=150, max_length=48))
+    return train_tokenizer(
+        [line.rpartition(" ")[0] for line in LINES], TokenizerSettings(vocab_size=150, max_length=48)
+    )
 
 
 def created(head: Head, dropout: float) -> Loaded:
@@ -88,7 +90,7 @@ def classify(dropout: float = 0.1, weights: tuple[float, ...] = ()) -> tuple[Loa
     loaded = created(Classes(labels=LABELS, dropout=dropout), dropout)
     task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS, weights=weights)
     parts = [line.rpartition(" ") for line in LINES]
-    return loaded, task, task.read([Labelled(text=text, label=label) for text, _, label in parts]).samples
+    return loaded, task, task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
 
 
 def tag(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
@@ -97,7 +99,7 @@ def tag(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
     task = Tag(tokenizer=tokenizer(), limit=loaded.limit, labels=TAGS)
     words = [tuple(line.split()) for line in LINES]
     tags = [tuple(TAGS[len(word) % 3] for word in each) for each in words]
-    return loaded, task, task.read([Tagged(words=w, tags=t) for w, t in zip(words, tags, strict=True)]).samples
+    return loaded, task, task.read([TaggedExample(words=w, tags=t) for w, t in zip(words, tags, strict=True)]).samples
 
 
 class Half(Classify):
@@ -151,7 +153,9 @@ FIT: dict[str, Any] = {"eval_every_epochs": 0.5, "checkpoint_every_minutes": 0.0
 
 def settings(train: dict[str, Any], fit: dict[str, Any]) -> tuple[TrainSettings, FitSettings]:
     """These, over TRAIN and FIT."""
-    return read(TrainSettings, TRAIN | train, source="train"), read(FitSettings, FIT | fit, source="fit")
+    return from_mapping(TrainSettings, TRAIN | train, source="train"), from_mapping(
+        FitSettings, FIT | fit, source="fit"
+    )
 
 
 def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_PROCESS, **train: Any) -> Trainer:

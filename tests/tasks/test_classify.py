@@ -11,7 +11,7 @@ import torch
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional as F
 
-from heedful.data import Labelled, MultiLabelled
+from heedful.data import LabelledExample, MultiLabelExample
 from heedful.infer.engine import Engine
 from heedful.tasks.classify import FEW, Classify, ClassifyMultiLabel
 from heedful.tasks.task import evaluate_task
@@ -20,18 +20,18 @@ from tests.support.task_parity import SHORT, both, learned, same_gradients, text
 
 LABELS = ("bad", "fair", "good")
 TEXTS = [
-    Labelled(text="the cat sat on the mat .", label="good"),
-    Labelled(text="who ran ?", label="bad"),
-    Labelled(text="she lives in paris", text_pair="where", label="good"),
-    Labelled(text="", label="fair"),
-    Labelled(text="ada wrote it", text_pair="", label="bad"),
+    LabelledExample(text="the cat sat on the mat .", label="good"),
+    LabelledExample(text="who ran ?", label="bad"),
+    LabelledExample(text="she lives in paris", text_pair="where", label="good"),
+    LabelledExample(text="", label="fair"),
+    LabelledExample(text="ada wrote it", text_pair="", label="bad"),
 ]
 SETS = [
-    MultiLabelled(text=each.text, text_pair=each.text_pair, labels=labels)
+    MultiLabelExample(text=each.text, text_pair=each.text_pair, labels=labels)
     for each, labels in zip(TEXTS, [("bad", "good"), (), ("good",), ("bad", "fair", "good"), ("fair",)], strict=True)
 ]
-LONG = Labelled(text=long_text(50), label="fair")
-LONG_PAIR = Labelled(text="who lives here ?", text_pair=long_text(50), label="bad")
+LONG = LabelledExample(text=long_text(50), label="fair")
+LONG_PAIR = LabelledExample(text="who lives here ?", text_pair=long_text(50), label="bad")
 
 
 def task(**more: Any) -> Classify:
@@ -74,7 +74,7 @@ def test_samples_are_what_transformers_reads() -> None:
 
 
 @pytest.mark.parametrize("example", [LONG, LONG_PAIR])
-def test_long_texts_are_windows_that_weigh_one_together(example: Labelled) -> None:
+def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample) -> None:
     short = task(limit=SHORT)
     read = short.read([example, TEXTS[0]])
     *windows, last = read.samples
@@ -182,7 +182,10 @@ def shares_of(name: str, examples: list[Any]) -> Any:
 
 
 def test_an_evaluation_agrees_with_sklearn() -> None:
-    examples = [*TEXTS, *(Labelled(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS)]
+    examples = [
+        *TEXTS,
+        *(LabelledExample(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS),
+    ]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
     gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
     measure = evaluate_task(task(), Engine(both("single").ours), examples)
@@ -205,7 +208,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
 
 def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> None:
     two = task(labels=("no", "yes"))
-    examples = [Labelled(text="", label=label) for label in ("yes", "no", "no", "yes")]
+    examples = [LabelledExample(text="", label=label) for label in ("yes", "no", "no", "yes")]
     said = [0.9, 0.8, 0.2, 0.7]  # of yes
     answers = [
         {"label": "yes" if p > 0.5 else "no", "probability": max(p, 1 - p), "probabilities": {"no": 1 - p, "yes": p}}
@@ -253,7 +256,7 @@ def answer(**shares: float) -> dict[str, Any]:
 
 
 def test_the_surest_mistake_is_the_worst() -> None:
-    example = Labelled(text="x", label="good")
+    example = LabelledExample(text="x", label="good")
     answers = [
         answer(bad=0.9, fair=0.1, good=0.0),
         answer(bad=0.9, fair=0.05, good=0.05),
@@ -266,7 +269,7 @@ def test_the_surest_mistake_is_the_worst() -> None:
     loss = [each.loss for each in judged]
     assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and loss[0] < 30  # never infinite
     assert (judged[0].label, judged[0].prediction) == ("good", "bad")
-    several = MultiLabelled(text="x", labels=("good", "bad"))
+    several = MultiLabelExample(text="x", labels=("good", "bad"))
     sets = [
         many().judge(several, {"labels": said, "probabilities": shares})
         for said, shares in (
@@ -283,7 +286,7 @@ def test_the_surest_mistake_is_the_worst() -> None:
 def test_of_two_labels_the_one_that_f1_is_of_is_named() -> None:
     two = task(labels=("spam", "legit"))
     answers = [{"label": "legit", "probability": 0.9, "probabilities": {"spam": 0.1, "legit": 0.9}}]
-    example = Labelled(text="a", label="legit")
+    example = LabelledExample(text="a", label="legit")
     found = two.result(two.measured(two.measure(), [example], answers, [0]))
     assert found["notes"][0] == 'precision, recall and f1 are those of "legit"' and found["f1"] == 1.0
     three = task(labels=("spam", "legit", "other"))

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import attach
-from heedful.data import Pair
-from heedful.data.sampler import cut, units
+from heedful.data import PairExample
+from heedful.data.sampler import group, split_microbatches
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.embed import Embed
@@ -25,16 +25,16 @@ from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, text_of, tokenizer
 
 PAIRS = [
-    Pair(anchor="the cat sat", positive="on the mat"),
-    Pair(anchor="who ?", positive="ada wrote it"),
-    Pair(anchor="in paris", positive="she lives here ."),
-    Pair(anchor="", positive="x"),
-    Pair(anchor="the dog", positive="ran to france"),
-    Pair(anchor="it is love", positive="love"),
-    Pair(anchor="first", positive="program"),
+    PairExample(anchor="the cat sat", positive="on the mat"),
+    PairExample(anchor="who ?", positive="ada wrote it"),
+    PairExample(anchor="in paris", positive="she lives here ."),
+    PairExample(anchor="", positive="x"),
+    PairExample(anchor="the dog", positive="ran to france"),
+    PairExample(anchor="it is love", positive="love"),
+    PairExample(anchor="first", positive="program"),
 ]
 SCORED = [
-    Pair(anchor=each.anchor, positive=each.positive, score=score)
+    PairExample(anchor=each.anchor, positive=each.positive, score=score)
     for each, score in zip(PAIRS, (0.0, 5.0, 2.5, 1.0, 4.0, 4.5, 3.0), strict=True)
 ]
 
@@ -81,7 +81,7 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
         [s.types for s in read.samples]
     ).any()
     assert scored(low=-5.0).read(SCORED[:1]).samples[0].target == 0.5
-    long = task(limit=SHORT).read([Pair(anchor=long_text(60), positive="x")])
+    long = task(limit=SHORT).read([PairExample(anchor=long_text(60), positive="x")])
     whole = len(tokenizer().encode(long_text(60)))
     assert (long.cut, long.cut_tokens, long.windowed) == (1, whole - SHORT, 0)
     assert long.samples[0].bounds == (0, SHORT, SHORT + 3)
@@ -116,10 +116,10 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
     """-log of exp(20 cos(a_i, b_i)) over its sum with all b_j of the group; the last group is smaller."""
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     expected = 0.0
-    for group in ((0, 1, 2), (3, 4, 5), (6,)):
-        for i in group:
-            powers = [np.exp(20 * a[i] @ b[j]) for j in group]
-            expected -= np.log(powers[group.index(i)] / sum(powers))
+    for members in ((0, 1, 2), (3, 4, 5), (6,)):
+        for i in members:
+            powers = [np.exp(20 * a[i] @ b[j]) for j in members]
+            expected -= np.log(powers[members.index(i)] / sum(powers))
     loss = learned(task(), model(), PAIRS)
     assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
     other = learned(task(scale=5.0), model(), PAIRS)
@@ -150,12 +150,12 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
 def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
     made, ours = task(), model()
     samples = made.read(PAIRS).samples
-    groups = units(len(samples), made.together)
+    groups = group(len(samples), made.together)
 
     def run(budget: int) -> tuple[float, float, torch.Tensor, int]:
         ours.zero_grad()
         total = count = 0.0
-        batches = cut([sum(len(samples[n]) for n in group) for group in groups], budget)
+        batches = split_microbatches([sum(len(samples[n]) for n in group) for group in groups], budget)
         for batch in batches:
             mine = [samples[number] for place in batch for number in groups[place]]
             loss = made.loss(ours, made.batch(mine, [0] * len(mine)))
@@ -212,8 +212,8 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
     ours.tokenizer = tokenizer().limited(SHORT)
     pairs = [
         *SCORED,
-        Pair(anchor=long_text(60), positive=long_text(60), score=1.0),
-        Pair(anchor=long_text(60), positive="x", score=2.0),
+        PairExample(anchor=long_text(60), positive=long_text(60), score=1.0),
+        PairExample(anchor=long_text(60), positive="x", score=2.0),
     ]
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
     said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"

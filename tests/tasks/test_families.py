@@ -13,7 +13,15 @@ import torch
 
 import heedful
 from heedful.checkpoint.new_head import attach
-from heedful.data import Choices, Labelled, Pair, Question, Rewritten, Span, Tagged
+from heedful.data import (
+    AnswerSpan,
+    ChoiceExample,
+    LabelledExample,
+    PairExample,
+    QuestionExample,
+    Seq2SeqExample,
+    TaggedExample,
+)
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.tasks.classify import Classify
@@ -29,35 +37,35 @@ from tests.support.tiny_models import TINY, save_tiny
 EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
     "sequence_classification": (
         Classify,
-        [Labelled(text="the cat sat on the mat", label="up"), Labelled(text="a dog", label="down")],
+        [LabelledExample(text="the cat sat on the mat", label="up"), LabelledExample(text="a dog", label="down")],
         {"labels": ("up", "down")},
     ),
     "token_classification": (
         Tag,
-        [Tagged(words=("ada", "lives", "in", "paris"), tags=("A", "O", "O", "A"))],
+        [TaggedExample(words=("ada", "lives", "in", "paris"), tags=("A", "O", "O", "A"))],
         {"labels": ("A", "O")},
     ),
     "question_answering": (
         QuestionAnswering,
-        [Question(id="1", question="who?", context="ada wrote it", answers=(Span("ada", 0),))],
+        [QuestionExample(id="1", question="who?", context="ada wrote it", answers=(AnswerSpan("ada", 0),))],
         {"impossible": False},
     ),
     "multiple_choice": (
         MultipleChoiceTask,
-        [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)],
+        [ChoiceExample(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)],
         {},
     ),
     "embedding": (
         Embed,
         [
-            Pair(anchor="the cat sat", positive="a cat", score=1.0),
-            Pair(anchor="the dog", positive="paris is in france", score=0.0),
+            PairExample(anchor="the cat sat", positive="a cat", score=1.0),
+            PairExample(anchor="the dog", positive="paris is in france", score=0.0),
         ],
         {"scored": True},
     ),
     "language_model": (
         Seq2Seq,
-        [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")],
+        [Seq2SeqExample(text="the cat", rewritten="a cat"), Seq2SeqExample(text="he", rewritten="she")],
         {},
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.data import Choices
+from heedful.data import ChoiceExample
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.multiple_choice import MultipleChoiceTask, prompt_windows
@@ -17,11 +17,11 @@ from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 EXAMPLES = [
-    Choices(prompt="the cat", candidates=("sat on the mat", "wrote it", "ran"), answer=1),
-    Choices(prompt="who ?", candidates=("ada", "the dog"), answer=0),
-    Choices(prompt="", candidates=("a", "", "in paris .", "x"), answer=3),
+    ChoiceExample(prompt="the cat", candidates=("sat on the mat", "wrote it", "ran"), answer=1),
+    ChoiceExample(prompt="who ?", candidates=("ada", "the dog"), answer=0),
+    ChoiceExample(prompt="", candidates=("a", "", "in paris .", "x"), answer=3),
 ]
-LONG = Choices(prompt=long_text(60), candidates=("ada", "zed wrote it", ""), answer=2)
+LONG = ChoiceExample(prompt=long_text(60), candidates=("ada", "zed wrote it", ""), answer=2)
 
 
 def task(**more: Any) -> MultipleChoiceTask:
@@ -76,7 +76,7 @@ def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
 
 
 def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() -> None:
-    example = Choices(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
+    example = ChoiceExample(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
     made = task(limit=SHORT + 4)
     lengths = [len(each) for each in tokenizer().encode_batch(made.items(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
@@ -88,7 +88,7 @@ def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() 
 def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt() -> None:
     room = 2 * SHORT - 3
     for words in range(1, 60):
-        example = Choices(prompt=long_text(60), candidates=("a", long_text(words)), answer=0)
+        example = ChoiceExample(prompt=long_text(60), candidates=("a", long_text(words)), answer=0)
         encoded = tokenizer().encode_batch(task().items(example))
         seen = prompt_windows(encoded, 2 * SHORT)
         for mine in seen:
@@ -98,7 +98,7 @@ def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt(
 @pytest.mark.parametrize("prompt", ["", "who", long_text(30)])
 def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
     """Each token of the prompt beside each of every candidate; in one window all candidates see the same prompt."""
-    example = Choices(prompt=prompt, candidates=("a", long_text(30), long_text(25)), answer=1)
+    example = ChoiceExample(prompt=prompt, candidates=("a", long_text(30), long_text(25)), answer=1)
     encoded = tokenizer().encode_batch(task().items(example))
     seen = prompt_windows(encoded, SHORT)
     assert len({len(mine) for mine in seen}) == 1 < len(seen[0])
@@ -130,7 +130,7 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
 # -- losses -------------------------------------------------------------------------------------------------------
 
 
-def their_loss(example: Choices) -> torch.Tensor:
+def their_loss(example: ChoiceExample) -> torch.Tensor:
     """transformers' loss of one prompt."""
     pair = both("choice")
     rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
@@ -167,7 +167,10 @@ def test_an_evaluation_agrees_with_transformers() -> None:
     made = task()
     examples = [
         *EXAMPLES,
-        *(Choices(prompt=f"the {a}", candidates=("x", "y b", "z"), answer=n % 3) for n, a in enumerate("abcdefgh")),
+        *(
+            ChoiceExample(prompt=f"the {a}", candidates=("x", "y b", "z"), answer=n % 3)
+            for n, a in enumerate("abcdefgh")
+        ),
     ]
     losses, right = [], []
     with torch.no_grad():
@@ -187,7 +190,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
 
 def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
     ours, made = both("choice").ours, task()
-    long = Choices(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
+    long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
     (answer,) = Engine(ours)([made.ask(long)])
     with torch.no_grad():
         shares = [ours(made.batch([sample], [0]).packed).softmax(0) for sample in made.read([long]).samples]

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from heedful.checkpoint import Loaded, create, read_config
 from heedful.checkpoint.new_head import attach
-from heedful.data import Question, Span
+from heedful.data import AnswerSpan, QuestionExample
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
 from heedful.tasks.answering import AnswerContext
 from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, no_answer_row, touched
 from heedful.tasks.task import evaluate_task
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import pair_windows
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 
-def question(text: str, context: str, *answers: str, at: int | None = None) -> Question:
+def question(text: str, context: str, *answers: str, at: int | None = None) -> QuestionExample:
     """Answers where they stand first in the context."""
-    spans = tuple(Span(each, context.index(each) if at is None else at) for each in answers)
-    return Question(id=text, question=text, context=context, answers=spans, impossible=not answers)
+    spans = tuple(AnswerSpan(each, context.index(each) if at is None else at) for each in answers)
+    return QuestionExample(id=text, question=text, context=context, answers=spans, impossible=not answers)
 
 
 ADA = "In Paris, Ada wrote the first program ."
@@ -174,7 +174,9 @@ def test_answers_in_what_is_cut_off_are_left_out() -> None:
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve étude 東京 don't"]
 TOKENIZERS: dict[str, Tokenizer] = {
-    kind: train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
+    kind: train_tokenizer(
+        TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1)
+    )  # type: ignore[arg-type]
     for kind in ("wordpiece", "bpe", "unigram")
 }
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data import Scored
+from heedful.data import ScoredExample
 from heedful.infer.engine import Engine
 from heedful.tasks.regress import FARTHEST, PearsonBootstrap, Regress, pearson_of, standardize
 from heedful.tasks.task import evaluate_task
@@ -20,9 +20,9 @@ from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, tokenizer
 
 EXAMPLES = [
-    Scored(text="the cat sat on the mat .", score=4.5),
-    Scored(text="who ran ?", text_pair="it ran", score=-1.0),
-    Scored(text="", score=0.25),
+    ScoredExample(text="the cat sat on the mat .", score=4.5),
+    ScoredExample(text="who ran ?", text_pair="it ran", score=-1.0),
+    ScoredExample(text="", score=0.25),
 ]
 
 
@@ -38,7 +38,7 @@ def answers(said: Any) -> list[dict[str, Any]]:
 
 def measured(said: Any, gold: Any) -> Any:
     """Of so many examples."""
-    examples = [Scored(text="x", score=float(score)) for score in gold]
+    examples = [ScoredExample(text="x", score=float(score)) for score in gold]
     return task().measured(task().measure(), examples, answers(said), range(len(examples)))
 
 
@@ -73,12 +73,12 @@ def test_the_unit_of_scores_does_not_matter() -> None:
 
 
 def test_windows_of_a_long_text_have_its_number() -> None:
-    samples = task(limit=SHORT).read([Scored(text=long_text(60), score=2.0)]).samples
+    samples = task(limit=SHORT).read([ScoredExample(text=long_text(60), score=2.0)]).samples
     assert len(samples) > 3 and {(each.target, each.weight) for each in samples} == {(2.0, 1 / len(samples))}
 
 
 def test_an_evaluation_agrees_with_scipy() -> None:
-    examples = [Scored(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
+    examples = [ScoredExample(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
     measure = evaluate_task(task(), Engine(both("regression").ours), examples)
     with torch.no_grad():
         batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")

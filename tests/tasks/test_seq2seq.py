@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 import heedful
 from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.new_head import attach
-from heedful.data import Rewritten
+from heedful.data import Seq2SeqExample
 from heedful.errors import HeedfulError
 from heedful.look.decoding import decoding_report as written_of
 from heedful.look.inspection import Inspection
@@ -36,9 +36,9 @@ from tests.support.tiny_models import Exact, eager, randomise
 WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
 VOCABULARY = ["<pad>", "</s>", "<unk>", *WORDS]
 EXAMPLES = [
-    Rewritten(text="red one", rewritten="one red"),
-    Rewritten(text="green two blue three", rewritten="three blue two green"),
-    Rewritten(text="blue", rewritten="blue"),
+    Seq2SeqExample(text="red one", rewritten="one red"),
+    Seq2SeqExample(text="green two blue three", rewritten="three blue two green"),
+    Seq2SeqExample(text="blue", rewritten="blue"),
 ]
 
 
@@ -225,7 +225,7 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
 
 def test_what_is_too_long_is_refused_or_cut() -> None:
     _, _, task = pair("alone")
-    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
+    long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
     with pytest.raises(
         HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 2 tokens, the end among them, but this model"
     ):
@@ -254,13 +254,13 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
         words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     task = replace(task, tokenizer=known, limit=24, limit_written=24)
-    example = Rewritten(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
+    example = Seq2SeqExample(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
     (sample,) = task.read([example]).samples
     assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
     task.loss(loaded, task.batch([sample], [0]))
     with pytest.raises(HeedfulError, match="but this model reads 24 at once"):
         task.read([replace(example, rewritten=example.rewritten + " two")])
-    long = Rewritten(text=example.text * 2, rewritten=example.rewritten * 2)
+    long = Seq2SeqExample(text=example.text * 2, rewritten=example.rewritten * 2)
     (sample,) = replace(task, long_inputs="truncate").read([long]).samples
     assert max(stop - start for start, stop in pairwise(sample.bounds)) <= 24
 
@@ -268,7 +268,7 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
 def test_what_cannot_be_written_is_told_before_the_training() -> None:
     """What is longer than evaluations write, its end included, and what the tokenizer itself would change."""
     _, _, task = pair("both")
-    examples = [Rewritten(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
+    examples = [Seq2SeqExample(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
     found = task.read(examples).remarks
     assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
     assert "the tokenizer does not give back as they were" in next(iter(found))
@@ -293,7 +293,7 @@ def test_what_was_cut_off_is_counted(kind: str) -> None:
 def test_a_copy_is_no_correction() -> None:
     """Case, signs and articles are what is learned, so they count."""
     _, _, task = pair("both")
-    example = Rewritten(text="he has cat", rewritten="He has a cat.")
+    example = Seq2SeqExample(text="he has cat", rewritten="He has a cat.")
     answer = {"text": example.text, "complete": True}
     found = task.result(task.measured(task.measure(), [example], [answer], [0]))
     assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
@@ -306,7 +306,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     """In learning and in the engine alike; the text loses its end, and the loss is counted."""
     _, loaded, task = pair("alone")
     task = replace(task, long_inputs="truncate")
-    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one")
+    long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one")
     (sample,), cut = task.read([long]).samples, task.cut
     assert cut == 12 and task.read([long]).cut_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")

@@ -12,18 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 
-from heedful.data import Tagged
+from heedful.data import TaggedExample
 from heedful.infer.engine import Engine
 from heedful.tasks.tag import Tag, entities
 from heedful.tasks.task import evaluate_task
-from heedful.tokenizer import Tokenizer, TokenizerSettings, Words, train
+from heedful.tokenizer import PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.model_folders import LIMIT, NAMES, long_text, make
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 EXAMPLES = [
-    Tagged(words=("Ada", "lives", "in", "Parisian", "zoos", "."), tags=("B-PER", "O", "O", "B-LOC", "I-LOC", "O")),
-    Tagged(words=("who", "\u200b", "ran"), tags=("O", "I-PER", "O")),
-    Tagged(words=("x",), tags=("I-LOC",)),
+    TaggedExample(
+        words=("Ada", "lives", "in", "Parisian", "zoos", "."), tags=("B-PER", "O", "O", "B-LOC", "I-LOC", "O")
+    ),
+    TaggedExample(words=("who", "\u200b", "ran"), tags=("O", "I-PER", "O")),
+    TaggedExample(words=("x",), tags=("I-LOC",)),
 ]
 LABELS = tuple(NAMES[:1] + NAMES[2:])  # "O", "B-PER", ... as entities
 WORDY = long_text(100).split()
@@ -58,13 +60,15 @@ def test_a_batch_scores_these_rows_and_no_others() -> None:
 
 
 def test_sentences_without_pieces_are_left_out() -> None:
-    read = task().read([Tagged(words=("\u200b",), tags=("O",)), Tagged(words=(), tags=()), EXAMPLES[2]])
+    read = task().read([TaggedExample(words=("\u200b",), tags=("O",)), TaggedExample(words=(), tags=()), EXAMPLES[2]])
     assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
 
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve e\u0301tude 東京 don't"]
 TOKENIZERS: dict[str, Tokenizer] = {
-    kind: train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
+    kind: train_tokenizer(
+        TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1)
+    )  # type: ignore[arg-type]
     for kind in ("wordpiece", "bpe", "unigram")
 }
 word = st.text(st.sampled_from("acdehmnoprst.,'éü🦊東\u0301\u200b"), min_size=1, max_size=9)
@@ -77,10 +81,10 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
     backend = TOKENIZERS[kind]
     labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
     made = Tag(tokenizer=backend, limit=limit, labels=labels)
-    example = Tagged(words=tuple(words), tags=labels)
+    example = TaggedExample(words=tuple(words), tags=labels)
     (windows,) = windowed(made, example)
     assert all(len(window) <= limit for window in windows)
-    whole = backend.encode(Words(words))
+    whole = backend.encode(PreTokenized(words))
     first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
     seen: dict[int, tuple[int, int]] = {}  # word -> the number of its window, and the place in it
     samples = made.read([example]).samples
@@ -106,10 +110,10 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
 
 
 def test_cut_sentences_lose_words_and_say_so() -> None:
-    example = Tagged(words=tuple(WORDY), tags=("O",) * len(WORDY))
+    example = TaggedExample(words=tuple(WORDY), tags=("O",) * len(WORDY))
     read = task(long_inputs="truncate", limit=SHORT).read([example])
     (sample,) = read.samples
-    assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(Words(WORDY))) - SHORT)
+    assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
     assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
 
 
@@ -138,7 +142,7 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
 
 
 def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
-    example = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
+    example = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
     made, ours = task(limit=SHORT), both("tag").ours
     loss = learned(made, ours, [example])
     assert loss.count == len(WORDY)
@@ -181,7 +185,7 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
         ["O"],
     ]
     gold, said = 10 * gold, 10 * said
-    examples = [Tagged(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
+    examples = [TaggedExample(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
     measure = made.measured(made.measure(), examples, [answered(list(tags)) for tags in said], range(40))
     found = made.result(measure)
     assert found["f1"] == found[made.metric] == pytest.approx(seqeval.metrics.f1_score(gold, said))
@@ -198,7 +202,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
     made = task()  # X is no mark of an entity, so these labels are plain
     assert not made.entities and made.metric == "accuracy"
-    long = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
+    long = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
     asked: list[tuple[int, Any]] = []
     measure = evaluate_task(
@@ -224,12 +228,12 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
 
 def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
     made = task(labels=("NOUN", "VERB"))
-    example = Tagged(words=("\u200b", "x"), tags=("NOUN", "VERB"))
+    example = TaggedExample(words=("\u200b", "x"), tags=("NOUN", "VERB"))
     answer = answered([None, "VERB"], [None, 0.9])
     assert made.result(made.measured(made.measure(), [example], [answer], [0]))["accuracy"] == 0.5
     assert made.judge(example, answer).correct is False
     entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
-    example = Tagged(words=("\u200b", "x"), tags=("B-X", "B-X"))
+    example = TaggedExample(words=("\u200b", "x"), tags=("B-X", "B-X"))
     answer = answered([None, "B-X"], [None, 0.9])
     assert entity.result(entity.measured(entity.measure(), [example], [answer], [0]))["recall"] == 0.5
 
@@ -277,7 +281,10 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     made = task(labels=tuple(dict.fromkeys(["O", *said])))
     assert (made.entities, made.metric) == (True, "f1")
     gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
-    example, spoiled = Tagged(words=("w",) * 8, tags=gold), Tagged(words=("w",) * 8, tags=("O", *gold[1:]))
+    example, spoiled = (
+        TaggedExample(words=("w",) * 8, tags=gold),
+        TaggedExample(words=("w",) * 8, tags=("O", *gold[1:])),
+    )
     answer = answered(list(said))
     found = made.result(made.measured(made.measure(), [example, spoiled], [answer] * 2, [0, 1]))
     assert found["f1"] == found["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
@@ -303,7 +310,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
 def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: float) -> None:
     """In IO, and in IOB1 where two of a type never met, I-x begins an entity; where there is B-x it should not."""
     made = task(labels=labels)
-    example = Tagged(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
+    example = TaggedExample(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
     answer = answered(["I-PER", "I-PER", "O"])
     found = made.result(made.measured(made.measure(), [example], [answer], [0]))
     assert (found["f1"], found["strict_f1"]) == (1.0, strict)
@@ -313,7 +320,7 @@ def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: flo
 
 def test_mistakes_come_in_order() -> None:
     made = task(labels=LABELS)
-    example = Tagged(words=("a", "b"), tags=("B-PER", "O"))
+    example = TaggedExample(words=("a", "b"), tags=("B-PER", "O"))
     judged = [
         made.judge(example, answered(tags, shares))
         for tags, shares in (

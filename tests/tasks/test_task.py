@@ -14,7 +14,16 @@ import torch
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.new_head import attach
-from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Span, Tagged
+from heedful.data import (
+    AnswerSpan,
+    ChoiceExample,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    QuestionExample,
+    ScoredExample,
+    TaggedExample,
+)
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine
 from heedful.objectives import Objective
@@ -36,34 +45,35 @@ LABELS = ("bad", "fair", "good")
 COUNT = len(TEXTS)
 
 
-def spans(n: int) -> tuple[Span, ...]:
+def spans(n: int) -> tuple[AnswerSpan, ...]:
     """Some answers: none, one or two."""
     words = TEXTS[n].split()
-    return tuple(Span(word, TEXTS[n].index(word)) for word in words[2 : 2 + n % 3])
+    return tuple(AnswerSpan(word, TEXTS[n].index(word)) for word in words[2 : 2 + n % 3])
 
 
 def examples(name: str) -> list[Any]:
     """Of a task, all different."""
     some = {
-        "classify": [Labelled(text=text, label=LABELS[n % 3]) for n, text in enumerate(TEXTS)],
+        "classify": [LabelledExample(text=text, label=LABELS[n % 3]) for n, text in enumerate(TEXTS)],
         "multiple": [
-            MultiLabelled(text=text, labels=tuple(x for k, x in enumerate(LABELS) if n >> k & 1))
+            MultiLabelExample(text=text, labels=tuple(x for k, x in enumerate(LABELS) if n >> k & 1))
             for n, text in enumerate(TEXTS)
         ],
-        "regress": [Scored(text=text, score=n / 7) for n, text in enumerate(TEXTS)],
+        "regress": [ScoredExample(text=text, score=n / 7) for n, text in enumerate(TEXTS)],
         "tag": [
-            Tagged(words=tuple(text.split()), tags=tuple(LABEL[(n + k) % 5] for k in range(len(text.split()))))
+            TaggedExample(words=tuple(text.split()), tags=tuple(LABEL[(n + k) % 5] for k in range(len(text.split()))))
             for n, text in enumerate(TEXTS)
         ],
         "qa": [
-            Question(id=str(n), question=WORDS[n % 10], context=text, answers=spans(n)) for n, text in enumerate(TEXTS)
-        ],
-        "multiple-choice": [
-            Choices(prompt=text, candidates=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), answer=n % 2)
+            QuestionExample(id=str(n), question=WORDS[n % 10], context=text, answers=spans(n))
             for n, text in enumerate(TEXTS)
         ],
-        "scored": [Pair(anchor=text, positive=WORDS[n % 10], score=n / 21) for n, text in enumerate(TEXTS)],
-        "pairs": [Pair(anchor=text, positive=" ".join(text.split()[::-1])) for text in TEXTS],
+        "multiple-choice": [
+            ChoiceExample(prompt=text, candidates=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), answer=n % 2)
+            for n, text in enumerate(TEXTS)
+        ],
+        "scored": [PairExample(anchor=text, positive=WORDS[n % 10], score=n / 21) for n, text in enumerate(TEXTS)],
+        "pairs": [PairExample(anchor=text, positive=" ".join(text.split()[::-1])) for text in TEXTS],
     }
     return some[name]
 
@@ -185,7 +195,7 @@ def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_row_that_cannot_be_asked_is_named() -> None:
-    rows = [Labelled(text=text, label="bad", file="dev.csv", line=n) for n, text in enumerate("abc", start=2)]
+    rows = [LabelledExample(text=text, label="bad", file="dev.csv", line=n) for n, text in enumerate("abc", start=2)]
 
     def refuse(inputs: list[Any]) -> list[Any]:
         raise InputError("it has 90 tokens", inputs.index("b"))

@@ -20,19 +20,19 @@ from heedful.tasks.answering import (
     unique_label_names,
 )
 from heedful.tasks.fill_mask import likely_tokens, mask_name
-from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
+from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Of a few words."""
-    return train(["the cat sat on the mat, the dog ran"], TokenizerSettings(vocab_size=60, min_frequency=1))
+    return train_tokenizer(["the cat sat on the mat, the dog ran"], TokenizerSettings(vocab_size=60, min_frequency=1))
 
 
-def window(length: int, start: int = 0, segment: int = 0) -> Encoded:
+def window(length: int, start: int = 0, segment: int = 0) -> Encoding:
     """So many tokens between two special ones."""
     inner = range(start, start + length)
-    return Encoded(
+    return Encoding(
         ids=tuple(range(length + 2)),
         types=(0,) * (length + 2),
         segments=(None, *(segment for _ in inner), None),
@@ -68,7 +68,7 @@ def test_each_token_counts_once_where_it_sees_most() -> None:
 @pytest.mark.parametrize("limit", [6, 7, 20, 51, 52, None])
 def test_windows_equal_the_tokenizers(tokenizer: Tokenizer, limit: int | None) -> None:
     text = "the cat sat on the mat, the dog ran " * 5
-    for item, fixed in ((text, 0), (("the", text), 2), (Words(text.split()), 0)):
+    for item, fixed in ((text, 0), (("the", text), 2), (PreTokenized(text.split()), 0)):
         encoded = tokenizer.encode(item)
         expected = [encoded]
         if limit is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import Config, Loaded, create
 from heedful.csrc import library
-from heedful.data import Labelled
+from heedful.data import LabelledExample
 from heedful.errors import HeedfulError
 from heedful.look.block_steps import _embedding_steps
 from heedful.look.head_patterns import _static_unit_vectors
@@ -49,7 +49,7 @@ def trainer(loaded: Loaded | None = None, *, dropout: float = 0.0, steps: int = 
     loaded = loaded or made(dropout)
     task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS)
     parts = [line.rpartition(" ") for line in LINES]
-    samples = task.read([Labelled(text=text, label=label) for text, _, label in parts]).samples
+    samples = task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
     settings = TrainSettings(max_steps=steps, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more)
     return Trainer(loaded, task, samples, settings)
 
@@ -259,7 +259,7 @@ def test_several_ranks_have_whole_gradients() -> None:
 
     loaded = made()
     task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
-    samples = task.read([Labelled(text="a cat", label="good")]).samples
+    samples = task.read([LabelledExample(text="a cat", label="good")]).samples
     assert not Trainer(loaded, task, samples, TrainSettings(max_steps=1), Ranks(rank=0, size=2))._tables
 
 

@@ -416,7 +416,7 @@ class Run:
 
 
 def test_settings_from_and_to_text() -> None:
-    given = settings.read(Run, {"optimizer": {"lr": 2e-5}, "schedule": {"kind": "bert"}}, source="test")
+    given = settings.from_mapping(Run, {"optimizer": {"lr": 2e-5}, "schedule": {"kind": "bert"}}, source="test")
     assert given == Run(optimizer=AdamW(lr=2e-5), schedule=DecayFromStart(warmup_ratio=0.1))
     given = override(given, ["schedule.kind=cosine", "schedule.min_lr_ratio=0.1", "optimizer.max_grad_norm=none"])
     assert given.schedule == Cosine(min_lr_ratio=0.1) and given.optimizer.max_grad_norm is None
@@ -424,7 +424,7 @@ def test_settings_from_and_to_text() -> None:
         text = settings.to_toml(each)  # which reads it back
         assert "betas = [0.9, 0.999]" in text
     with pytest.raises(HeedfulError, match=r"optimizer.lr is missing"):
-        settings.read(Run, {"optimizer": {}}, source="test")
+        settings.from_mapping(Run, {"optimizer": {}}, source="test")
     with pytest.raises(HeedfulError, match=r'schedule.kind is "linea", .*did you mean "linear"'):
         override(given, ["schedule.kind=linea"])
     with pytest.raises(HeedfulError, match=r"schedule.warmup_ratio is 10.0; expected a share from 0 to 1"):

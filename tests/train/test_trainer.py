@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 from heedful.checkpoint import load
-from heedful.data.sampler import cut
+from heedful.data.sampler import split_microbatches
 from heedful.device import precision
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
@@ -275,7 +275,9 @@ def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ..
             found.append(made.advance())
         state = everything(made)
         made.advance()  # and this one is lost
-        taken += spy.seen[: len(spy.seen) - len(cut([len(made.samples[n]) for n in made.order.turn(stop).numbers], 30))]
+        taken += spy.seen[
+            : len(spy.seen) - len(split_microbatches([len(made.samples[n]) for n in made.order.turn(stop).numbers], 30))
+        ]
     assert records(found) == records(steps)
     assert taken == seen
     assert same(state[0], states[-1][0])
@@ -343,7 +345,10 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
     assert len(list(made)) == 5
     assert (
         len(spy.seen)
-        == sum(len(cut([len(made.samples[n]) for n in made.order.turn(k).numbers], 30)) for k in range(5)) + 1
+        == sum(
+            len(split_microbatches([len(made.samples[n]) for n in made.order.turn(k).numbers], 30)) for k in range(5)
+        )
+        + 1
     )
     assert made.seconds > 0
     made.stopping = False

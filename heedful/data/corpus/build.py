@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.atomic_io import sweep
-from heedful.data.bad_rows import BadRows, SetAside, Sieve, Stop, forget, shown
-from heedful.data.corpus.dedup import Judge, bands
-from heedful.data.corpus.documents import CorpusSettings, Reading, expand
+from heedful.atomic_io import remove_stale
+from heedful.data.bad_rows import BadRowPolicy, Quarantine, Raise, RowErrors, remove_quarantine, shown
+from heedful.data.corpus.dedup import Deduplicator, lsh_bands
+from heedful.data.corpus.documents import CorpusSettings, DocumentReader, list_files
 from heedful.data.corpus.shards import (
     ARRAYS,
     MANIFEST,
     PARTS,
     VERSION,
     Corpus,
-    Job,
-    Maker,
-    Offer,
+    DedupKeys,
+    ShardSpec,
+    ShardWriter,
     finish,
     part_path,
     read_json,
@@ -37,13 +37,13 @@ from heedful.data.corpus.shards import (
     shard_name,
     write_json,
 )
-from heedful.data.corpus.workers import Worker, cores, started
-from heedful.data.formats.text_files import PACKED
+from heedful.data.corpus.workers import Worker, available_cores, start_workers
+from heedful.data.formats.text_files import COMPRESSED
 from heedful.errors import HeedfulError
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer
 
-__all__ = ["Corpus", "CorpusSettings", "Progress", "build", "holds"]
+__all__ = ["Corpus", "CorpusSettings", "Progress", "build_corpus", "contains_corpus"]
 
 PLAN, TOKENIZER = "plan.json", "tokenizer"
 SMALL = 8_000_000  # bytes of text for which no process is started
@@ -64,10 +64,10 @@ class Progress:
 
 
 DEFAULT = CorpusSettings()
-STOP = Stop()
+STOP = Raise()
 
 
-def build(
+def build_corpus(
     files: Sequence[Path],
     tokenizer: Tokenizer,
     output_dir: Path,
@@ -75,7 +75,7 @@ def build(
     *,
     processes: int | None = None,
     on_progress: Told | None = None,
-    on_bad_row: BadRows = STOP,
+    on_bad_row: BadRowPolicy = STOP,
     exclude: Path | None = None,
 ) -> Corpus:
     """Make a corpus in the folder `output_dir` of files, and of the files in folders, in their order.
@@ -88,14 +88,14 @@ def build(
     if processes is not None and processes < 1:
         raise HeedfulError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
-    found, said = expand(files, exclude or output_dir)
+    found, said = list_files(files, exclude or output_dir)
     with _locked(output_dir):
         plan = _planned(found, tokenizer, output_dir, settings, on_bad_row)
         if plan is None:
             return Corpus.open(output_dir)
-        source = Reading([path for path, _ in found], settings, Sieve(on_bad_row), said)
-        size = sum(path.stat().st_size * (4 if path.suffix in PACKED else 1) for path, _ in found)
-        count = 1 if size < SMALL else processes or cores()
+        source = DocumentReader([path for path, _ in found], settings, RowErrors(on_bad_row), said)
+        size = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in found)
+        count = 1 if size < SMALL else processes or available_cores()
         run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
         with run:
             run.alone() if count == 1 else run.together(count)
@@ -112,7 +112,7 @@ def build(
     return Corpus.open(output_dir)
 
 
-def holds(folder: Path) -> bool:
+def contains_corpus(folder: Path) -> bool:
     """Whether a folder holds a corpus, finished and whole or not; a manifest.json may be of anything."""
     arrays = (f"{name}.bin" for name in ARRAYS)
     begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
@@ -123,7 +123,7 @@ def holds(folder: Path) -> bool:
 
 
 def _planned(
-    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRows
+    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
 ) -> dict[str, Any] | None:
     """What is to be built, or to go on; None: it is there. Another plan is an error that says what differs."""
     plan: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _planned(
                 f"{out}: holds {'a corpus' if finished else 'an unfinished corpus'} that is another one: "
                 f"{'; '.join(differing)}. Give another folder, or remove this one"
             )
-        sweep(out)
+        remove_stale(out)
         if finished:
             _tidy(out)
             return None
@@ -150,10 +150,10 @@ def _planned(
         if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
             raise HeedfulError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
         write_json(out / PLAN, plan)  # first of all: who is killed here goes on too
-    if isinstance(on_bad_row, SetAside):
-        forget(on_bad_row.file)  # all rows are met again
+    if isinstance(on_bad_row, Quarantine):
+        remove_quarantine(on_bad_row.file)  # all rows are met again
     (out / PARTS).mkdir(exist_ok=True)
-    sweep(out / PARTS)
+    remove_stale(out / PARTS)
     tokenizer.save(out / TOKENIZER)
     return plan
 
@@ -219,7 +219,7 @@ class _Run:
         output_dir: Path,
         tokenizer: Tokenizer,
         settings: CorpusSettings,
-        source: Reading,
+        source: DocumentReader,
         on_progress: Told | None,
         start: float,
     ) -> None:
@@ -233,22 +233,22 @@ class _Run:
             start,
         )
         self._left: Counter[str] = Counter()
-        self._judge: Judge | None = None
+        self._judge: Deduplicator | None = None
         near = settings.dedup == "near"
         if settings.dedup != "none":
-            self._judge = Judge(
+            self._judge = Deduplicator(
                 near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
             )
-        self._job = Job(
+        self._job = ShardSpec(
             folder=output_dir.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
             shortest=settings.min_document_chars,
             judged=self._judge is not None,
-            bands=bands(settings.jaccard_threshold)[0] if near else 0,
+            bands=lsh_bands(settings.jaccard_threshold)[0] if near else 0,
             unknown=tokenizer.special.unknown,
         )
         self._last = 0.0
-        self._waiting: dict[int, tuple[Worker | None, Offer | None]] = {}  # offers, by the numbers of their chunks
+        self._waiting: dict[int, tuple[Worker | None, DedupKeys | None]] = {}  # offers, by the numbers of their chunks
         self._turn = 0  # the chunk that is judged next
 
     def __enter__(self) -> None:
@@ -269,7 +269,7 @@ class _Run:
 
     def alone(self) -> None:
         """Everything in this process."""
-        maker = Maker(self._job, self._ids)
+        maker = ShardWriter(self._job, self._ids)
         for chunk in self._source.chunks():
             if chunk is None:
                 self._tell(Counter())
@@ -288,7 +288,7 @@ class _Run:
 
     def together(self, processes: int) -> None:
         """Read here, and work in other processes; at most one chunk waits for them."""
-        with started(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
+        with start_workers(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
                     self._serve(workers, 0)
@@ -314,7 +314,7 @@ class _Run:
         for answers in select.select(list(busy), [], [], patience)[0]:
             worker = busy[answers]
             match worker.receive():
-                case Offer() as offer:
+                case DedupKeys() as offer:
                     self._waiting[worker.number] = (worker, offer)
                     self._decide()
                 case dict() as tally:

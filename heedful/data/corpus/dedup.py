@@ -46,7 +46,7 @@ class _Words(dict[str, int]):
         return number
 
 
-def signatures(texts: Iterable[str]) -> NDArray[np.uint32]:
+def minhash_signatures(texts: Iterable[str]) -> NDArray[np.uint32]:
     """[documents, 128]: of each permutation the least value of the text's 5-shingles of words, without case.
 
     Two documents have as large a share of equal values, in the mean, as their sets of shingles have in common
@@ -73,7 +73,7 @@ def _signature(words: list[str], known: _Words) -> NDArray[np.uint32]:
     return found
 
 
-def bands(similarity: float) -> tuple[int, int]:
+def lsh_bands(similarity: float) -> tuple[int, int]:
     """How many bands, of how many rows: the fewest bands by which documents of the similarity are mostly compared.
 
     Two of similarity s share a band of r rows with chance s^r, so one of b bands with 1 - (1 - s^r)^b.
@@ -141,7 +141,7 @@ class _Table:
             self.put(keys[held], values[held] if len(values) else None)
 
 
-class Judge:
+class Deduplicator:
     """Decides of documents, in the order of the input, which stay: the first of those that are alike.
 
     Exact duplicates cost 16 to 32 bytes of memory a document. Near ones are looked for among the documents that
@@ -179,7 +179,7 @@ class _Near:
 
     def __init__(self, similarity: float, file: Path) -> None:
         self._least = similarity * PERMUTATIONS
-        self._bands, self._rows = bands(similarity)
+        self._bands, self._rows = lsh_bands(similarity)
         self._table = _Table(values=True)
         self._file = file.open("w+b")
         self._count = 0

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data.bad_rows import Sieve
-from heedful.data.examples import Plain
-from heedful.data.formats.text_files import LONGEST, File, NoRowsError, find, head_of, lines, need_file
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, bare_name, open_part
+from heedful.data.bad_rows import RowErrors
+from heedful.data.examples import TextExample
+from heedful.data.formats.text_files import (
+    MAX_ROW_BYTES,
+    NoRowsError,
+    TextFile,
+    check_file,
+    detect_encoding,
+    read_head,
+    read_lines,
+)
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import HeedfulError
 
 LEAST = 100  # characters that a document counts for: it takes memory even where it has none
@@ -20,7 +28,7 @@ TICK = 1_000_000  # characters that are read before others are looked after
 LINE = 50  # the same of a line
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # documents, each with whether it is lines
-KNOWN = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of text; words with tags are none
+TEXT_SUFFIXES = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of text; words with tags are none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +53,8 @@ class CorpusSettings:
             raise HeedfulError(f"shard_chars is {self.shard_chars}, expected a number of characters from 1")
 
 
-def expand(
-    files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = KNOWN
+def list_files(
+    files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = TEXT_SUFFIXES
 ) -> tuple[list[tuple[Path, str]], list[str]]:
     """List files, and those in folders that have a known suffix, sorted, with the names that a plan gives them.
 
@@ -59,12 +67,12 @@ def expand(
     said: list[str] = []
     for path in files:
         if not os.path.isdir(path):
-            need_file(path)
+            check_file(path)
             found.append((path, path.name))
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
         inside = [each for each in inside if apart not in each.resolve().parents]
-        used = [each for each in inside if bare_name(each)[1] in known]
+        used = [each for each in inside if stem_and_suffix(each)[1] in known]
         if not used:
             raise HeedfulError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
         found += [(each, str(each.relative_to(path))) for each in used]
@@ -79,7 +87,7 @@ def _hidden(place: Path) -> bool:
     return any(part.startswith(".") for part in place.parts)
 
 
-class Watched(type(Path())):  # type: ignore[misc]
+class CountingPath(type(Path())):  # type: ignore[misc]
     """A path of which is known how far its file was read."""
 
     handle: Any = None
@@ -94,20 +102,20 @@ class Watched(type(Path())):  # type: ignore[misc]
         return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
 
 
-class Reading:
+class DocumentReader:
     """The documents of all files, and how far they are read."""
 
-    def __init__(self, files: list[Path], settings: CorpusSettings, sieve: Sieve, said: list[str]) -> None:
+    def __init__(self, files: list[Path], settings: CorpusSettings, sieve: RowErrors, said: list[str]) -> None:
         for path in files:
-            if (suffix := bare_name(path)[1]) not in ("", *KNOWN):
+            if (suffix := stem_and_suffix(path)[1]) not in ("", *TEXT_SUFFIXES):
                 what = "a kind of file of words with tags, which are no text"
                 raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
         self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
         self._settings = settings
-        self._files = [Watched(path) for path in files]
+        self._files = [CountingPath(path) for path in files]
         self._sizes = [path.stat().st_size for path in files]
         self._done = 0
-        self._at: Watched | None = None
+        self._at: CountingPath | None = None
 
     @property
     def share(self) -> float:
@@ -144,41 +152,41 @@ class Reading:
             self._at = path
             if not size:
                 self._say(f"{path.name}: is empty")
-            elif SUFFIXES.get(bare_name(path)[1], "text") == "text":
+            elif SUFFIXES.get(stem_and_suffix(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
                 columns: Any = {"text": self._settings.text_column} if self._settings.text_column else None
-                part = open_part(path, Plain, DataSettings(columns=columns), self.sieve)
+                part = open_data_file(path, TextExample, DataSettings(columns=columns), self.sieve)
                 for said in part.said:
                     self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
                 for example in part.read(self.sieve):
-                    assert isinstance(example, Plain)
+                    assert isinstance(example, TextExample)
                     yield example.text, False
             self._at = None
             self._done += size
 
     def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
-        file, said = find(path)
+        file, said = detect_encoding(path)
         for each in said:
             self._say(each)
         form = self._settings.sample_by
         if form == "auto":
-            form = layout(head_of(file))
+            form = layout(read_head(file))
             self._say(f"{path.name}: {LAYOUTS[form]}")
         if form == "line":
-            yield from ((line, False) for _, line in lines(file, self.sieve) if line.strip())
+            yield from ((line, False) for _, line in read_lines(file, self.sieve) if line.strip())
             return
         for block in self._blocks(file, blank=form == "paragraph"):
             yield "\n".join(block), form == "paragraph"
 
-    def _blocks(self, file: File, *, blank: bool) -> Iterator[list[str]]:
+    def _blocks(self, file: TextFile, *, blank: bool) -> Iterator[list[str]]:
         block: list[str] = []
         size = 0
-        for _, line in lines(file, self.sieve):
+        for _, line in read_lines(file, self.sieve):
             if block and blank and not line.strip():
                 yield block
                 block, size = [], 0
-            elif block and size + len(line) > LONGEST:
+            elif block and size + len(line) > MAX_ROW_BYTES:
                 self.cut += 1
                 yield block
                 block, size = [line], len(line) + LINE

@@ -18,7 +18,7 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
 _BLANK = re.compile(r"\n\s*\n")
 
 
-def normalise(text: str, *, lines: bool = False) -> str:
+def clean_text(text: str, *, lines: bool = False) -> str:
     r"""The text in NFC, without control characters, runs of white space as one space, paragraphs parted by "\n\n".
 
     A lone line end is a space, unless the document is `lines`, which are parted by "\n" and have no paragraphs.
@@ -71,7 +71,7 @@ LONGEST_SHORT = max(map(len, _NEVER | _NUMBERED | _MAYBE))
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?(?!\.)")
 
 
-def segments(text: str, *, lines: bool = False) -> tuple[list[str], list[bool]]:
+def split_sentences(text: str, *, lines: bool = False) -> tuple[list[str], list[bool]]:
     r"""The sentences of a normalised document, and of each whether it begins a paragraph.
 
     They join to exactly the document: white space stands at the beginning of the sentence after it. In a document of

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful import atomic_io
-from heedful.data.corpus.dedup import KEEP, signatures
-from heedful.data.corpus.sentence_split import normalise, segments
+from heedful.data.corpus.dedup import KEEP, minhash_signatures
+from heedful.data.corpus.sentence_split import clean_text, split_sentences
 from heedful.errors import HeedfulError
 
 VERSION = 1
@@ -128,7 +128,7 @@ def mapped(path: Path, kind: str) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class ShardSpec:
     """What is done to every chunk."""
 
     folder: Path
@@ -140,39 +140,41 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class DedupKeys:
     """The documents of a chunk by what tells them apart."""
 
     hashes: NDArray[np.uint64]
     signatures: NDArray[np.uint32]  # [documents, 128], or [0, 128] where near duplicates are kept
 
 
-class Maker:
+class ShardWriter:
     """Chunks of documents to parts of a corpus: `begin` cleans and offers them, `end` tokenises and writes those kept.
 
     A chunk is texts, each with whether it is lines.
     """
 
-    def __init__(self, job: Job, ids: Ids, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, job: ShardSpec, ids: Ids, check: Callable[[], None] = lambda: None) -> None:
         self.job, self._ids, self._check = job, ids, check
         self._texts: list[tuple[str, bool]] = []
         self._tally: Counter[str] = Counter()
-        self._offer: Offer
+        self._offer: DedupKeys
 
-    def begin(self, chunk: list[tuple[str, bool]]) -> Offer:
+    def begin(self, chunk: list[tuple[str, bool]]) -> DedupKeys:
         """Clean the documents; those without text and the short ones are left out."""
         self._tally, self._texts = Counter(read=len(chunk)), []
         chunk.reverse()
         while chunk:  # so that the raw text goes as the clean one comes
             text, lines = chunk.pop()
-            text = normalise(text, lines=lines)
+            text = clean_text(text, lines=lines)
             if not text or len(text) < self.job.shortest:
                 self._tally["short" if text else "empty"] += 1
             else:
                 self._texts.append((text, lines))
             self._check()
-        hashes = np.array([hashed(text) for text, _ in self._texts], np.uint64)
-        self._offer = Offer(hashes=hashes, signatures=signatures(text for text, _ in self._texts if self.job.bands))
+        hashes = np.array([hash_text(text) for text, _ in self._texts], np.uint64)
+        self._offer = DedupKeys(
+            hashes=hashes, signatures=minhash_signatures(text for text, _ in self._texts if self.job.bands)
+        )
         return self._offer
 
     def end(self, number: int, verdict: NDArray[np.uint8] | None) -> dict[str, int]:
@@ -215,25 +217,25 @@ class Maker:
         hashes: list[int] = []
         for number, (text, lines) in enumerate(self._texts):
             if verdict is None or verdict[number] == KEEP:
-                found, begin = segments(text, lines=lines)
+                found, begin = split_sentences(text, lines=lines)
                 waiting += found
                 begins += begin
                 owners.append((number, len(found)))
                 size += len(text)
             if (size > BATCH or number == len(self._texts) - 1) and waiting:
-                for batch in batches(waiting):
+                for batch in batch_by_characters(waiting):
                     made, count = self._ids(batch)
                     tokens.append(made.astype(self.job.dtype))
                     lengths.append(count)
                     self._check()
-                hashes += (hashed(each.lstrip()) for each in waiting)
-                sketch = least(sketch, np.array(hashes, np.uint64))
+                hashes += (hash_text(each.lstrip()) for each in waiting)
+                sketch = merge_sketches(sketch, np.array(hashes, np.uint64))
                 hashes, waiting, size = [], [], 0
         owned = np.repeat(*np.array(owners or [(0, 0)], np.int64).T)
         return tokens, np.concatenate(lengths), np.array(begins, bool), sketch, owned
 
 
-def batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
     """The texts in lists of some 400,000 characters."""
     batch: list[str] = []
     size = 0
@@ -247,17 +249,17 @@ def batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def hashed(text: str) -> int:
+def hash_text(text: str) -> int:
     """64 bits of a text, the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def least(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def merge_sketches(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The 65,536 least of different hashes, sorted: from the last of them one estimates how many there are."""
     return np.unique(np.concatenate(hashes))[:SKETCH]
 
 
-def different(sketch: NDArray[np.uint64]) -> float:
+def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
     """How many different hashes there were: exact up to 65,535, then within about 0.4 % (Bar-Yossef et al. 2002)."""
     return float(len(sketch)) if len(sketch) < SKETCH else (SKETCH - 1) / ((float(sketch[-1]) + 1) / 2**64)
 
@@ -298,12 +300,12 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
             paragraphs.write(part["begins"].data)
             hashes.write(part["hashes"].astype("<u8").data)
             shards.append({"file": shard_name(number), "tokens": part["tally"]["tokens"]})
-            sketch = least(sketch, part["sketch"])
+            sketch = merge_sketches(sketch, part["sketch"])
             tally.update(part["tally"])
     count = tally["documents"]
     repeated = {
         "documents": 1 - len(np.unique(mapped(paths[3], "<u8"))) / max(count, 1),
-        "segments": max(0.0, 1 - different(sketch) / max(tally["segments"], 1)),
+        "segments": max(0.0, 1 - estimate_distinct(sketch) / max(tally["segments"], 1)),
     }
     counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters", "unknown")}
     left_out = {name: tally[name] for name in ("exact", "near", "short", "empty")}
@@ -318,7 +320,7 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is there whole and for good, or not at all."""
     try:
-        with atomic_io.whole(path) as part, part.open("wb") as file:
+        with atomic_io.atomic_path(path) as part, part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

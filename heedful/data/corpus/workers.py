@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.corpus.shards import Ids, Job, Maker
+from heedful.data.corpus.shards import Ids, ShardSpec, ShardWriter
 from heedful.errors import HeedfulError
 
 
-def cores() -> int:
+def available_cores() -> int:
     """How many this process may use, as far as the system tells: macOS binds none to some."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -63,7 +63,7 @@ class Worker:
 
 
 @contextmanager
-def started(count: int, job: Job, tokenizer: Path) -> Iterator[list[Worker]]:
+def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[Worker]]:
     """Workers, which are gone afterwards, whatever happens.
 
     They have sessions of their own, so that Ctrl-C reaches this process alone, and end when it does.
@@ -133,7 +133,7 @@ def serve() -> None:
 
     with suppress(EOFError, BrokenPipeError):
         job, path = pickle.load(sys.stdin.buffer)
-        maker = Maker(job, library_ids(tokenizers.Tokenizer.from_file(str(path))), check)
+        maker = ShardWriter(job, library_ids(tokenizers.Tokenizer.from_file(str(path))), check)
         while True:
             number, chunk = pickle.load(sys.stdin.buffer)
             try:

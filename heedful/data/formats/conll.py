@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from heedful.data.bad_rows import BadRow, Sieve, shown
-from heedful.data.examples import Tagged
-from heedful.data.formats.text_files import File, all_lines
+from heedful.data.bad_rows import BadRow, RowErrors, shown
+from heedful.data.examples import TaggedExample
+from heedful.data.formats.text_files import TextFile, all_lines
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
 
@@ -20,7 +20,9 @@ TAGS = {"tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos
 TAGS |= {"ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"}
 
 
-def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: bool = False) -> Iterator[Tagged]:
+def read_sentences(
+    file: TextFile, sieve: RowErrors, word: int = 1, tag: int = 0, *, header: bool = False
+) -> Iterator[TaggedExample]:
     """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents.
 
     `word` and `tag` are the numbers of their columns from 1; 0: the last one. With a `header` the first line is none.
@@ -31,7 +33,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
     bad: BadRow | None = None
     for number, text, wrong in all_lines(file):
         line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
-        cells = cells_of(line)
+        cells = split_columns(line)
         if not line or cells[0] == BORDER:
             yield from _whole(file, start, words, tags, bad, sieve)
             words, tags, size, bad = [], [], 0, None
@@ -42,7 +44,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
         start = start if words or bad else number
         width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
         size += len(line)
-        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else endless(file)
+        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else missing_blank_line(file)
         if wrong is not None or reason:
             bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
         elif bad is None:
@@ -51,7 +53,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
     yield from _whole(file, start, words, tags, bad, sieve)
 
 
-def cells_of(line: str) -> list[str]:
+def split_columns(line: str) -> list[str]:
     """Columns are separated by tabs, else by spaces; other white space belongs to a word."""
     if "\t" in line:
         return [cell.strip(" ") for cell in line.split("\t")]
@@ -68,21 +70,21 @@ def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
     return "" if all((cells[word - 1], cells[tag - 1])) else "has an empty word or tag"
 
 
-def endless(file: File) -> str:
+def missing_blank_line(file: TextFile) -> str:
     return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
 
 
 def _whole(
-    file: File, start: int, words: list[str], tags: list[str], bad: BadRow | None, sieve: Sieve
-) -> Iterator[Tagged]:
+    file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, sieve: RowErrors
+) -> Iterator[TaggedExample]:
     if bad is not None:
         sieve.refuse(bad)
     elif words:
-        yield Tagged(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
+        yield TaggedExample(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
 
 
 def _rows(lines: Iterable[str]) -> list[list[str]]:
-    rows = [cells_of(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
+    rows = [split_columns(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
     return [cells for cells in rows if cells[0] != BORDER]
 
 
@@ -100,7 +102,7 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) 
     return named and first[tag - 1] not in tags and not any(" " in each for each in tags)
 
 
-def looks_like(head: str) -> bool:
+def is_conll(head: str) -> bool:
     """Whether the beginning of a file is words in columns, the last of them tags like B-x."""
     rows = _rows(head.split("\n")[:400][:-1])[has_header(head, parted=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
@@ -110,7 +112,7 @@ def looks_like(head: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scheme:
+class TagScheme:
     """What the tags of a whole file are."""
 
     name: str  # IOB1, IOB2, IOBES, BILOU, IO, or "" where tags are plain labels
@@ -128,7 +130,7 @@ class Scheme:
         return text
 
 
-def scheme(examples: Iterable[Tagged]) -> Scheme:
+def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
     """Find the scheme of all tags, in memory that does not grow with the file.
 
     IOB1 has B-x only after another x; in IOB2 every entity begins with B-x; IOBES has S- and E-, BILOU U- and L-.
@@ -158,10 +160,10 @@ def scheme(examples: Iterable[Tagged]) -> Scheme:
         raise HeedfulError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
     kinds = sorted({tag[2:] for tag in seen if tag != OUTSIDE})
     if plain or not kinds:
-        return Scheme(name="", labels=tuple(sorted(seen)), begun_inside=0)
+        return TagScheme(name="", labels=tuple(sorted(seen)), begun_inside=0)
     name = _name({tag[0] for tag in seen if tag != OUTSIDE}, late, bare)
     labels = (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
-    return Scheme(name=name, labels=labels, begun_inside=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
+    return TagScheme(name=name, labels=labels, begun_inside=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
 
 
 def _name(marks: set[str], late: int, bare: int) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from heedful.data.bad_rows import BadRow, LeaveOut, Sieve
+from heedful.data.bad_rows import BadRow, RowErrors, Skip
 from heedful.data.formats.tables import Rows, Table
-from heedful.data.formats.text_files import File, NoRowsError, head_of, lines
+from heedful.data.formats.text_files import NoRowsError, TextFile, read_head, read_lines
 
 PREFIX = "__label__"
 PREFIXED = re.compile(rf"\s*{PREFIX}(\S+)")
 COARSE_AND_FINE = re.compile(r"([A-Za-z]\w*):\w+\Z")
 
 
-def table(file: File, sieve: Sieve, several: bool | None) -> Table:
+def read_table(file: TextFile, sieve: RowErrors, several: bool | None) -> Table:
     """Read a file as a table with the columns label and text, or labels (a list) and text.
 
     Args:
@@ -23,10 +23,10 @@ def table(file: File, sieve: Sieve, several: bool | None) -> Table:
     top = _head(file)
     prefixed = has_prefix(top)
     if several is None:
-        several = prefixed and any(len(_prefixed(line)[0]) > 1 for _, line in lines(file, Sieve(LeaveOut())))
+        several = prefixed and any(len(_prefixed(line)[0]) > 1 for _, line in read_lines(file, RowErrors(Skip())))
 
-    def rows(sieve: Sieve) -> Rows:
-        for number, line in lines(file, sieve):
+    def rows(sieve: RowErrors) -> Rows:
+        for number, line in read_lines(file, sieve):
             if not line.strip():
                 continue
             labels, text = _prefixed(line) if prefixed else _first_word(line)
@@ -93,8 +93,8 @@ def _prefixed(line: str) -> tuple[list[str], str]:
 # ---------------------------------------------------------------------------------------------------- detection
 
 
-def _head(file: File) -> list[str]:
-    head = head_of(file)
+def _head(file: TextFile) -> list[str]:
+    head = read_head(file)
     found = head.split("\n")
     return [line.strip() for line in (found[:-1] if len(found) > 1 and len(head) > 1000 else found) if line.strip()]
 
@@ -104,7 +104,7 @@ def has_prefix(top: list[str]) -> bool:
     return 2 * sum(line.startswith(PREFIX) for line in top) > len(top)
 
 
-def looks_like(file: File, *, sure: bool) -> bool:
+def is_label_text(file: TextFile, *, sure: bool) -> bool:
     """Whether the beginning of a file has a label and a text on each line.
 
     Args:
@@ -122,7 +122,7 @@ def looks_like(file: File, *, sure: bool) -> bool:
     return not sure and len(counts) > 1 and min(counts.values()) > 1
 
 
-def tab_separated(file: File) -> bool:
+def is_tab_separated(file: TextFile) -> bool:
     """Whether all lines at the beginning of a file have the same number of tabs, and at least one."""
     tabs = {line.count("\t") for line in _head(file)}
     return len(tabs) == 1 and tabs != {0}

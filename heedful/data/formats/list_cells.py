@@ -16,7 +16,7 @@ from heedful.data.bad_rows import CellError, shown
 LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # how one begins in a cell of text
 
 
-def listed(value: Any, name: str) -> Any:
+def parse_list_cell(value: Any, name: str) -> Any:
     """The list that a cell of text holds between brackets, as JSON or as Python writes it; any other value as it is.
 
     >>> listed('["B-ORG", "O"]', "tags"), listed("['B-ORG', 'O']", "tags"), listed("B-ORG O", "tags")

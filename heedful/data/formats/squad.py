@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from heedful.data.bad_rows import BadRow, CellError, Sieve, shown
-from heedful.data.examples import Question, Span
-from heedful.data.formats.text_files import File, JsonText, json_text
+from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
+from heedful.data.examples import AnswerSpan, QuestionExample
+from heedful.data.formats.text_files import JsonStream, TextFile, open_json
 
 ONCE = "answers whose start was wrong, found where their text stands once in the context"
 NEAREST = "answers whose start was wrong, found where their text stands nearest to it"
 
 
-def questions(file: File, sieve: Sieve) -> Iterator[Question]:
+def read_questions(file: TextFile, sieve: RowErrors) -> Iterator[QuestionExample]:
     """All questions of a file; a question that cannot be used is a bad row of its own."""
     number = 0
-    with json_text(file) as text:
+    with open_json(file) as text:
         for place, line, paragraph in _paragraphs(text):
             try:
                 context = _text(paragraph, "context")
@@ -28,19 +28,19 @@ def questions(file: File, sieve: Sieve) -> Iterator[Question]:
             for index, raw in enumerate(asked):
                 number += 1
                 try:
-                    example, mended = question(raw, context)
+                    example, mended = parse_question(raw, context)
                 except CellError as wrong:
                     _refuse(sieve, file, line, number, f"{place}.qas[{index}]", wrong, raw)
                     continue
                 for order, what in enumerate(mended):
                     sieve.mend(what, file.shown, line, number * 1000 + min(order, 999))
-                yield Question(file=file.shown, line=line, **example)
+                yield QuestionExample(file=file.shown, line=line, **example)
 
 
-def inputs(file: File, sieve: Sieve) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_inputs(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read the questions of a file with their lines, without answers."""
     number = 0
-    with json_text(file) as text:
+    with open_json(file) as text:
         for place, line, paragraph in _paragraphs(text):
             try:
                 context, asked = _text(paragraph, "context"), _list(paragraph, "qas")
@@ -57,7 +57,7 @@ def inputs(file: File, sieve: Sieve) -> Iterator[tuple[int, dict[str, Any]]]:
                     _refuse(sieve, file, line, number, f"{place}.qas[{index}]", wrong, raw)
 
 
-def _paragraphs(text: JsonText) -> Iterator[tuple[str, int, Any]]:
+def _paragraphs(text: JsonStream) -> Iterator[tuple[str, int, Any]]:
     """Each paragraph with its place and its line, wherever "data" stands."""
     for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
         if key != "data":
@@ -74,13 +74,13 @@ def _paragraphs(text: JsonText) -> Iterator[tuple[str, int, Any]]:
     text.end()
 
 
-def _refuse(sieve: Sieve, file: File, line: int, number: int, place: str, wrong: CellError, raw: Any) -> None:
+def _refuse(sieve: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: Any) -> None:
     column = f"{place}.{wrong.column}" if wrong.column else place
     bad = BadRow(file=file.shown, line=line, column=column, reason=wrong.reason, text=shown(raw))
     sieve.refuse(bad, number=number)
 
 
-def question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
+def parse_question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
     """The fields of one question, and what was mended."""
     text = _text(raw, "question")
     name = raw.get("id")
@@ -91,12 +91,14 @@ def question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
         raise CellError("is_impossible", f"is {shown(impossible)}, expected true or false")
     answers = _list(raw, "answers")
     pairs = [(_text(each, "text", f"answers[{n}]."), each.get("answer_start")) for n, each in enumerate(answers)]
-    spans, mended = spans_of(pairs, context, impossible)
+    spans, mended = align_answers(pairs, context, impossible)
     fields = {"id": str(name), "question": text, "context": context, "answers": spans, "impossible": impossible}
     return fields, mended
 
 
-def spans_of(pairs: list[tuple[str, Any]], context: str, impossible: bool) -> tuple[tuple[Span, ...], list[str]]:
+def align_answers(
+    pairs: list[tuple[str, Any]], context: str, impossible: bool
+) -> tuple[tuple[AnswerSpan, ...], list[str]]:
     """The answers at their places in the context, and what was mended."""
     if impossible and pairs:
         raise CellError("answers", "has answers, but the question is said to be impossible")
@@ -112,7 +114,7 @@ def spans_of(pairs: list[tuple[str, Any]], context: str, impossible: bool) -> tu
         if start < 0 or not context.startswith(text, start):
             start, what = _found(text, start, context, where)
             mended.append(what)
-        spans.append(Span(text, start))
+        spans.append(AnswerSpan(text, start))
     return tuple(spans), mended
 
 
@@ -133,10 +135,10 @@ def _text(raw: Any, key: str, place: str = "") -> str:
     value = raw.get(key)
     if not isinstance(value, str):
         raise CellError(place + key, f"is {shown(value)}, expected text" if key in raw else "is missing")
-    return whole(value, place + key)
+    return check_surrogates(value, place + key)
 
 
-def whole(text: str, column: str) -> str:
+def check_surrogates(text: str, column: str) -> str:
     """The same text, unless half a character is in it."""
     if not text.isascii():
         try:

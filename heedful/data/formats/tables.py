@@ -11,17 +11,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from heedful.data.bad_rows import BadRow, CellError, LeaveOut, Sieve, shown
+from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
 from heedful.data.formats.text_files import (
     FREE,
     MOST_RATIO,
-    File,
     Line,
     NoRowsError,
+    TextFile,
     all_lines,
-    json_text,
-    lines,
-    unrepeated,
+    open_json,
+    read_lines,
+    unique_keys,
 )
 from heedful.errors import HeedfulError
 
@@ -29,7 +29,7 @@ Cells = list[str] | dict[str, Any]
 Rows = Iterator[tuple[int, Cells]]  # the number of the line, or of the row where there are no lines
 BATCH = 256  # rows of Parquet
 MOST_LINES = 100_000  # of one row of CSV, whose short lines take many times their length in memory
-HEAD = 200  # rows of objects whose keys are the columns
+HEAD_ROWS = 200  # rows of objects whose keys are the columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Table:
     shown: str
     names: tuple[str, ...]  # "1", "2", … where there is no header
     first: Cells
-    rows: Callable[[Sieve], Rows]
+    rows: Callable[[RowErrors], Rows]
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of a label column mean
     said: tuple[str, ...] = ()
     header: bool | None = None  # whether its first row names the columns, where that was set
@@ -57,7 +57,7 @@ class _SpoiltError(Exception):
 class _Feed:
     """Lines for the csv module, kept until their row is whole."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: TextFile) -> None:
         self._source: Iterator[Line] = all_lines(file)
         self._again: deque[Line] = deque()
         self._longest = file.longest
@@ -88,7 +88,7 @@ class _Feed:
         return line[1]
 
 
-def _quoted(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+def _quoted(file: TextFile, delimiter: str, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
     """Rows whose cells may stand in quotes, with line ends inside.
 
     A row whose quote is never closed is bad in its first line; reading goes on with the second.
@@ -115,7 +115,7 @@ def _quoted(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, lis
             yield feed.taken[0][0], cells
 
 
-def _broken(file: File, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
+def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
     """A row of these lines, one of which cannot be used, or for which the csv module has an error."""
     fault = next((bad for _, _, bad in taken if bad), None)
     if fault and len(taken) == 1:
@@ -136,16 +136,16 @@ def _broken(file: File, taken: Sequence[Line], error: Exception | None = None) -
     return BadRow(file=file.shown, line=first, column="", reason=reason, text=text)
 
 
-def _literal(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+def _literal(file: TextFile, delimiter: str, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
     """Rows whose quotes are characters like others."""
-    for number, line in lines(file, sieve):
+    for number, line in read_lines(file, sieve):
         if line:
             yield number, line.split(delimiter)
 
 
-def separated(
-    file: File,
-    sieve: Sieve,
+def read_delimited(
+    file: TextFile,
+    sieve: RowErrors,
     *,
     delimiter: str,
     quoted: bool,
@@ -154,7 +154,7 @@ def separated(
 ) -> Table:
     """CSV or TSV; `least` columns are enough, else all rows must have as many as the first."""
 
-    def raw(sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+    def raw(sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
         return (_quoted if quoted else _literal)(file, delimiter, sieve)
 
     top = list(islice(raw(sieve), 2))
@@ -169,7 +169,7 @@ def separated(
         raise HeedfulError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
     width = len(cells)
 
-    def rows(sieve: Sieve) -> Rows:
+    def rows(sieve: RowErrors) -> Rows:
         for number, cells in raw(sieve):
             if header and number == start:
                 continue
@@ -187,7 +187,9 @@ def separated(
     )
 
 
-def _ragged(file: File, number: int, cells: list[str], width: int, start: int, delimiter: str, quoted: bool) -> BadRow:
+def _ragged(
+    file: TextFile, number: int, cells: list[str], width: int, start: int, delimiter: str, quoted: bool
+) -> BadRow:
     mark = "tab" if delimiter == "\t" else delimiter
     hint = (
         f"a {mark} inside a text needs quotes around it"
@@ -201,15 +203,15 @@ def _ragged(file: File, number: int, cells: list[str], width: int, start: int, d
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-def json_lines(file: File, sieve: Sieve) -> Table:
+def read_json_lines(file: TextFile, sieve: RowErrors) -> Table:
     """One JSON object on each line."""
 
-    def rows(sieve: Sieve) -> Rows:
-        for number, line in lines(file, sieve):
+    def rows(sieve: RowErrors) -> Rows:
+        for number, line in read_lines(file, sieve):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line, object_pairs_hook=unrepeated)
+                value = json.loads(line, object_pairs_hook=unique_keys)
                 if not isinstance(value, dict):
                     raise CellError("", f"is {shown(value)}, expected a JSON object")
             except CellError as wrong:
@@ -224,11 +226,11 @@ def json_lines(file: File, sieve: Sieve) -> Table:
     return _named(file.shown, rows, sieve)
 
 
-def json_list(file: File, sieve: Sieve) -> Table:
+def read_json_list(file: TextFile, sieve: RowErrors) -> Table:
     """A list of JSON objects, or an object whose key "data" has one."""
 
-    def rows(sieve: Sieve) -> Rows:
-        with json_text(file) as text:
+    def rows(sieve: RowErrors) -> Rows:
+        with open_json(file) as text:
             if text.peek() == "[":
                 yield from walk(text, sieve)
                 text.end()
@@ -247,7 +249,7 @@ def json_list(file: File, sieve: Sieve) -> Table:
                     "line is an object, say --data.format=jsonl)"
                 )
 
-    def walk(text: Any, sieve: Sieve) -> Rows:
+    def walk(text: Any, sieve: RowErrors) -> Rows:
         for index in text.elements():
             text.peek()
             line, value = text.line, text.value()
@@ -261,11 +263,11 @@ def json_list(file: File, sieve: Sieve) -> Table:
     return _named(file.shown, rows, sieve)
 
 
-def _named(name: str, rows: Callable[[Sieve], Rows], sieve: Sieve, **more: Any) -> Table:
+def _named(name: str, rows: Callable[[RowErrors], Rows], sieve: RowErrors, **more: Any) -> Table:
     first = next(rows(sieve), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
-    top = islice(rows(Sieve(LeaveOut())), HEAD)  # a key that the first row lacks is a column too
+    top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # a key that the first row lacks is a column too
     names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
     return Table(shown=name, names=tuple(names), first=first[1], rows=rows, **more)
 
@@ -273,14 +275,14 @@ def _named(name: str, rows: Callable[[Sieve], Rows], sieve: Sieve, **more: Any) 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects
 
 
-def parquet(path: Path, sieve: Sieve) -> Table:
+def read_parquet(path: Path, sieve: RowErrors) -> Table:
     """A Parquet file, a batch of rows at a time."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     faults = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)  # of damaged files
 
-    def rows(sieve: Sieve) -> Rows:
+    def rows(sieve: RowErrors) -> Rows:
         number = made = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
@@ -355,12 +357,12 @@ def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
     """The label names that the `datasets` library keeps in a file."""
     try:
         features = json.loads(kept or b"{}")["info"]["features"]
-        return {name: words for name, feature in features.items() if (words := label_words(feature))}
+        return {name: words for name, feature in features.items() if (words := class_label_names(feature))}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def label_words(feature: Any) -> tuple[str, ...]:
+def class_label_names(feature: Any) -> tuple[str, ...]:
     """The names of a feature's labels, or of those in its list; () where it has none."""
     for _ in range(3):
         names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
@@ -375,15 +377,15 @@ def _known(words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     return {"words": words, "said": said}
 
 
-def is_data_object(value: object) -> bool:
+def is_dataset_object(value: object) -> bool:
     """Whether this is a data set of the `datasets` library, or looks like one."""
     return hasattr(value, "features") and hasattr(value, "column_names") and isinstance(value, Iterable)
 
 
-def data_object(name: str, data: Any, sieve: Sieve) -> Table:
+def read_dataset_object(name: str, data: Any, sieve: RowErrors) -> Table:
     """A data set of the `datasets` library: its rows in order, the names of its labels from its features."""
 
-    def rows(sieve: Sieve) -> Rows:
+    def rows(sieve: RowErrors) -> Rows:
         for number, cells in enumerate(data, start=1):
             if isinstance(cells, Mapping):
                 yield number, dict(cells)
@@ -393,5 +395,5 @@ def data_object(name: str, data: Any, sieve: Sieve) -> Table:
 
     features = data.features or {}
     return _named(
-        name, rows, sieve, **_known({key: words for key in features if (words := label_words(features[key]))})
+        name, rows, sieve, **_known({key: words for key in features if (words := class_label_names(features[key]))})
     )

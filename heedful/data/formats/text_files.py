@@ -17,13 +17,13 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, NoReturn
 
-from heedful.data.bad_rows import BadRow, Sieve, shown
+from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.errors import HeedfulError
 
-LONGEST = 10_000_000  # bytes of one row
+MAX_ROW_BYTES = 10_000_000  # bytes of one row
 MOST_RATIO = 100  # unpacked bytes for each packed one
 FREE = 10_000_000  # unpacked bytes before the ratio counts
-PACKED = (".gz", ".xz", ".bz2", ".zip")
+COMPRESSED = (".gz", ".xz", ".bz2", ".zip")
 WORKBOOKS = (".xls", ".xlsx", ".ods")
 CHUNK = 1 << 16
 MARKS = (  # longest first: UTF-32's begins with UTF-16's
@@ -40,13 +40,13 @@ class NoRowsError(HeedfulError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class File:
+class TextFile:
     """A file and how its bytes are text."""
 
     path: Path
     encoding: str
     mark: int  # bytes of the byte order mark
-    longest: int = LONGEST
+    longest: int = MAX_ROW_BYTES
 
     @property
     def shown(self) -> str:
@@ -59,9 +59,11 @@ class File:
         return self.encoding.startswith(("utf-16", "utf-32"))
 
 
-def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> tuple[File, list[str]]:
+def detect_encoding(
+    path: Path, *, encoding: str | None = None, longest: int = MAX_ROW_BYTES
+) -> tuple[TextFile, list[str]]:
     """The file with its encoding, and what should be said about it."""
-    need_file(path)
+    check_file(path)
     if path.suffix.lower() in WORKBOOKS:
         raise HeedfulError(f"{path}: is a workbook: save the sheet as CSV")
     given = None
@@ -83,7 +85,7 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
         said = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
     if not mark and given in ("utf-16", "utf-32"):
         raise HeedfulError(f"{path}: has no byte order mark: say --data.encoding={given}-le (or -be)")
-    file = File(path=path, encoding=name, mark=len(mark), longest=longest)
+    file = TextFile(path=path, encoding=name, mark=len(mark), longest=longest)
     if not mark and given is None and head.count(0) > len(head) // 5:
         raise HeedfulError(
             f"{path}: every few bytes are zero: if this is UTF-16, "
@@ -94,7 +96,7 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
     return file, said
 
 
-def need_file(path: Path) -> None:
+def check_file(path: Path) -> None:
     """Refuse a path where no file is, or none that may be looked at."""
     try:
         mode = path.stat().st_mode
@@ -175,7 +177,7 @@ def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[Any, i
 Line = tuple[int, str, BadRow | None]  # number from 1, text with its line end, what is wrong with it
 
 
-def all_lines(file: File) -> Iterator[Line]:
+def all_lines(file: TextFile) -> Iterator[Line]:
     """All lines, those that cannot be used too: with a NUL, not in the encoding (as far as it is), too long (empty)."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
@@ -198,7 +200,7 @@ def all_lines(file: File) -> Iterator[Line]:
             yield number, text, _zero(file, number, text) if "\0" in text else None
 
 
-def _wide_lines(file: File, stream: io.BufferedReader) -> Iterator[Line]:
+def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
     number = 0
     with io.TextIOWrapper(stream, encoding=file.encoding, newline="\n") as wide:
         try:
@@ -214,7 +216,7 @@ def _wide_lines(file: File, stream: io.BufferedReader) -> Iterator[Line]:
             raise HeedfulError(f"{file.shown}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
 
 
-def lines(file: File, sieve: Sieve) -> Iterator[tuple[int, str]]:
+def read_lines(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, str]]:
     """The usable lines with their numbers, without line ends."""
     for number, text, bad in all_lines(file):
         if bad is None:
@@ -223,17 +225,17 @@ def lines(file: File, sieve: Sieve) -> Iterator[tuple[int, str]]:
             sieve.refuse(bad)
 
 
-def _too_long(file: File, number: int, text: str) -> BadRow:
+def _too_long(file: TextFile, number: int, text: str) -> BadRow:
     reason = f"is longer than {file.longest:,} bytes, the most that a row may have"
     return BadRow(file=file.shown, line=number, column="", reason=reason, text=text[:200])
 
 
-def _zero(file: File, number: int, text: str) -> BadRow:
+def _zero(file: TextFile, number: int, text: str) -> BadRow:
     reason = "holds a NUL character: the file is damaged or no text"
     return BadRow(file=file.shown, line=number, column=str(text.index("\0") + 1), reason=reason, text=text[:200])
 
 
-def _undecodable(file: File, number: int, data: bytes, error: UnicodeDecodeError) -> BadRow:
+def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeError) -> BadRow:
     column = len(data[: error.start].decode(file.encoding, "replace")) + 1
     reason = f"byte 0x{data[error.start]:02x} is no {file.encoding}: {error.reason}"
     if file.encoding == "utf-8":
@@ -245,7 +247,7 @@ def _undecodable(file: File, number: int, data: bytes, error: UnicodeDecodeError
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; of a key that stands there twice one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -254,17 +256,17 @@ def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class JsonText:
+class JsonStream:
     """A JSON file read from front to back: `keys` and `elements` walk in, `value` takes what stands there."""
 
-    def __init__(self, file: File, stream: io.BufferedReader) -> None:
+    def __init__(self, file: TextFile, stream: io.BufferedReader) -> None:
         self.file = file
         self._stream = stream
         self._decode = codecs.getincrementaldecoder(file.encoding)()
         self._text, self._at, self._ended = "", 0, False
         self._line, self._counted = 1, 0  # lines up to a place in the text
         self._before = 0  # characters before the text in its first line
-        self._parse = json.JSONDecoder(object_pairs_hook=unrepeated).raw_decode
+        self._parse = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     @property
     def line(self) -> int:
@@ -360,14 +362,14 @@ class JsonText:
 
 
 @contextmanager
-def json_text(file: File) -> Iterator[JsonText]:
+def open_json(file: TextFile) -> Iterator[JsonStream]:
     """A JSON file, opened."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
-        yield JsonText(file, stream)
+        yield JsonStream(file, stream)
 
 
-def head_of(file: File) -> str:
+def read_head(file: TextFile) -> str:
     """The first 64 kB of a file as text."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)

@@ -9,14 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.data.bad_rows import LeaveOut, Sieve
-from heedful.data.formats.text_files import NoRowsError, head_of
-from heedful.data.formats.text_files import find as find_file
+from heedful.data.bad_rows import RowErrors, Skip
+from heedful.data.formats.text_files import NoRowsError, read_head
+from heedful.data.formats.text_files import detect_encoding as find_file
 from heedful.data.labelled.columns import has_number
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, bare_name, form_of, open_table
-from heedful.data.labelled.headers import names_roles
-from heedful.data.labelled.in_memory import is_object
-from heedful.data.labelled.split_files import split_files
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, open_table, stem_and_suffix
+from heedful.data.labelled.headers import names_known_roles
+from heedful.data.labelled.in_memory import is_in_memory
+from heedful.data.labelled.split_files import find_split_files
 from heedful.errors import HeedfulError
 
 ORDERED = ("csv", "tsv")  # formats whose columns have numbers
@@ -25,9 +25,9 @@ OF_JSON = ("json", "jsonl", "squad")  # formats that are UTF-8
 DEFAULT = DataSettings()
 
 
-def files_of(data: Any) -> list[Path]:
+def list_data_files(data: Any) -> list[Path]:
     """Return the files that data consist of, as `heedful.data.read` takes them, as far as there are any."""
-    if is_object(data):
+    if is_in_memory(data):
         return []
     match data:
         case str() | Path():
@@ -35,17 +35,17 @@ def files_of(data: Any) -> list[Path]:
             if not folder.is_dir():
                 return [folder]
             try:
-                return [path for paths in split_files(folder)[0].values() for path in paths]
+                return [path for paths in find_split_files(folder)[0].values() for path in paths]
             except HeedfulError:
                 return []
         case Mapping():
-            return [path for each in data.values() for path in files_of(each)]
+            return [path for each in data.values() for path in list_data_files(each)]
         case Sequence():
-            return [path for each in data for path in files_of(each)]
+            return [path for each in data for path in list_data_files(each)]
     return []
 
 
-def carried(
+def inherit_settings(
     trained: DataSettings, names: Iterable[str], files: Sequence[Path], chosen: DataSettings = DEFAULT
 ) -> DataSettings:
     """Return the settings with which a run read its files that hold for other files too.
@@ -60,10 +60,10 @@ def carried(
     its format. Numbers of columns hold for CSV and TSV without a header that names columns.
     """
     theirs = [Path(name) for name in names]
-    known = {trained.format} if trained.format else {SUFFIXES.get(bare_name(path)[1]) for path in theirs}
+    known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in theirs}
     if trained.format and not all(_same_suffix(path, theirs, trained.format) for path in files):
         trained = replace(trained, format=None)
-    forms = {form_of(path, chosen.format or trained.format) for path in files}
+    forms = {format_of(path, chosen.format or trained.format) for path in files}
     if trained.encoding and not _keeps_encoding(forms, known, files):
         trained = replace(trained, encoding=None)
     tables = forms if known == {"text"} else forms - {"text"}
@@ -84,7 +84,7 @@ def carried(
     return trained
 
 
-def by_names(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> DataSettings:
+def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> DataSettings:
     """Return settings with names in place of numbers of columns, where the data that were read have a header.
 
     `columns` are the names of the columns of each role; "1", "2", ... without a header.
@@ -99,8 +99,8 @@ def by_names(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> Da
 
 def _same_suffix(path: Path, theirs: Sequence[Path], form: Format) -> bool:
     """Return whether a file is called like those for which a format was set."""
-    suffix = bare_name(path)[1]
-    return suffix in {bare_name(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
+    suffix = stem_and_suffix(path)[1]
+    return suffix in {stem_and_suffix(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
 
 
 def _keeps_encoding(forms: set[Any], known: set[Any], files: Sequence[Path]) -> bool:
@@ -114,7 +114,7 @@ def _is_utf8(path: Path) -> bool:
     """Return whether the beginning of a file has characters beyond ASCII and is UTF-8."""
     try:
         file, _ = find_file(path, encoding="latin-1")
-        head = head_of(file).encode("latin-1")
+        head = read_head(file).encode("latin-1")
         return not head.isascii() and bool(codecs.getincrementaldecoder("utf-8")().decode(head))
     except (HeedfulError, UnicodeDecodeError):
         return False
@@ -122,16 +122,16 @@ def _is_utf8(path: Path) -> bool:
 
 def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Mapping[str, Any]) -> bool:
     """Return whether a file of CSV or TSV begins with names of columns."""
-    form = form_of(path, chosen.format or trained.format)
+    form = format_of(path, chosen.format or trained.format)
     if form not in ORDERED or not numbers or trained.header:
         return False
     how = {name: getattr(chosen, name) or getattr(trained, name) for name in ("encoding", "delimiter", "quoting")}
     try:
-        sieve = Sieve(LeaveOut())
+        sieve = RowErrors(Skip())
         table = open_table(path, DataSettings(format=form, header=False, **how), sieve)
         first: Any = next(islice((cells for _, cells in table.rows(sieve)), 1), ())
     except NoRowsError:
         return False
     except HeedfulError:  # whoever reads the file says why it cannot be read
         return False
-    return names_roles(first, numbers)
+    return names_known_roles(first, numbers)

@@ -10,49 +10,49 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heedful.data.bad_rows import BadRow, CellError, LeaveOut, Sieve, shown
-from heedful.data.corpus.documents import KNOWN, Watched, expand
-from heedful.data.examples import Plain
+from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
+from heedful.data.corpus.documents import TEXT_SUFFIXES, CountingPath, list_files
+from heedful.data.examples import TextExample
 from heedful.data.formats.tables import Cells, Table
 from heedful.data.formats.text_files import NoRowsError
-from heedful.data.inputs.inherited_settings import carried
-from heedful.data.inputs.tables import CONLL, open_input
-from heedful.data.labelled.class_folders import LAYOUTS, has_plain_name, texts_below
+from heedful.data.inputs.inherited_settings import inherit_settings
+from heedful.data.inputs.tables import CONLL_COLUMNS, open_input_table
+from heedful.data.labelled.class_folders import LAYOUTS, is_named_as_text, list_text_files
 from heedful.data.labelled.columns import (
     Columns,
     MissingColumnError,
-    Reader,
+    RowReader,
     find_columns,
+    guessed_roles,
     has_number,
-    proposed,
-    unused,
+    unused_columns,
 )
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, bare_name, form_of
-from heedful.data.labelled.row_reader import filled
+from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, stem_and_suffix
+from heedful.data.labelled.row_reader import fill_blank
 from heedful.errors import HeedfulError, did_you_mean
 
 MOST_BAD = 100_000  # bad rows, one after another, of one file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class InputSpec:
     """What a row asks: the columns that are needed, those that may be there, and the input that they make."""
 
     needed: tuple[str, ...]
     more: tuple[str, ...] = ()
-    make: Callable[[Reader, Cells], Any]
+    make: Callable[[RowReader, Cells], Any]
 
 
-def _text(read: Reader, cells: Cells) -> Any:
+def _text(read: RowReader, cells: Cells) -> Any:
     text, pair = read.text(cells, "text"), read.pair(cells)
     return text if pair is None else (text, pair)
 
 
-def _both(read: Reader, cells: Cells) -> Any:
+def _both(read: RowReader, cells: Cells) -> Any:
     return read.text(cells, "anchor"), read.text(cells, "positive")
 
 
-def _choices(read: Reader, cells: Cells) -> Any:
+def _choices(read: RowReader, cells: Cells) -> Any:
     asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):
         raise CellError(read.name("question"), f"holds {len(asked)} questions: give each a row of its own")
@@ -66,23 +66,23 @@ def _choices(read: Reader, cells: Cells) -> Any:
     if not read.has("prompt"):
         return {"prompt": ask, "choices": candidates}
     if ask is not None:
-        candidates = [filled(ask, candidate) for candidate in candidates]
+        candidates = [fill_blank(ask, candidate) for candidate in candidates]
     return {"prompt": read.text(cells, "prompt"), "choices": candidates}
 
 
-TEXT = Ask(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
-TEXT_OR_PAIR = Ask(needed=("text",), more=("text_pair",), make=_text)
-PAIR = Ask(needed=("text", "text_pair"), make=_text)
-BOTH = Ask(needed=("anchor", "positive"), make=_both)
-SOURCE = Ask(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
-WORDS = Ask(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
-QUESTION = Ask(
+TEXT = InputSpec(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
+TEXT_OR_PAIR = InputSpec(needed=("text",), more=("text_pair",), make=_text)
+PAIR = InputSpec(needed=("text", "text_pair"), make=_text)
+BOTH = InputSpec(needed=("anchor", "positive"), make=_both)
+SOURCE = InputSpec(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
+WORDS = InputSpec(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
+QUESTION = InputSpec(
     needed=("question", "context"),
     make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
 )
-PROMPT = Ask(needed=("prompt", "candidates"), more=("question",), make=_choices)
-ASKED = Ask(needed=("question", "candidates"), make=_choices)
-ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose columns are there
+PROMPT = InputSpec(needed=("prompt", "candidates"), more=("question",), make=_choices)
+ASKED = InputSpec(needed=("question", "candidates"), make=_choices)
+INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the first whose columns are there
     "masked_lm": (TEXT,),
     "next_sentence": (PAIR,),
     "pretraining": (TEXT_OR_PAIR,),
@@ -95,11 +95,11 @@ ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose col
 }
 
 
-def find_ask(table: Table, kind: str, given: Any) -> tuple[Ask, Columns]:
+def choose_spec(table: Table, kind: str, given: Any) -> tuple[InputSpec, Columns]:
     """What the rows of a table ask a head of that kind."""
-    asks = [ask for ask in ASKS[kind] if set(given) <= {*ask.needed, *ask.more}]
+    asks = [ask for ask in INPUT_SPECS[kind] if set(given) <= {*ask.needed, *ask.more}]
     if not asks:
-        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in ASKS[kind]))))
+        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in INPUT_SPECS[kind]))))
         wrong = next((role for role in given if role not in roles), None)
         if wrong is None:
             raise HeedfulError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
@@ -114,15 +114,15 @@ def find_ask(table: Table, kind: str, given: Any) -> tuple[Ask, Columns]:
             if ask is asks[-1]:
                 raise
         else:
-            by_cells = proposed(table, found, given)
-            return ask, Columns(kind=Plain, of=found, unused=unused(table, found), proposed=by_cells)
+            by_cells = guessed_roles(table, found, given)
+            return ask, Columns(kind=TextExample, of=found, unused=unused_columns(table, found), proposed=by_cells)
     raise AssertionError
 
 
 # ---------------------------------------------------------------------------------------------------- files
 
 
-class Row(NamedTuple):
+class InputRow(NamedTuple):
     """A row where it stands: its cells, or why it cannot be read."""
 
     number: int  # from 1, in its file
@@ -132,11 +132,11 @@ class Row(NamedTuple):
     path: str = ""  # of the row's own file, where the input is a folder with a text in each file
 
 
-class _Listening(Sieve):
+class _Listening(RowErrors):
     """Keeps bad rows until their place is known."""
 
     def __init__(self) -> None:
-        super().__init__(LeaveOut())
+        super().__init__(Skip())
         self.heard: list[BadRow] = []
 
     def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
@@ -145,13 +145,13 @@ class _Listening(Sieve):
             raise HeedfulError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
 
 
-class Inputs:
+class InputFile:
     """The rows of one file, as a head of some kind reads them."""
 
     def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
         self.is_folder = os.path.isdir(path)
-        self.path, self.name = (path if self.is_folder else Watched(path)), name
-        self.stamp = stamp(path)
+        self.path, self.name = (path if self.is_folder else CountingPath(path)), name
+        self.stamp = file_stamp(path)
         self.size = self.stamp[0]
         self._read, self._ended = 0, False  # rows of Parquet, and whether all of the file is read
         self._count: int | None = None  # of Parquet
@@ -160,27 +160,27 @@ class Inputs:
         self.echo: list[str] = []  # what stands in columns without names
         sieve = _Listening()
         try:
-            self.table = open_input(self.path, settings, sieve)
+            self.table = open_input_table(self.path, settings, sieve)
         except NoRowsError as error:
             if sieve.heard:
                 raise HeedfulError(f"{path}: no row of it can be read, the first is {sieve.heard[0]}") from None
             self.said = [str(error)]
             return
         given = dict(settings.columns or {})
-        if self.table.names == CONLL:
+        if self.table.names == CONLL_COLUMNS:
             given.pop("words", None)  # the number of a column in the file
-        self._ask, columns = find_ask(self.table, kind, given)
-        self._reader = Reader(self.table, columns, settings.max_row_bytes)
+        self._ask, columns = choose_spec(self.table, kind, given)
+        self._reader = RowReader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.of)
         self.said = [*self.table.said, f"{name}: {columns.said}"]
         self.echo = [f"{name}: {each}" for each in first_cells(self.table, columns)]
-        self.form = form_of(path, settings.format)
+        self.form = format_of(path, settings.format)
         if self.form == "parquet":
             from pyarrow.parquet import read_metadata
 
             self._count = read_metadata(path).num_rows
         elif self.is_folder:
-            self._count = sum(1 for _ in texts_below(path))
+            self._count = sum(1 for _ in list_text_files(path))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ class Inputs:
             return getattr(self.path, "read", 0) / max(self.size, 1)
         return self._read / max(self._count, 1)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All rows in order, bad ones too."""
         if self.table is None:
             return
@@ -224,7 +224,7 @@ class Inputs:
             for bad in sieve.heard:
                 number += 1
                 reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
-                yield Row(number, bad.line, None, reason, self._within(bad.file))
+                yield InputRow(number, bad.line, None, reason, self._within(bad.file))
             sieve.heard.clear()
             if found is None:
                 self._ended = True
@@ -233,16 +233,16 @@ class Inputs:
             self._read = number
             line, cells = found
             path = str(cells["path"]) if self.is_folder and isinstance(cells, dict) else ""
-            yield Row(number, line, cells, None, path)
+            yield InputRow(number, line, cells, None, path)
 
     def _within(self, file: str) -> str:
         return str(Path(file).relative_to(self.path)) if self.is_folder else ""
 
-    def place(self, row: Row) -> str:
+    def place(self, row: InputRow) -> str:
         """Name the file that a row comes from."""
         return f"{self.name}/{row.path}" if row.path else self.name
 
-    def ask(self, row: Row) -> tuple[Any, str | None]:
+    def ask(self, row: InputRow) -> tuple[Any, str | None]:
         """The input that a row makes, or why it makes none."""
         if row.cells is None:
             return None, row.error
@@ -270,13 +270,13 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
         exclude: Folder of predictions, whose files are left out.
     """
     conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
-    known = [*KNOWN, *(conll if kind == "token_classification" else [])]
+    known = [*TEXT_SUFFIXES, *(conll if kind == "token_classification" else [])]
     found: list[tuple[Path, str]] = []
     for path in files:
-        if form == "class-files" and os.path.isdir(path) and (texts := list(texts_below(path))):
+        if form == "class-files" and os.path.isdir(path) and (texts := list(list_text_files(path))):
             found += [(each, str(each.relative_to(path))) for each in texts]
         elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
-            found += expand([path], exclude, known)[0]
+            found += list_files([path], exclude, known)[0]
         elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
             raise HeedfulError(
                 f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
@@ -291,13 +291,13 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
 def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
     """Whether each file in a folder is one text: it is set so, or no file has a suffix that is known."""
     if form == "class-folders":
-        return any(True for _ in texts_below(folder))
-    if form is not None or any(bare_name(path)[1] in known for path in folder.rglob("*")):
+        return any(True for _ in list_text_files(folder))
+    if form is not None or any(stem_and_suffix(path)[1] in known for path in folder.rglob("*")):
         return False
-    return has_plain_name(next(texts_below(folder), Path("none.unknown")))
+    return is_named_as_text(next(list_text_files(folder), Path("none.unknown")))
 
 
-def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[Inputs]:
+def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[InputFile]:
     """Open files and the readable files in folders, with names that tell them apart; none inside `exclude`."""
     found = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
@@ -306,10 +306,10 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
             raise HeedfulError(f"{path}: is given twice")
         seen.add(path.resolve())
     names = [name for _, name in found]
-    plain = [form_of(path, settings.format) == "text" for path, _ in found]
+    plain = [format_of(path, settings.format) == "text" for path, _ in found]
     bare = settings if all(plain) else replace(settings, columns=None)  # columns that are said are those of the tables
     several = [
-        Inputs(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
+        InputFile(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
         for (path, name), is_plain in zip(found, plain, strict=True)
     ]
     filled = [each for each in several if each.table is not None]
@@ -321,11 +321,11 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
     return several
 
 
-def stamp(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path) -> tuple[int, int]:
     """Return size and time of change of a file, or of all texts in a folder."""
     try:
         if os.path.isdir(path):
-            each = [file.stat() for file in texts_below(path)]
+            each = [file.stat() for file in list_text_files(path)]
             return sum(one.st_size for one in each), max((one.st_mtime_ns for one in each), default=0)
         found = path.stat()
     except OSError as error:
@@ -333,12 +333,12 @@ def stamp(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def as_given(settings: DataSettings) -> DataSettings:
+def without_split_settings(settings: DataSettings) -> DataSettings:
     """Without what matters to training only."""
     return replace(settings, dev_fraction=0.0, seed=0)
 
 
-def as_asked(
+def settings_for_inputs(
     trained: DataSettings,
     kind: str,
     files: Sequence[Path],
@@ -354,15 +354,15 @@ def as_asked(
     """
     form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
     paths = [path for path, _ in input_files(files, form, kind, exclude)]
-    trained = carried(trained, names, paths, chosen)
+    trained = inherit_settings(trained, names, paths, chosen)
     if trained.format in ("text", "conll", "squad", "glue"):
         trained = replace(trained, format=None, columns=None)
-    forms = {form_of(path, chosen.format or trained.format) for path in paths} - {"text"}
+    forms = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
     roles = {*(chosen.columns or ())}
-    asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if roles <= {*ask.needed, *ask.more}]
+    asks = [{*ask.needed, *ask.more} for ask in INPUT_SPECS[kind] if roles <= {*ask.needed, *ask.more}]
     kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
     if not forms:
         kept = {}
     if kind == "token_classification":  # numbers of CoNLL are of other columns
         kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
-    return as_given(replace(trained, columns=kept or None))
+    return without_split_settings(replace(trained, columns=kept or None))

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from heedful.data.bad_rows import BadRow, shown
 from heedful.data.examples import (
-    Choices,
+    ChoiceExample,
     Example,
-    Labelled,
-    MultiLabelled,
-    Question,
-    Rewritten,
-    Tagged,
-    hashed,
-    normalised,
+    LabelledExample,
+    MultiLabelExample,
+    QuestionExample,
+    Seq2SeqExample,
+    TaggedExample,
+    hash_text,
+    normalise_text,
 )
-from heedful.data.labelled.dataset import Source
+from heedful.data.labelled.dataset import Dataset
 
 ODD: dict[str, re.Pattern[str]] = {
     "control characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
@@ -70,7 +70,7 @@ class Leak:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class DataReport:
     """All that `check` found."""
 
     stated: tuple[str, ...]
@@ -121,12 +121,12 @@ class _Tally:
         self.lines.append(example.line)
         self.files.append(self.names.setdefault(example.file, len(self.names)))
         texts = example.texts
-        self.exact.append(hashed("\x1f".join(texts)))
-        self.alike.append(hashed("\x1f".join(map(normalised, texts))))
-        if isinstance(example, Question | Choices | Rewritten):
-            self.several = not isinstance(example, Rewritten)
-            self.groups.append(hashed(normalised(example.group)))
-        self.targets.append(hashed(example.target))
+        self.exact.append(hash_text("\x1f".join(texts)))
+        self.alike.append(hash_text("\x1f".join(map(normalise_text, texts))))
+        if isinstance(example, QuestionExample | ChoiceExample | Seq2SeqExample):
+            self.several = not isinstance(example, Seq2SeqExample)
+            self.groups.append(hash_text(normalise_text(example.group)))
+        self.targets.append(hash_text(example.target))
         self.lengths.append(length)
         self.labels.update(counted(example))
         if not all(text.strip() for text in texts):
@@ -152,7 +152,7 @@ class _Tally:
 
 def words(example: Example) -> int:
     """The words between white space in all texts of an example, its longest candidate standing for all."""
-    if isinstance(example, Choices):
+    if isinstance(example, ChoiceExample):
         return len(example.prompt.split()) + max(len(each.split()) for each in example.candidates)
     return sum(len(text.split()) for text in example.texts)
 
@@ -160,21 +160,21 @@ def words(example: Example) -> int:
 def counted(example: Example) -> Sequence[str]:
     """What is counted under "labels"."""
     match example:
-        case Labelled():
+        case LabelledExample():
             return (example.label,)
-        case MultiLabelled():
+        case MultiLabelExample():
             return example.labels
-        case Tagged():
+        case TaggedExample():
             begun = [tag[2:] for tag in example.tags if tag[:2] == "B-"]
             return begun if begun or all(tag == "O" or tag[:2] == "I-" for tag in example.tags) else example.tags
-        case Question():
+        case QuestionExample():
             return ("impossible" if example.impossible else "answerable",)
-        case Choices():
+        case ChoiceExample():
             return (f"candidate {example.answer}",)
     return ()
 
 
-def label_doubt(labels: Mapping[str, int], examples: int) -> str:
+def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
     """Say why the labels of train look like ids or texts, or return "".
 
     Args:
@@ -192,8 +192,8 @@ def label_doubt(labels: Mapping[str, int], examples: int) -> str:
 
 
 def check(
-    source: Source[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
-) -> Report:
+    source: Dataset[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
+) -> DataReport:
     """Read every split once; what is kept of an example is about 50 bytes."""
     tallies: dict[str, _Tally] = {}
     for split in source.splits:
@@ -203,11 +203,11 @@ def check(
             tally.add(example, count)
             if count > limit:
                 tally.note("too long", example)
-    order = [*source.labels] if source.kind in (Labelled, MultiLabelled) else []
+    order = [*source.labels] if source.kind in (LabelledExample, MultiLabelExample) else []
     splits = {split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()}
     first = next(iter(splits.values()))
     total = sum(split.examples for split in splits.values())
-    return Report(
+    return DataReport(
         stated=source.stated,
         splits=splits,
         leaks=tuple(_leaks(tallies)),
@@ -216,7 +216,7 @@ def check(
         mended=dict(source.sieve.mended),
         unit=unit,
         limit=limit,
-        doubt=label_doubt(first.labels, total) if source.kind in (Labelled, MultiLabelled) else "",
+        doubt=label_column_warning(first.labels, total) if source.kind in (LabelledExample, MultiLabelExample) else "",
     )
 
 
@@ -228,7 +228,7 @@ def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limi
     count = len(tally.lines)
     lengths, alike, targets = _numbers(tally.lengths), _numbers(tally.alike), _numbers(tally.targets)
     distinct, where = np.unique(alike, return_index=True)
-    asked = _numbers(tally.groups) if kind is Rewritten else alike  # texts without what is to be written
+    asked = _numbers(tally.groups) if kind is Seq2SeqExample else alike  # texts without what is to be written
     by = np.lexsort((targets, asked))
     pairs = (np.diff(asked[by]) == 0) & (np.diff(targets[by]) != 0)
     at_odds = np.unique(asked[by][1:][pairs])

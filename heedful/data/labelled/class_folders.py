@@ -10,12 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data.bad_rows import BadRow, Sieve, shown
-from heedful.data.examples import Example, Labelled, in_order
+from heedful.data.bad_rows import BadRow, RowErrors, shown
+from heedful.data.examples import Example, LabelledExample, sort_labels
 from heedful.data.formats import conll, label_text
-from heedful.data.formats.text_files import File, NoRowsError, all_lines, find, head_of
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Part, bare_name, refuse_columns, texts
-from heedful.data.labelled.split_files import IGNORED, SPLITS, spoken
+from heedful.data.formats.text_files import NoRowsError, TextFile, all_lines, detect_encoding, read_head
+from heedful.data.labelled.data_file import (
+    SUFFIXES,
+    DataFile,
+    DataSettings,
+    check_no_columns,
+    read_texts,
+    stem_and_suffix,
+)
+from heedful.data.labelled.split_files import IGNORED, SPLITS, parse_split_name
 from heedful.errors import HeedfulError
 
 Layout = Literal["class-files", "class-folders"]
@@ -26,7 +33,7 @@ Classes = dict[str, list[tuple[str, Path]]]  # the label and the file or folder 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassPlaces:
+class ClassLayout:
     """Where the texts of each class are."""
 
     layout: Layout
@@ -37,7 +44,7 @@ class ClassPlaces:
 # ---------------------------------------------------------------------------------------------------- detection
 
 
-def in_folder(folder: Path, settings: DataSettings, kind: type[Example] | None) -> ClassPlaces | None:
+def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | None) -> ClassLayout | None:
     """Find the files or folders of classes in a folder, or in its folders for train, dev and test.
 
     None: files in it are called like splits, or it has neither layout.
@@ -48,25 +55,25 @@ def in_folder(folder: Path, settings: DataSettings, kind: type[Example] | None) 
     split_files: dict[str, list[Path]] = {}
     for file in files if settings.format != "class-folders" else ():
         if _is_text(file) or not settings.format:
-            split_files.setdefault(spoken(file)[0], []).append(file)
+            split_files.setdefault(parse_split_name(file)[0], []).append(file)
     if named := {split: each for split, each in split_files.items() if split}:
         if not all(len(each) > 1 and all(map(_is_text, each)) for each in named.values()) or not _is_plain(named):
             return None
-        return ClassPlaces(layout="class-files", splits=_by_file(named))
+        return ClassLayout(layout="class-files", splits=_by_file(named))
     split_folders: dict[str, list[Path]] = {}
     for each in folders:
-        split_folders.setdefault(spoken(each)[0], []).append(each)
+        split_folders.setdefault(parse_split_name(each)[0], []).append(each)
     others = split_folders.pop("", [])
     if split_folders and ("train" in split_folders or not others):
-        found = in_places({split: tuple(each) for split, each in split_folders.items()}, settings, kind)
+        found = find_in_paths({split: tuple(each) for split, each in split_folders.items()}, settings, kind)
         unused = [*others, *files] if found else []
-        return found and ClassPlaces(layout=found.layout, splits=found.splits, said=(*found.said, *_unused(unused)))
-    return in_places({"train": (folder,)}, settings, kind)
+        return found and ClassLayout(layout=found.layout, splits=found.splits, said=(*found.said, *_unused(unused)))
+    return find_in_paths({"train": (folder,)}, settings, kind)
 
 
-def in_places(
+def find_in_paths(
     given: Mapping[str, Sequence[Any]], settings: DataSettings, kind: type[Example] | None
-) -> ClassPlaces | None:
+) -> ClassLayout | None:
     """Find the files or folders of classes among what is given for each split; None: there is neither layout."""
     places = [place for each in given.values() for place in each]
     if not _may_be(settings, kind) or not all(isinstance(place, str | Path) for place in places):
@@ -81,15 +88,15 @@ def in_places(
     if not wanted and (
         any(len(each) < 2 for each in paths.values())
         or not all(map(_is_text, (Path(place) for place in places)))
-        or (kind is None and any(bare_name(Path(place))[1] for place in places))
+        or (kind is None and any(stem_and_suffix(Path(place))[1] for place in places))
         or not _is_plain(paths)
     ):
         return None
-    return ClassPlaces(layout="class-files", splits=_by_file(paths)) if settings.format != "class-folders" else None
+    return ClassLayout(layout="class-files", splits=_by_file(paths)) if settings.format != "class-folders" else None
 
 
 def _may_be(settings: DataSettings, kind: type[Example] | None) -> bool:
-    return settings.format in LAYOUTS or (settings.format is None and kind in (None, Labelled))
+    return settings.format in LAYOUTS or (settings.format is None and kind in (None, LabelledExample))
 
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -105,29 +112,29 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _is_text(file: Path) -> bool:
     """Whether a file's name is one of plain text, or says nothing of its format."""
-    return SUFFIXES.get(bare_name(file)[1]) in (None, "text")
+    return SUFFIXES.get(stem_and_suffix(file)[1]) in (None, "text")
 
 
-def has_plain_name(file: Path) -> bool:
+def is_named_as_text(file: Path) -> bool:
     """Whether a file has a suffix of plain text, or none at all."""
-    return not file.suffix or (bool(bare_name(file)[1]) and _is_text(file))
+    return not file.suffix or (bool(stem_and_suffix(file)[1]) and _is_text(file))
 
 
 def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
     """Whether the first file of each split has neither labels, nor columns, nor tags of its own."""
     for several in files.values():
         try:
-            file, _ = find(several[0])
-            labelled = label_text.looks_like(file, sure=False) or label_text.tab_separated(file)
+            file, _ = detect_encoding(several[0])
+            labelled = label_text.is_label_text(file, sure=False) or label_text.is_tab_separated(file)
         except NoRowsError:
             continue
-        head = head_of(file)
-        if labelled or conll.looks_like(head) or conll.has_header(head, parted=True):
+        head = read_head(file)
+        if labelled or conll.is_conll(head) or conll.has_header(head, parted=True):
             return False
     return True
 
 
-def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> ClassPlaces | None:
+def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> ClassLayout | None:
     splits: Classes = {}
     files: dict[str, list[Path]] = {}
     said: list[str] = []
@@ -147,19 +154,19 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
                 files.setdefault(split, []).extend(filter(_is_text, beside))
                 said += _unused([*within, *(each for each in beside if not _is_text(each))])
     if splits and not files and sum(map(len, splits.values())) > 1:
-        return ClassPlaces(layout="class-folders", splits=splits, said=tuple(said))
+        return ClassLayout(layout="class-folders", splits=splits, said=tuple(said))
     if splits or not all(files.values()) or not files:
         return None
     if settings.format is None and (any(len(each) < 2 for each in files.values()) or not _are_alike(files)):
         return None
-    return ClassPlaces(layout="class-files", splits=_by_file(files), said=tuple(said))
+    return ClassLayout(layout="class-files", splits=_by_file(files), said=tuple(said))
 
 
 def _are_alike(files: Mapping[str, list[Path]]) -> bool:
     """Whether the files of a folder are plain texts, and have the suffix of text or words of their names in common."""
-    names = [_words(bare_name(path)[0]) for several in files.values() for path in several]
+    names = [_words(stem_and_suffix(path)[0]) for several in files.values() for path in several]
     common = _shared(names) + _shared([name[::-1] for name in names])
-    suffixes = {bare_name(path)[1] for several in files.values() for path in several}
+    suffixes = {stem_and_suffix(path)[1] for several in files.values() for path in several}
     return (common > 0 or "" not in suffixes) and _is_plain(files)
 
 
@@ -169,7 +176,7 @@ def _holds_texts(folder: Path, settings: DataSettings) -> bool:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith(".") and entry.is_file():
-                    return (_is_text if settings.format else has_plain_name)(Path(entry.path))
+                    return (_is_text if settings.format else is_named_as_text)(Path(entry.path))
     except OSError as error:
         raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
     return False
@@ -184,7 +191,7 @@ def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
     """The label of each file: its name without split names, and without the words that all names begin or end with."""
     if (count := sum(map(len, files.values()))) > MOST_FILES:
         raise HeedfulError(f"{count:,} files, each the texts of a class: more than {MOST_FILES:,} classes are not read")
-    words = {path: _words(bare_name(path)[0]) for several in files.values() for path in several}
+    words = {path: _words(stem_and_suffix(path)[0]) for several in files.values() for path in several}
     shortest = min(map(len, words.values()))
     start = min(_shared(words.values()), shortest - 1)
     stop = min(_shared([each[::-1] for each in words.values()]), shortest - 1 - start)
@@ -216,21 +223,23 @@ def _words(name: str) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def parts(places: ClassPlaces, settings: DataSettings, kind: type[Example] | None) -> dict[str, tuple[Part, ...]]:
+def open_classes(
+    places: ClassLayout, settings: DataSettings, kind: type[Example] | None
+) -> dict[str, tuple[DataFile, ...]]:
     """Read each class as a part of its split."""
     name = next(path for classes in places.splits.values() for _, path in classes).parent
-    if kind not in (None, Labelled):
+    if kind not in (None, LabelledExample):
         assert kind is not None
         raise HeedfulError(f"{name}: labels are the names of classes, but this task needs {kind.about} in each example")
-    refuse_columns(str(name), "texts whose labels are names of files or folders", settings)
+    check_no_columns(str(name), "texts whose labels are names of files or folders", settings)
     read = _lines_of if places.layout == "class-files" else _files_of
-    found: dict[str, tuple[Part, ...]] = {}
+    found: dict[str, tuple[DataFile, ...]] = {}
     for split, classes in places.splits.items():
-        labels = in_order({label for label, _ in classes})
+        labels = sort_labels({label for label, _ in classes})
         found[split] = tuple(
-            Part(
+            DataFile(
                 shown=str(path),
-                kind=Labelled,
+                kind=LabelledExample,
                 read=partial(read, path, label, settings),
                 said=(SAID[places.layout], *places.said),
                 labels=labels,
@@ -246,28 +255,28 @@ SAID: dict[Layout, str] = {
 }
 
 
-def _lines_of(path: Path, label: str, settings: DataSettings, sieve: Sieve) -> Iterator[Example]:
-    file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-    for example in texts(file, sieve):
-        yield Labelled(file=example.file, line=example.line, text=example.text, label=label)
+def _lines_of(path: Path, label: str, settings: DataSettings, sieve: RowErrors) -> Iterator[Example]:
+    file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    for example in read_texts(file, sieve):
+        yield LabelledExample(file=example.file, line=example.line, text=example.text, label=label)
 
 
-def _files_of(folder: Path, label: str, settings: DataSettings, sieve: Sieve) -> Iterator[Example]:
-    for path, text in whole_texts(folder, settings, sieve):
-        yield Labelled(file=str(path), line=1, text=text, label=label)
+def _files_of(folder: Path, label: str, settings: DataSettings, sieve: RowErrors) -> Iterator[Example]:
+    for path, text in read_text_files(folder, settings, sieve):
+        yield LabelledExample(file=str(path), line=1, text=text, label=label)
 
 
-def whole_texts(folder: Path, settings: DataSettings, sieve: Sieve) -> Iterator[tuple[Path, str]]:
+def read_text_files(folder: Path, settings: DataSettings, sieve: RowErrors) -> Iterator[tuple[Path, str]]:
     """Read each file of a folder as one text; one that cannot be read so is a bad row."""
     folders, files = _inside(folder)
     if folders:
         raise HeedfulError(f"{folder}: holds the folder {folders[0].name}, expected files alone, a text in each")
     for path in files:
-        if (text := whole_text(path, settings, sieve)) is not None:
+        if (text := read_text_file(path, settings, sieve)) is not None:
             yield path, text
 
 
-def texts_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+def list_text_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     """List the files of texts in a folder, and in the folders in it; files beside folders are passed over.
 
     A link to a folder that it lies in is passed over, too.
@@ -276,15 +285,15 @@ def texts_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         return
     folders, files = _inside(folder)
     for within in folders:
-        yield from texts_below(within, (*above, real))
+        yield from list_text_files(within, (*above, real))
     if not folders:
         yield from filter(_is_text, files)
 
 
-def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
+def read_text_file(path: Path, settings: DataSettings, sieve: RowErrors) -> str | None:
     """Read a file as one text, without the line ends at its end; None: it is a bad row."""
     try:
-        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     except NoRowsError:
         return ""
     except HeedfulError as error:
@@ -306,6 +315,6 @@ def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
     return "".join(lines).replace("\r\n", "\n").rstrip("\n")
 
 
-def _too_long(file: File, longest: int, line: str) -> BadRow:
+def _too_long(file: TextFile, longest: int, line: str) -> BadRow:
     reason = f"the file is longer than {longest:,} characters, the most that a text may have"
     return BadRow(file=file.shown, line=1, column="", reason=reason, text=line[:200])

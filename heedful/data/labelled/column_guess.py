@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from heedful.data.bad_rows import LeaveOut, Sieve, shown
-from heedful.data.formats.tables import HEAD, Table
+from heedful.data.bad_rows import RowErrors, Skip, shown
+from heedful.data.formats.tables import HEAD_ROWS, Table
 
 FEWEST = 4  # rows from which labels can be told from texts
 LONGEST_LABEL = 60  # characters
@@ -17,7 +17,7 @@ ROLES = ("text", "label", "score")  # that are proposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
+class ColumnGuess:
     """The columns that could have each role, by number from 1."""
 
     columns: Mapping[str, tuple[int, ...]]
@@ -53,20 +53,20 @@ def _setting(role: str, numbers: Sequence[int]) -> str:
     return f"--data.columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
 
 
-def is_bare(table: Table) -> bool:
+def has_no_header(table: Table) -> bool:
     """Whether a table has rows of cells and no header."""
     return isinstance(table.first, list) and table.names[:1] == ("1",)
 
 
-def propose(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> Proposal | None:
+def guess_columns(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> ColumnGuess | None:
     """Propose the columns of roles among those that are not taken; None: no header is missing, or no role is known.
 
     A label comes again and is short; texts have several words and are mostly different; a score is a number, and is not
     the number of the row.
     """
-    if not is_bare(table) or not {*roles} <= {*ROLES}:
+    if not has_no_header(table) or not {*roles} <= {*ROLES}:
         return None
-    rows = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD) if isinstance(cells, list)]
+    rows = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS) if isinstance(cells, list)]
     first, *below = rows or [[]]
     free = [number for number in range(len(table.names)) if str(number + 1) not in taken]
     cells = {number: [row[number].strip() for row in below if number < len(row)] for number in free}
@@ -81,7 +81,7 @@ def propose(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> Pr
     found = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
     doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say "
     doubt += "--data.header=true if it does"
-    return Proposal(
+    return ColumnGuess(
         columns={role: columns[role] for role in roles},
         values={number + 1: len({*values}) for number, values in cells.items()},
         doubt=f"{doubt}, else columns by number: {_settings(columns)}" if found else "",

@@ -10,29 +10,29 @@ from itertools import islice
 from shlex import quote
 from typing import Any
 
-from heedful.data.bad_rows import CellError, LeaveOut, Sieve, shown
+from heedful.data.bad_rows import CellError, RowErrors, Skip, shown
 from heedful.data.examples import (
-    Choices,
+    ChoiceExample,
     Example,
-    Labelled,
-    MultiLabelled,
-    Pair,
-    Plain,
-    Question,
-    Rewritten,
-    Scored,
-    Tagged,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    QuestionExample,
+    ScoredExample,
+    Seq2SeqExample,
+    TaggedExample,
+    TextExample,
 )
-from heedful.data.formats.list_cells import listed
-from heedful.data.formats.squad import whole
-from heedful.data.formats.tables import HEAD, Cells, Table
-from heedful.data.labelled.column_guess import Proposal, is_bare, propose
+from heedful.data.formats.list_cells import parse_list_cell
+from heedful.data.formats.squad import check_surrogates
+from heedful.data.formats.tables import HEAD_ROWS, Cells, Table
+from heedful.data.labelled.column_guess import ColumnGuess, guess_columns, has_no_header
 from heedful.errors import HeedfulError, did_you_mean
 
 Key = str | int  # a column's name, or its number from 1
 Given = Mapping[str, Key | Sequence[Key]]
 
-NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
+COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
     "text_pair": ("text_pair", "pair", "text2", "sentence2", "hypothesis", "question2"),
     "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
@@ -55,15 +55,15 @@ NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they ar
 }
 NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
 GUESSES = (
-    Tagged,
-    Question,
-    Choices,
-    MultiLabelled,
-    Labelled,
-    Scored,
-    Pair,
-    Rewritten,
-    Plain,
+    TaggedExample,
+    QuestionExample,
+    ChoiceExample,
+    MultiLabelExample,
+    LabelledExample,
+    ScoredExample,
+    PairExample,
+    Seq2SeqExample,
+    TextExample,
 )  # the first whose columns are there
 TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # no label is called so: a header has it
 INPUTS = (  # a first row with names for all of one of these is a header too; "positive" alone may well be a label
@@ -135,32 +135,32 @@ def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
 
 
 def _speaks(name: str, role: str) -> bool:
-    return name in NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
+    return name in COLUMN_NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
 
 
-def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
+def resolve_columns(table: Table, kind: type[Example] | None, given: Given) -> Columns:
     """The columns of a table for a kind of example; None: the kind that they speak of."""
     if kind is not None:
         return _resolve(table, kind, given)
     for role, keys in given.items():
-        if role not in NAMES:
-            close = did_you_mean(role, list(NAMES))
-            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(NAMES)}{close}")
+        if role not in COLUMN_NAMES:
+            close = did_you_mean(role, list(COLUMN_NAMES))
+            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(COLUMN_NAMES)}{close}")
         _given(table, keys)
     guesses = [guess for guess in GUESSES if set(given) <= {*guess.needed, *guess.optional}]
     if not guesses:
         raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
     for guess in guesses:
-        if guess is Plain and not given and is_bare(table) and len(table.names) > 1:
+        if guess is TextExample and not given and has_no_header(table) and len(table.names) > 1:
             continue  # one of its columns is likely to be a label
         try:
             found = _resolve(table, guess, given)
         except MissingColumnError:
             continue
         else:
-            if guess is not MultiLabelled or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
+            if guess is not MultiLabelExample or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
                 return found
-    raise _missing(table, "text", None if given else propose(table, ("text", "label")))
+    raise _missing(table, "text", None if given else guess_columns(table, ("text", "label")))
 
 
 def _is_list(table: Table, columns: Columns, role: str) -> bool:
@@ -170,10 +170,12 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
 
 def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
     found = find_columns(table, kind.needed, kind.optional, given)
-    if kind is Choices and not {"prompt", "question"} & set(found):
+    if kind is ChoiceExample and not {"prompt", "question"} & set(found):
         raise _missing(table, "prompt")
-    columns = Columns(kind=kind, of=found, unused=unused(table, found), proposed=proposed(table, found, given))
-    if kind is Pair and "score" not in {*found, *given}:
+    columns = Columns(
+        kind=kind, of=found, unused=unused_columns(table, found), proposed=guessed_roles(table, found, given)
+    )
+    if kind is PairExample and "score" not in {*found, *given}:
         _refuse_verdict(table, columns.unused)
     return columns
 
@@ -182,14 +184,14 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
     """A column that says which pairs belong together would be passed over, and all be learned as such."""
     by_number = isinstance(table.first, list)
     places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
-    top: list[Any] = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD)]
+    top: list[Any] = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
     for name, place in places.items():
         values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
-        if name.casefold() in TARGETS.union(NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
+        if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
             raise HeedfulError(
                 f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
-                f"texts that belong together: say {column('score', name)} where it has numbers of how much they do; or "
-                "keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
+                f"texts that belong together: say {column_option('score', name)} where it has numbers of how much they do; "
+                "or keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
             )
 
 
@@ -206,12 +208,12 @@ def find_columns(
         if len(names) > 1 and role not in SEVERAL:
             raise HeedfulError(
                 f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
-                f"which, as {column(role, names[0])}"
+                f"which, as {column_option(role, names[0])}"
             )
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     lacking = [role for role in needed if role not in chosen]
-    proposal = propose(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
+    proposal = guess_columns(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
     if proposal is not None:
         chosen |= proposal.sure
     for role in roles:
@@ -221,7 +223,7 @@ def find_columns(
         if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
             raise _AmbiguousError(
                 f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
-                f"say which, as {column(role, names[0])}"
+                f"say which, as {column_option(role, names[0])}"
             )
         if names:
             found[role] = names
@@ -229,25 +231,25 @@ def find_columns(
     return found
 
 
-def unused(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def unused_columns(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The columns that have no role."""
     taken = {name for names in found.values() for name in names}
     return tuple(name for name in table.names if name not in taken)
 
 
-def proposed(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
+def guessed_roles(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
     """The roles that were neither given nor named by a header."""
-    return tuple(role for role in found if role not in given) if is_bare(table) else ()
+    return tuple(role for role in found if role not in given) if has_no_header(table) else ()
 
 
 def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
     if role == "candidates" and (numbered := [name for name in table.names if NUMBERED.fullmatch(name)]):
         return tuple(sorted(numbered, key=lambda name: int(NUMBERED.sub(r"\1", name))))
     free = [name for name in table.names if name not in taken]
-    return tuple(name for name in free if name.casefold() in NAMES[role])
+    return tuple(name for name in free if name.casefold() in COLUMN_NAMES[role])
 
 
-def column(role: str, name: str) -> str:
+def column_option(role: str, name: str) -> str:
     """The option that names a column.
 
     >>> column("text", "my review")
@@ -290,25 +292,25 @@ def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _missing(table: Table, role: str, proposal: Proposal | None = None) -> MissingColumnError:
+def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> MissingColumnError:
     which = f"{table.shown}: which column is the {role}?"
-    if is_bare(table):
+    if has_no_header(table):
         if proposal is not None and proposal.doubt:
             return MissingColumnError(f"{which} {proposal.doubt}", role)
         cells = ", ".join(map(shown, [*table.first][:5]))
-        say = f"Say {column(role, 'NUMBER')} (from 1)"
+        say = f"Say {column_option(role, 'NUMBER')} (from 1)"
         looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
         return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
-    known, names = " or ".join(map(shown, NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
+    known, names = " or ".join(map(shown, COLUMN_NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
     return MissingColumnError(
-        f"{which} None is called {known} or the like: say {column(role, 'NAME')}, one of {names}", role
+        f"{which} None is called {known} or the like: say {column_option(role, 'NAME')}, one of {names}", role
     )
 
 
 # ---------------------------------------------------------------------------------------------------- cells
 
 
-class Reader:
+class RowReader:
     """The cells of one table, by role."""
 
     def __init__(self, table: Table, columns: Columns, longest: int) -> None:
@@ -351,7 +353,7 @@ class Reader:
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
         if len(value) > self._longest:
             raise CellError(name, f"is longer than {self._longest:,} characters, the most that a text may have")
-        return whole(value, name)
+        return check_surrogates(value, name)
 
     def pair(self, cells: Cells) -> str | None:
         """The second text, where there is such a column."""
@@ -368,7 +370,7 @@ class Reader:
             return tuple(self.checked(value, name) for value, name in values)
         value, name = values[0]
         if role == "words":
-            value = listed(value, name)
+            value = parse_list_cell(value, name)
         if isinstance(value, str):
             parts = self.checked(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
             return tuple(part.strip() for part in parts)

@@ -10,14 +10,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data.bad_rows import Sieve, shown
-from heedful.data.examples import Example, Labelled, MultiLabelled, Plain, Question, Tagged
+from heedful.data.bad_rows import RowErrors, shown
+from heedful.data.examples import (
+    Example,
+    LabelledExample,
+    MultiLabelExample,
+    QuestionExample,
+    TaggedExample,
+    TextExample,
+)
 from heedful.data.formats import conll, label_text, squad
-from heedful.data.formats.tables import Table, data_object, json_lines, json_list, parquet, separated
-from heedful.data.formats.text_files import LONGEST, PACKED, File, find, head_of, lines, need_file
-from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve
-from heedful.data.labelled.headers import refuse_doubtful
-from heedful.data.labelled.row_reader import examples
+from heedful.data.formats.tables import (
+    Table,
+    read_dataset_object,
+    read_delimited,
+    read_json_lines,
+    read_json_list,
+    read_parquet,
+)
+from heedful.data.formats.text_files import (
+    COMPRESSED,
+    MAX_ROW_BYTES,
+    TextFile,
+    check_file,
+    detect_encoding,
+    read_head,
+    read_lines,
+)
+from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve_columns
+from heedful.data.labelled.headers import check_header
+from heedful.data.labelled.row_reader import read_examples
 from heedful.errors import HeedfulError
 
 Format = Literal[
@@ -65,7 +87,7 @@ class DataSettings:
     label_until: str | None = None  # keep labels up to this mark: ":" makes "DESC:manner" the coarse label "DESC"
     dev_fraction: float = 0.1  # share of train that becomes the dev split where none is given; 0: none
     seed: int = 0  # of that choice
-    max_row_bytes: int = LONGEST  # a longer row is a bad row
+    max_row_bytes: int = MAX_ROW_BYTES  # a longer row is a bad row
 
     def __post_init__(self) -> None:
         if not 0 <= self.dev_fraction < 1:
@@ -86,12 +108,12 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class DataFile:
     """Examples of one kind from one place, read anew each time."""
 
     shown: str
     kind: type[Example]
-    read: Callable[[Sieve], Iterator[Example]]
+    read: Callable[[RowErrors], Iterator[Example]]
     said: tuple[str, ...]
     labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
     more: frozenset[str] = frozenset()  # the optional columns that it has and that change what a task is
@@ -100,66 +122,70 @@ class Part:
     )  # names by role; "1", "2", ... without a header
 
 
-def bare_name(path: Path) -> tuple[str, str]:
+def stem_and_suffix(path: Path) -> tuple[str, str]:
     """The name of a file without the suffixes of packing and format, and the latter.
 
     >>> bare_name(Path("folder/dev-v1.1.json.gz")), bare_name(Path("eng.train"))
     (('dev-v1.1', '.json'), ('eng.train', ''))
     """
-    name = Path(path.name.removesuffix(path.suffix)) if path.suffix in PACKED else Path(path.name)
+    name = Path(path.name.removesuffix(path.suffix)) if path.suffix in COMPRESSED else Path(path.name)
     suffix = name.suffix.lower()
     return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
 
 
-def form_of(path: Path, said: Format | None) -> Format | None:
+def format_of(path: Path, said: Format | None) -> Format | None:
     """The format that is said, else the one that the name of a file speaks of."""
-    return said or SUFFIXES.get(bare_name(path)[1])
+    return said or SUFFIXES.get(stem_and_suffix(path)[1])
 
 
-def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
     """A file as a part of a split."""
-    if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
-        need_file(path)
-        return of_table(parquet(path, sieve), kind, settings)
-    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
+        check_file(path)
+        return from_table(read_parquet(path, sieve), kind, settings)
+    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or _found(file, kind)
-    if form == "squad" or (form == "json" and kind in (None, Question) and is_squad(file)):
+    if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
         return _squad(file, kind, settings, said)
     if form == "conll":
-        _refuse_kind(file, kind, Tagged, "words with tags")
+        _refuse_kind(file, kind, TaggedExample, "words with tags")
         word, tag = (column_number(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
-        refuse_columns(file.shown, "columns without names", settings, ("words", "tags"))
-        header = conll.has_header(head_of(file), word, tag) if settings.header is None else settings.header
-        read: Callable[[Sieve], Iterator[Example]] = partial(conll.sentences, file, word=word, tag=tag, header=header)
+        check_no_columns(file.shown, "columns without names", settings, ("words", "tags"))
+        header = conll.has_header(read_head(file), word, tag) if settings.header is None else settings.header
+        read: Callable[[RowErrors], Iterator[Example]] = partial(
+            conll.read_sentences, file, word=word, tag=tag, header=header
+        )
         said += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
         places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
-        return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, places))
+        return DataFile(shown=file.shown, kind=TaggedExample, read=read, said=(*said, places))
     if form == "label-text":
-        refuse_columns(file.shown, "a label and a text on each line", settings, ("labels",))
-        any_number = kind is MultiLabelled or "labels" in (settings.columns or {})
-        several = True if any_number else False if kind is Labelled else None
-        return of_table(label_text.table(file, sieve, several), kind, settings, said)
+        check_no_columns(file.shown, "a label and a text on each line", settings, ("labels",))
+        any_number = kind is MultiLabelExample or "labels" in (settings.columns or {})
+        several = True if any_number else False if kind is LabelledExample else None
+        return from_table(label_text.read_table(file, sieve, several), kind, settings, said)
     if form == "text":
-        _refuse_kind(file, kind, Plain, "plain text")
-        refuse_columns(file.shown, "plain text", settings)
-        return Part(shown=file.shown, kind=Plain, read=lambda sieve: texts(file, sieve), said=(*said, TEXT))
-    return of_table(_rows_of(file, form, settings, sieve), kind, settings, said)
+        _refuse_kind(file, kind, TextExample, "plain text")
+        check_no_columns(file.shown, "plain text", settings)
+        return DataFile(
+            shown=file.shown, kind=TextExample, read=lambda sieve: read_texts(file, sieve), said=(*said, TEXT)
+        )
+    return from_table(_rows_of(file, form, settings, sieve), kind, settings, said)
 
 
-def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
+def open_table(path: Path, settings: DataSettings, sieve: RowErrors) -> Table:
     """A file as rows and columns, whatever these are for; of plain text each line is a row."""
-    suffix = bare_name(path)[1]
+    suffix = stem_and_suffix(path)[1]
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
-        need_file(path)
-        return parquet(path, sieve)
-    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        check_file(path)
+        return read_parquet(path, sieve)
+    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
-    if form in (None, "text") and settings.format is None and label_text.looks_like(file, sure=True):
+    if form in (None, "text") and settings.format is None and label_text.is_label_text(file, sure=True):
         form = "label-text"
     if form is None:
         raise _unknown(file)
     if form == "label-text":
-        return label_text.table(file, sieve, None)
+        return label_text.read_table(file, sieve, None)
     if form == "text":
         table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda sieve: _as_rows(file, sieve))
         return replace(table, said=(*said, TEXT))
@@ -171,38 +197,40 @@ def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
     return replace(table, names=names, said=(*said, *table.said))
 
 
-def _as_rows(file: File, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
-    for example in texts(file, sieve):
+def _as_rows(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    for example in read_texts(file, sieve):
         yield example.line, [example.text]
 
 
-def _rows_of(file: File, form: Format, settings: DataSettings, sieve: Sieve) -> Table:
+def _rows_of(file: TextFile, form: Format, settings: DataSettings, sieve: RowErrors) -> Table:
     if form == "csv" or form == "tsv":
         return _separated(file, form, settings, sieve)
     if form not in ("json", "jsonl"):
         raise HeedfulError(f"{file.shown}: {form} is a folder, and this is a file")
-    by_line = form == "jsonl" or is_lines(file)
-    return (json_lines if by_line else json_list)(file, sieve)
+    by_line = form == "jsonl" or is_json_lines(file)
+    return (read_json_lines if by_line else read_json_list)(file, sieve)
 
 
-def of_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+def from_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
     """A data set of the `datasets` library as a part of a split."""
-    return of_table(data_object(name, data, sieve), kind, settings)
+    return from_table(read_dataset_object(name, data, sieve), kind, settings)
 
 
-def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None) -> Part:
+def from_table(
+    table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None
+) -> DataFile:
     """A table as a part of a split."""
-    columns = resolve(table, kind, settings.columns or {})
+    columns = resolve_columns(table, kind, settings.columns or {})
     label = columns.of.get("label")
     if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
         raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
 
-    def read(sieve: Sieve) -> Iterator[Example]:
-        return examples(table, columns, sieve, settings.max_row_bytes)
+    def read(sieve: RowErrors) -> Iterator[Example]:
+        return read_examples(table, columns, sieve, settings.max_row_bytes)
 
     stated = (*(said or ()), *table.said, columns.said)
     more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
-    return Part(
+    return DataFile(
         shown=table.shown,
         kind=columns.kind,
         read=read,
@@ -223,21 +251,21 @@ def _words(table: Table, columns: Columns) -> tuple[str, ...]:
 TEXT = "one text on each line; empty lines are left out"
 
 
-def texts(file: File, sieve: Sieve) -> Iterator[Plain]:
+def read_texts(file: TextFile, sieve: RowErrors) -> Iterator[TextExample]:
     """One text on each line."""
-    for number, line in lines(file, sieve):
+    for number, line in read_lines(file, sieve):
         if line.strip():
-            yield Plain(file=file.shown, line=number, text=line)
+            yield TextExample(file=file.shown, line=number, text=line)
 
 
-def _found(file: File, kind: type[Example] | None) -> Format:
-    suffix = bare_name(file.path)[1]
+def _found(file: TextFile, kind: type[Example] | None) -> Format:
+    suffix = stem_and_suffix(file.path)[1]
     form = SUFFIXES.get(suffix)
-    if (kind is Tagged or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
-        head = head_of(file)
+    if (kind is TaggedExample or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
+        head = read_head(file)
         named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
-        columns = conll.looks_like(head) or conll.has_header(head, parted=True)
-        if kind in (None, Tagged) and (columns or (kind is Tagged and not named)):
+        columns = conll.is_conll(head) or conll.has_header(head, parted=True)
+        if kind in (None, TaggedExample) and (columns or (kind is TaggedExample and not named)):
             return "conll"
     if form in (None, "text") and (found := _found_labelled(file, kind, guess=kind is not None or form is None)):
         return found
@@ -246,36 +274,36 @@ def _found(file: File, kind: type[Example] | None) -> Format:
     return form
 
 
-def _found_labelled(file: File, kind: type[Example] | None, *, guess: bool) -> Format | None:
+def _found_labelled(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
     """Whether a file without a telling name has a label and a text on each line, or columns between tabs.
 
     Args:
         guess: accept what only seems so, where the file can be nothing else.
     """
-    labelled = kind in (None, Labelled, MultiLabelled)
-    if labelled and label_text.looks_like(file, sure=True):
+    labelled = kind in (None, LabelledExample, MultiLabelExample)
+    if labelled and label_text.is_label_text(file, sure=True):
         return "label-text"
-    if guess and kind not in (Plain, Tagged) and label_text.tab_separated(file):
+    if guess and kind not in (TextExample, TaggedExample) and label_text.is_tab_separated(file):
         return "tsv"
-    return "label-text" if guess and labelled and label_text.looks_like(file, sure=False) else None
+    return "label-text" if guess and labelled and label_text.is_label_text(file, sure=False) else None
 
 
-def _unknown(file: File) -> HeedfulError:
+def _unknown(file: TextFile) -> HeedfulError:
     known = ", ".join(SUFFIXES)
     return HeedfulError(
         f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --data.format=csv"
     )
 
 
-def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, sieve: Sieve) -> Table:
+def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, sieve: RowErrors) -> Table:
     delimiter, said = settings.delimiter or ("\t" if form == "tsv" else ","), []
     if settings.delimiter is None and form == "csv":
-        first = head_of(file).split("\n", 1)[0]
+        first = read_head(file).split("\n", 1)[0]
         if "," not in first and (other := max(";\t", key=first.count)) in first:
             delimiter = other
             said = [f"{file.path.name}: cells are separated by {'tabs' if other == chr(9) else 'semicolons'}"]
     quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
-    table = separated(
+    table = read_delimited(
         file,
         sieve,
         delimiter=delimiter,
@@ -287,37 +315,37 @@ def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, 
         and table.names[:1] == ("1",)
         and any(map(has_number, (settings.columns or {}).values()))
     ):
-        refuse_doubtful(table)
+        check_header(table)
     said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
     return replace(table, said=(*said, *table.said), header=settings.header)
 
 
-def is_lines(file: File) -> bool:
+def is_json_lines(file: TextFile) -> bool:
     """Whether a .json file is really one JSON object on each line."""
-    first, newline, rest = head_of(file).lstrip().partition("\n")
+    first, newline, rest = read_head(file).lstrip().partition("\n")
     try:
         return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def is_squad(file: File) -> bool:
+def is_squad(file: TextFile) -> bool:
     """Whether a JSON file is an object with articles of paragraphs under "data", as far as its beginning tells."""
-    head = head_of(file).lstrip()
+    head = read_head(file).lstrip()
     start = re.search(r'"data"\s*:\s*\[\s*\{', head)
     return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
 
 
-def _squad(file: File, kind: type[Example] | None, settings: DataSettings, said: list[str]) -> Part:
-    _refuse_kind(file, kind, Question, "questions in SQuAD's JSON")
-    refuse_columns(file.shown, "SQuAD's JSON", settings)
-    second = '"is_impossible"' in head_of(file)
+def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, said: list[str]) -> DataFile:
+    _refuse_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
+    check_no_columns(file.shown, "SQuAD's JSON", settings)
+    second = '"is_impossible"' in read_head(file)
     name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
-    read: Callable[[Sieve], Iterator[Example]] = lambda sieve: squad.questions(file, sieve)  # noqa: E731
-    return Part(shown=file.shown, kind=Question, read=read, said=(*said, name))
+    read: Callable[[RowErrors], Iterator[Example]] = lambda sieve: squad.read_questions(file, sieve)  # noqa: E731
+    return DataFile(shown=file.shown, kind=QuestionExample, read=read, said=(*said, name))
 
 
-def refuse_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
+def check_no_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
     """Columns that were said of a format that has none would be passed over."""
     if others := [role for role in settings.columns or {} if role not in known]:
         raise HeedfulError(
@@ -325,7 +353,7 @@ def refuse_columns(shown: str, what: str, settings: DataSettings, known: tuple[s
         )
 
 
-def column_number(file: File, settings: DataSettings, role: str, usual: int) -> int:
+def column_number(file: TextFile, settings: DataSettings, role: str, usual: int) -> int:
     """Return the number of a column of CoNLL, from 1; 0: the last one."""
     key = (settings.columns or {}).get(role, usual)
     if isinstance(key, str) and key.isdigit():
@@ -335,7 +363,7 @@ def column_number(file: File, settings: DataSettings, role: str, usual: int) -> 
     return key
 
 
-def _refuse_kind(file: File, kind: type[Example] | None, made: type[Example], holds: str) -> None:
+def _refuse_kind(file: TextFile, kind: type[Example] | None, made: type[Example], holds: str) -> None:
     if kind not in (None, made):
         assert kind is not None
         raise HeedfulError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")

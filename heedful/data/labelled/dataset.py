@@ -9,15 +9,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from heedful.data.bad_rows import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
-from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, in_order, takes
+from heedful.data.bad_rows import BadRow, BadRowPolicy, Raise, RowErrors, Skip, shown
+from heedful.data.examples import Example, LabelledExample, MultiLabelExample, TaggedExample, in_dev_split, sort_labels
 from heedful.data.formats import conll
 from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
-from heedful.data.labelled.in_memory import as_data_object, is_object
-from heedful.data.labelled.split_files import SPLITS, split_files, split_several
-from heedful.data.tag_schemes import to_iob2, unsaid
+from heedful.data.labelled.data_file import (
+    SUFFIXES,
+    DataFile,
+    DataSettings,
+    from_object,
+    open_data_file,
+    stem_and_suffix,
+)
+from heedful.data.labelled.in_memory import is_in_memory, to_dataset_object
+from heedful.data.labelled.split_files import SPLITS, assign_splits, find_split_files
+from heedful.data.tag_schemes import to_iob2, unknown_labels
 from heedful.errors import HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example)
@@ -25,16 +32,16 @@ MANY = 10_000  # labels
 TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
 
 
-class Source(Generic[Kind]):
+class Dataset(Generic[Kind]):
     """Examples of one kind in splits; reading streams, and what was found out is in `stated`."""
 
     def __init__(
         self,
         kind: type[Kind],
-        parts: Mapping[str, tuple[Part, ...]],
+        parts: Mapping[str, tuple[DataFile, ...]],
         said: Sequence[str],
         settings: DataSettings,
-        sieve: Sieve,
+        sieve: RowErrors,
     ) -> None:
         self.kind = kind
         self.settings = settings
@@ -63,28 +70,28 @@ class Source(Generic[Kind]):
 
         Names that come with the data keep their order. Where a dev split is made the labels are those of both.
         """
-        if self.kind is Tagged:
+        if self.kind is TaggedExample:
             return self._scheme.labels
-        if self.kind not in (Labelled, MultiLabelled):
+        if self.kind not in (LabelledExample, MultiLabelExample):
             return ()
         if self._named:
             return self._named
         seen: set[str] = set()
         for example in self._whole(self._first_split):
-            assert isinstance(example, Labelled | MultiLabelled)
-            seen.update((example.label,) if isinstance(example, Labelled) else example.labels)
+            assert isinstance(example, LabelledExample | MultiLabelExample)
+            seen.update((example.label,) if isinstance(example, LabelledExample) else example.labels)
             if len(seen) > MANY:
                 raise HeedfulError(
                     f"{example.file}:{example.line}: more than {MANY:,} different labels: is that the label column? "
                     "Numbers are the task regress"
                 )
-        return in_order(seen)
+        return sort_labels(seen)
 
     @cached_property
     def stated(self) -> tuple[str, ...]:
         """What was found out about the data, in sentences."""
         said = list(self._said)
-        if self.kind is Tagged:
+        if self.kind is TaggedExample:
             said.append(self._scheme.said)
         if labels := self.labels:
             more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
@@ -104,16 +111,16 @@ class Source(Generic[Kind]):
         first, named = self._first_split, self._named
         whole = "train" if made else split
         known = frozenset(self.known or (self.labels if named or whole != first else ()))
-        tags = self.kind is Tagged and bool(self.known)
+        tags = self.kind is TaggedExample and bool(self.known)
         for number, example in enumerate(self._whole(whole)):
-            if unseen := unsaid(_labels(example), known, tags=tags) if known else []:
+            if unseen := unknown_labels(_labels(example), known, tags=tags) if known else []:
                 where = f"among those that come with {first}:" if named else f"in {first}, which has"
                 where = "one that the model knows:" if self.known else where
                 reason = f"the label {shown(unseen[0])} is not {where} {_some(self.known or self.labels)}"
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
                 self.sieve.refuse(bad, number=number, stage="label")
-            elif not made or takes(example, fraction, seed) == (split == "dev"):
+            elif not made or in_dev_split(example, fraction, seed) == (split == "dev"):
                 yield example
 
     @property
@@ -128,15 +135,15 @@ class Source(Generic[Kind]):
     @property
     def _named(self) -> tuple[str, ...]:
         """The labels whose names come with the data."""
-        return self._parts[self._first_split][0].labels if self.kind in (Labelled, MultiLabelled) else ()
+        return self._parts[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
 
     @cached_property
-    def _scheme(self) -> conll.Scheme:
-        return conll.scheme(each for each in self._raw(self._first_split) if isinstance(each, Tagged))
+    def _scheme(self) -> conll.TagScheme:
+        return conll.detect_scheme(each for each in self._raw(self._first_split) if isinstance(each, TaggedExample))
 
     def _whole(self, split: str) -> Iterator[Kind]:
         """What the files of a split hold, tags as IOB2."""
-        if self.kind is not Tagged or not self._scheme.name:
+        if self.kind is not TaggedExample or not self._scheme.name:
             yield from self._raw(split)
             return
         for example in self._raw(split):
@@ -149,11 +156,11 @@ class Source(Generic[Kind]):
 
 def _labels(example: Example) -> tuple[str, ...]:
     match example:
-        case Labelled():
+        case LabelledExample():
             return (example.label,)
-        case MultiLabelled():
+        case MultiLabelExample():
             return example.labels
-        case Tagged():
+        case TaggedExample():
             return example.tags
     return ()
 
@@ -162,16 +169,16 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(map(shown, labels[:8])) + (", …" if len(labels) > 8 else "")
 
 
-def cut_labels(part: Part, mark: str | None) -> Part:
+def cut_labels(part: DataFile, mark: str | None) -> DataFile:
     """Keep the labels of a part up to a mark, as DataSettings.label_until says it."""
-    if mark is None or part.kind not in (Labelled, MultiLabelled):
+    if mark is None or part.kind not in (LabelledExample, MultiLabelExample):
         return part
 
-    def read(sieve: Sieve) -> Iterator[Example]:
+    def read(sieve: RowErrors) -> Iterator[Example]:
         for example in part.read(sieve):
-            if isinstance(example, Labelled):
+            if isinstance(example, LabelledExample):
                 yield replace(example, label=example.label.partition(mark)[0])
-            elif isinstance(example, MultiLabelled):
+            elif isinstance(example, MultiLabelExample):
                 yield replace(example, labels=tuple(dict.fromkeys(each.partition(mark)[0] for each in example.labels)))
 
     labels = tuple(dict.fromkeys(label.partition(mark)[0] for label in part.labels))
@@ -181,19 +188,19 @@ def cut_labels(part: Part, mark: str | None) -> Part:
 # ---------------------------------------------------------------------------------------------------- opening
 
 DEFAULT = DataSettings()
-STOP = Stop()
+STOP = Raise()
 
 
 @overload
 def read(
-    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
-) -> Source[Kind]: ...
+    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+) -> Dataset[Kind]: ...
 
 
 @overload
 def read(
-    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
-) -> Source[Example]: ...
+    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+) -> Dataset[Example]: ...
 
 
 def read(
@@ -201,32 +208,32 @@ def read(
     kind: type[Example] | None = None,
     settings: DataSettings = DEFAULT,
     *,
-    on_bad_row: BadRows = STOP,
-) -> Source[Any]:
+    on_bad_row: BadRowPolicy = STOP,
+) -> Dataset[Any]:
     """A folder, a file, several files, a mapping from splits to them, or objects of the `datasets` library.
 
     Several files are the splits that their names speak of, as in a folder, or where they speak of none all are train.
     `kind` is the class of the examples; None: the one that the data speak of.
     """
-    sieve = Sieve(on_bad_row)
+    sieve = RowErrors(on_bad_row)
     if isinstance(data, str | Path) and os.path.isdir(data):
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
-            parts, said = glue.parts(folder, task, kind, settings, sieve)
+            parts, said = glue.open_task(folder, task, kind, settings, sieve)
             return _source(parts, said, settings, sieve)
         if settings.format == "glue":
             raise HeedfulError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
         given: dict[str, tuple[Any, ...]] = {"train": (folder,)}
-        classes, said = class_folders.in_folder(folder, settings, kind), []
+        classes, said = class_folders.find_in_folder(folder, settings, kind), []
         if classes is None and settings.format not in class_folders.LAYOUTS:
-            files, said = split_files(folder)
+            files, said = find_split_files(folder)
             given = dict(files)
     else:
         given, said = _splits(data)
-        classes = class_folders.in_places(given, settings, kind)
+        classes = class_folders.find_in_paths(given, settings, kind)
     if classes is not None:
         return _of_classes(classes, said, settings, kind, sieve)
     if settings.format in class_folders.LAYOUTS:
@@ -234,10 +241,10 @@ def read(
             f"{', '.join(str(place) for places in given.values() for place in places)}: has no "
             f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
         )
-    found: dict[str, tuple[Part, ...]] = {}
-    first: Part | None = None
+    found: dict[str, tuple[DataFile, ...]] = {}
+    first: DataFile | None = None
     for split, places in given.items():
-        opened: list[Part] = []
+        opened: list[DataFile] = []
         for place in places:
             try:
                 part = cut_labels(_open(split, place, kind, settings, sieve), settings.label_until)
@@ -270,15 +277,15 @@ def read(
 
 
 def _of_classes(
-    classes: class_folders.ClassPlaces,
+    classes: class_folders.ClassLayout,
     said: Sequence[str],
     settings: DataSettings,
     kind: type[Example] | None,
-    sieve: Sieve,
-) -> Source[Any]:
+    sieve: RowErrors,
+) -> Dataset[Any]:
     found = {
         split: tuple(cut_labels(part, settings.label_until) for part in parts)
-        for split, parts in class_folders.parts(classes, settings, kind).items()
+        for split, parts in class_folders.open_classes(classes, settings, kind).items()
     }
     stated = dict.fromkeys(text for parts in found.values() for part in parts for text in part.said)
     source = _source(found, [*said, *stated], settings, sieve)
@@ -286,13 +293,13 @@ def _of_classes(
     return source
 
 
-def source_of(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
+def dataset_for_task(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Read data as examples of one kind; in place of one label also any number of them, where rows have that.
 
     Settings that were chosen and would change nothing are refused.
     """
-    several = kind is Labelled and _have_several(data, settings)
-    source = read(data, MultiLabelled if several else kind, settings, on_bad_row=on_bad_row)
+    several = kind is LabelledExample and _have_several(data, settings)
+    source = read(data, MultiLabelExample if several else kind, settings, on_bad_row=on_bad_row)
     _refuse_unused(source)
     return source
 
@@ -302,20 +309,20 @@ def _have_several(data: Any, settings: DataSettings) -> bool:
     if "labels" in (settings.columns or {}):
         return True
     try:
-        return read(data, None, settings, on_bad_row=LeaveOut()).kind is MultiLabelled
+        return read(data, None, settings, on_bad_row=Skip()).kind is MultiLabelExample
     except HeedfulError:  # what is missing for the task is said when it is read
         return False
 
 
-def _refuse_unused(source: Source[Any]) -> None:
+def _refuse_unused(source: Dataset[Any]) -> None:
     settings = source.settings
     files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
-    forms = {settings.format or SUFFIXES.get(bare_name(file)[1], "conll") for file in files}
+    forms = {settings.format or SUFFIXES.get(stem_and_suffix(file)[1], "conll") for file in files}
     forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
     tables = forms & {"csv", "tsv", "glue"}
-    columns = tables or (source.kind is Tagged and forms & {"conll", "text"})
+    columns = tables or (source.kind is TaggedExample and forms & {"conll", "text"})
     given = "dev" in source.places
-    has_labels = source.kind in (Labelled, MultiLabelled)
+    has_labels = source.kind in (LabelledExample, MultiLabelExample)
     for name, asked, why in (
         ("dev_fraction", given and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
         ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
@@ -330,14 +337,14 @@ def _refuse_unused(source: Source[Any]) -> None:
 
 
 def _source(
-    parts: Mapping[str, tuple[Part, ...]], said: Sequence[str], settings: DataSettings, sieve: Sieve
-) -> Source[Any]:
+    parts: Mapping[str, tuple[DataFile, ...]], said: Sequence[str], settings: DataSettings, sieve: RowErrors
+) -> Dataset[Any]:
     kind = next(iter(parts.values()))[0].kind
-    return Source(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
+    return Dataset(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
 
 
 def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
-    if isinstance(data, str | Path) or is_object(data):
+    if isinstance(data, str | Path) or is_in_memory(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
         named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
@@ -349,17 +356,17 @@ def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
         return {split: _places(data[named[split]]) for split in order}, []
     places = _places(data)
     if len(places) > 1 and all(isinstance(place, str | Path) for place in places):
-        files, said = split_several([Path(place) for place in places])
+        files, said = assign_splits([Path(place) for place in places])
         return dict(files), said
     return {"train": places}, []
 
 
 def _places(data: Any) -> tuple[Any, ...]:
-    places = (data,) if isinstance(data, str | Path) or is_object(data) else data
+    places = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
     if (
         isinstance(places, Sequence)
         and places
-        and all(isinstance(each, str | Path) or is_object(each) for each in places)
+        and all(isinstance(each, str | Path) or is_in_memory(each) for each in places)
     ):
         return tuple(places)
     raise HeedfulError(
@@ -368,7 +375,7 @@ def _places(data: Any) -> tuple[Any, ...]:
     )
 
 
-def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
     if isinstance(place, str | Path):
-        return open_part(Path(place), kind, settings, sieve)
-    return of_object(f"{split} (data set)", as_data_object(place, kind), kind, settings, sieve)
+        return open_data_file(Path(place), kind, settings, sieve)
+    return from_object(f"{split} (data set)", to_dataset_object(place, kind), kind, settings, sieve)

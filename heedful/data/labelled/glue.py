@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from heedful.data.bad_rows import Sieve
-from heedful.data.examples import Example, Labelled, Scored
-from heedful.data.formats.tables import Cells, Table, separated
-from heedful.data.formats.text_files import find
-from heedful.data.labelled.columns import Columns, resolve
-from heedful.data.labelled.data_file import DataSettings, Part, refuse_columns
-from heedful.data.labelled.row_reader import examples
+from heedful.data.bad_rows import RowErrors
+from heedful.data.examples import Example, LabelledExample, ScoredExample
+from heedful.data.formats.tables import Cells, Table, read_delimited
+from heedful.data.formats.text_files import detect_encoding
+from heedful.data.labelled.columns import Columns, resolve_columns
+from heedful.data.labelled.data_file import DataFile, DataSettings, check_no_columns
+from heedful.data.labelled.row_reader import read_examples
 from heedful.errors import HeedfulError
 
 Names = dict[str, str | int]
@@ -33,7 +33,7 @@ class Layout:
 
     columns: Names
     header: bool = True
-    kind: type[Example] = Labelled
+    kind: type[Example] = LabelledExample
     files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)
     said: str = ""
 
@@ -53,7 +53,7 @@ LAYOUTS: dict[str, Layout] = {
     "CoLA": Layout(columns={"text": 4, "label": 2}, header=False),
     "SST-2": Layout(columns={"text": "sentence", "label": "label"}),
     "MRPC": Layout(columns=_MRPC),
-    "STS-B": Layout(columns=_SENTENCES | {"score": "score"}, kind=Scored),
+    "STS-B": Layout(columns=_SENTENCES | {"score": "score"}, kind=ScoredExample),
     "QQP": Layout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
     "MNLI": Layout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
     "QNLI": Layout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
@@ -78,16 +78,16 @@ def task_of(folder: Path) -> str | None:
     return names.get(folder.absolute().name.replace("-", "").replace("_", "").casefold())
 
 
-def parts(
-    folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, sieve: Sieve
-) -> tuple[dict[str, tuple[Part, ...]], list[str]]:
+def open_task(
+    folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors
+) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
     """The splits of a task's folder, and what should be said."""
     layout = LAYOUTS[task]
     if kind not in (None, layout.kind):
         assert kind is not None
         raise HeedfulError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
-    refuse_columns(str(folder), f"GLUE's {task}", settings)
-    found: dict[str, tuple[Part, ...]] = {}
+    check_no_columns(str(folder), f"GLUE's {task}", settings)
+    found: dict[str, tuple[DataFile, ...]] = {}
     said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
     for split, name in layout.files.items():
         extra = EXTRAS.get(task) if split == "test" else None
@@ -110,33 +110,35 @@ def _part(
     columns: Names,
     header: bool,
     settings: DataSettings,
-    sieve: Sieve,
+    sieve: RowErrors,
     wanted: Callable[[Cells], bool] | None = None,
-) -> Part:
+) -> DataFile:
     table, resolved, said = _table(path, task, columns, header, settings, sieve)
 
-    def read(sieve: Sieve) -> Iterator[Example]:
+    def read(sieve: RowErrors) -> Iterator[Example]:
         if wanted is None:
-            return examples(table, resolved, sieve, settings.max_row_bytes)
+            return read_examples(table, resolved, sieve, settings.max_row_bytes)
         chosen = replace(table, rows=lambda sieve: (row for row in table.rows(sieve) if wanted(row[1])))
-        return examples(chosen, resolved, sieve, settings.max_row_bytes)
+        return read_examples(chosen, resolved, sieve, settings.max_row_bytes)
 
-    return Part(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
+    return DataFile(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
 
 
 def _table(
-    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, sieve: Sieve
+    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, sieve: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
-    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
     least = max(numbers) if numbers else None
-    table = separated(file, sieve, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
-    resolved = resolve(table, LAYOUTS[task].kind, columns)
+    table = read_delimited(file, sieve, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
+    resolved = resolve_columns(table, LAYOUTS[task].kind, columns)
     shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).said
     return table, resolved, [*said, f"{path.name}: {shown}"]
 
 
-def _complete(folder: Path, found: dict[str, tuple[Part, ...]], settings: DataSettings, sieve: Sieve) -> list[str]:
+def _complete(
+    folder: Path, found: dict[str, tuple[DataFile, ...]], settings: DataSettings, sieve: RowErrors
+) -> list[str]:
     """Add to train what the original file has and neither train nor dev has."""
 
     def pairs(path: Path) -> Iterator[tuple[str, ...]]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from heedful.data.bad_rows import LeaveOut, Sieve, shown
+from heedful.data.bad_rows import RowErrors, Skip, shown
 from heedful.data.formats.tables import Table
-from heedful.data.labelled.columns import NAMES, Key, column_keys, is_header
+from heedful.data.labelled.columns import COLUMN_NAMES, Key, column_keys, is_header
 from heedful.errors import HeedfulError
 
 NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # how a column may be called
@@ -39,9 +39,9 @@ def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     return False
 
 
-def refuse_doubtful(table: Table) -> None:
+def check_header(table: Table) -> None:
     """Refuse a table without a header whose first row may be one: it would be read as data."""
-    first, *below = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), LOOKED_AT + 1)]
+    first, *below = [cells for _, cells in islice(table.rows(RowErrors(Skip())), LOOKED_AT + 1)]
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
         raise HeedfulError(
@@ -50,7 +50,7 @@ def refuse_doubtful(table: Table) -> None:
         )
 
 
-def names_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]) -> bool:
+def names_known_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]) -> bool:
     """Return whether a first row is a header that names roles, whatever numbers the columns of another file had.
 
     It is one where `is_header` says so, where names of roles stand at all these numbers, or where all cells are single
@@ -59,10 +59,10 @@ def names_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]
     if is_header(first, None, columns):
         return True
     names = [cell.strip().casefold() for cell in first]
-    known = {name for role in columns for name in NAMES.get(role, ())}
+    known = {name for role in columns for name in COLUMN_NAMES.get(role, ())}
     numbers = [int(key) - 1 for keys in columns.values() for key in column_keys(keys)]
     there = [names[number] for number in numbers if number < len(names)]
     if there and all(name in known for name in there):
         return True
-    usual = {NAMES[role][0] for role in columns if role in NAMES}
+    usual = {COLUMN_NAMES[role][0] for role in columns if role in COLUMN_NAMES}
     return bool(usual & {*names}) and all(NAME.fullmatch(name) and " " not in name for name in names)

@@ -12,28 +12,28 @@ from typing import Any
 
 from heedful.data.examples import (
     Example,
-    Labelled,
-    MultiLabelled,
-    Pair,
-    Rewritten,
-    Scored,
-    Tagged,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    ScoredExample,
+    Seq2SeqExample,
+    TaggedExample,
 )
-from heedful.data.formats.tables import is_data_object
+from heedful.data.formats.tables import is_dataset_object
 from heedful.errors import HeedfulError
 
 PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of inputs and targets
-    Labelled: ("text", "label"),
-    MultiLabelled: ("text", "labels"),
-    Scored: ("text", "score"),
-    Tagged: ("words", "tags"),
-    Pair: ("anchor", "positive"),
-    Rewritten: ("source", "target"),
+    LabelledExample: ("text", "label"),
+    MultiLabelExample: ("text", "labels"),
+    ScoredExample: ("text", "score"),
+    TaggedExample: ("words", "tags"),
+    PairExample: ("anchor", "positive"),
+    Seq2SeqExample: ("source", "target"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class InMemoryRows:
     """Rows in memory, as a data set of the `datasets` library has them; read again from the start every time."""
 
     column_names: tuple[str, ...]
@@ -45,12 +45,12 @@ class Rows:
             yield {str(name): _scalar(value) for name, value in row.items()}
 
 
-def is_object(value: object) -> bool:
+def is_in_memory(value: object) -> bool:
     """Whether this is data in memory: a data set, a frame, a list of rows, or a pair of inputs and targets."""
-    return is_data_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
+    return is_dataset_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
 
 
-def as_data_object(value: Any, kind: type[Example] | None) -> Any:
+def to_dataset_object(value: Any, kind: type[Example] | None) -> Any:
     """Data in memory as an object with columns.
 
     Args:
@@ -59,7 +59,7 @@ def as_data_object(value: Any, kind: type[Example] | None) -> Any:
     Raises:
         HeedfulError: If there are not as many targets as inputs, or examples of that kind are no pairs.
     """
-    if is_data_object(value):
+    if is_dataset_object(value):
         return value
     if _is_pair(value):
         inputs, targets = map(_listed, value)
@@ -71,24 +71,28 @@ def as_data_object(value: Any, kind: type[Example] | None) -> Any:
     )
     if hasattr(value, "to_batches"):
         names = value.column_names
-    return Rows(column_names=tuple(map(str, names)), source=value)
+    return InMemoryRows(column_names=tuple(map(str, names)), source=value)
 
 
-def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -> Rows:
+def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -> InMemoryRows:
     if len(inputs) != len(targets):
         raise HeedfulError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
     if kind is None:
         several = bool(targets) and isinstance(targets[0], list | tuple)
-        kind = MultiLabelled if several else Labelled
+        kind = MultiLabelExample if several else LabelledExample
     if kind not in PAIRED:
         raise HeedfulError("data is a pair of inputs and targets, expected rows: give a list of dicts")
     first, second = PAIRED[kind]
-    pairs = kind in (Labelled, MultiLabelled, Scored) and bool(inputs) and isinstance(inputs[0], list | tuple)
+    pairs = (
+        kind in (LabelledExample, MultiLabelExample, ScoredExample)
+        and bool(inputs)
+        and isinstance(inputs[0], list | tuple)
+    )
     rows = [
         ({first: given[0], "text_pair": given[1]} if pairs else {first: given}) | {second: target}
         for given, target in zip(inputs, targets, strict=True)
     ]
-    return Rows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
+    return InMemoryRows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
 
 
 def _rows(source: Any) -> Iterable[Mapping[Any, Any]]:

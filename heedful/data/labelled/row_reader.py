@@ -6,36 +6,36 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from heedful.data.bad_rows import BadRow, CellError, Sieve, shown
+from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
 from heedful.data.examples import (
-    Choices,
+    ChoiceExample,
     Example,
-    Labelled,
-    MultiLabelled,
-    Pair,
-    Plain,
-    Question,
-    Rewritten,
-    Scored,
-    Tagged,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    QuestionExample,
+    ScoredExample,
+    Seq2SeqExample,
+    TaggedExample,
+    TextExample,
 )
-from heedful.data.formats.list_cells import listed
-from heedful.data.formats.squad import spans_of
+from heedful.data.formats.list_cells import parse_list_cell
+from heedful.data.formats.squad import align_answers
 from heedful.data.formats.tables import Cells, Table
-from heedful.data.labelled.columns import SEPARATOR, Columns, Reader
+from heedful.data.labelled.columns import SEPARATOR, Columns, RowReader
 
 
-def _plain(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "text")}
 
 
-def _labelled(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     value, name = read.values(cells, "label")[0]
     label = read.label(value, name, read.words["label"])
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
 
 
-def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     values, words = read.values(cells, "labels"), read.words["labels"]
     labels: list[str] = []
     if len(values) > 1:  # a column for each label
@@ -45,7 +45,7 @@ def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
             labels += [name] * (value in (1, "1"))
     else:
         ((value, name),) = values
-        value = listed(value, name)
+        value = parse_list_cell(value, name)
         each = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
         if not isinstance(each, list | tuple):
             if each is None or isinstance(each, str):
@@ -56,13 +56,13 @@ def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
-def _scored(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
 
 
-def _tagged(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
-    value = listed(value, name)
+    value = parse_list_cell(value, name)
     each = value.split() if isinstance(value, str) else value
     if not isinstance(each, list | tuple):
         raise CellError(name, "is missing" if each is None else f"is {shown(value)}, expected a list of tags")
@@ -72,7 +72,7 @@ def _tagged(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"words": words, "tags": tags}
 
 
-def _question(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     context, value, name = read.text(cells, "context"), read.value(cells, "answers"), read.name("answers")
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
@@ -83,14 +83,14 @@ def _question(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
     pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
     said = read.value(cells, "impossible") if read.has("impossible") else not pairs
-    spans, mended = spans_of(pairs, context, said in (True, 1, "1", "true", "True"))
+    spans, mended = align_answers(pairs, context, said in (True, 1, "1", "true", "True"))
     question = read.text(cells, "question")
     asked = str(read.value(cells, "id")) if read.has("id") else ""
     fields = {"id": asked, "question": question, "context": context, "answers": spans, "impossible": not spans}
     yield fields | {"mended": mended}
 
 
-def _choices(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):  # a passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
@@ -115,7 +115,7 @@ def _choices(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _choice(
-    read: Reader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: Any, marks: Sequence[Any]
+    read: RowReader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: Any, marks: Sequence[Any]
 ) -> dict[str, Any]:
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
@@ -124,11 +124,11 @@ def _choice(
         assert ask is not None
         return {"prompt": ask, "candidates": candidates, "answer": right}
     if ask is not None:
-        candidates = tuple(filled(ask, candidate) for candidate in candidates)
+        candidates = tuple(fill_blank(ask, candidate) for candidate in candidates)
     return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": right}
 
 
-def filled(question: str, option: str) -> str:
+def fill_blank(question: str, option: str) -> str:
     """The option in the question's only blank, or after the question.
 
     >>> filled("He was _ .", "late"), filled("Why?", "He was late.")
@@ -159,32 +159,32 @@ def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name
     return answer
 
 
-def _pair(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     score = read.number(cells, "score") if read.has("score") else None
     yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
 
 
-def _rewritten(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
 
 
-Fields = Callable[[Reader, Cells], Iterator[dict[str, Any]]]
+Fields = Callable[[RowReader, Cells], Iterator[dict[str, Any]]]
 FIELDS: dict[type[Example], Fields] = {  # of the classes in data/examples.py; others have `from_cells`
-    Plain: _plain,
-    Labelled: _labelled,
-    MultiLabelled: _multi,
-    Scored: _scored,
-    Tagged: _tagged,
-    Question: _question,
-    Choices: _choices,
-    Pair: _pair,
-    Rewritten: _rewritten,
+    TextExample: _plain,
+    LabelledExample: _labelled,
+    MultiLabelExample: _multi,
+    ScoredExample: _scored,
+    TaggedExample: _tagged,
+    QuestionExample: _question,
+    ChoiceExample: _choices,
+    PairExample: _pair,
+    Seq2SeqExample: _rewritten,
 }
 
 
-def examples(table: Table, columns: Columns, sieve: Sieve, longest: int) -> Iterator[Example]:
+def read_examples(table: Table, columns: Columns, sieve: RowErrors, longest: int) -> Iterator[Example]:
     """The rows of a table as examples; a row that cannot be one is bad."""
-    read = Reader(table, columns, longest)
+    read = RowReader(table, columns, longest)
     fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
     for ordinal, (line, cells) in enumerate(table.rows(sieve)):
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.data.labelled.data_file import bare_name
+from heedful.data.labelled.data_file import stem_and_suffix
 from heedful.errors import HeedfulError
 
 SPLITS: dict[str, str] = {  # a part of a file's name to the split it is
@@ -26,7 +26,7 @@ IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # nam
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
-def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     """The files of each split in a folder, and what should be said.
 
     "train.csv" goes before "my-train.csv"; shards are called "train-00000-of-00002.parquet".
@@ -39,7 +39,7 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     for path in files:
         if path.name.casefold() in IGNORED:
             continue
-        split, rank = spoken(path)
+        split, rank = parse_split_name(path)
         if split:
             found.setdefault(split, {}).setdefault(rank, []).append(path)
     if not found:
@@ -58,13 +58,13 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     return chosen, said
 
 
-def spoken(path: Path) -> tuple[str, str]:
+def parse_split_name(path: Path) -> tuple[str, str]:
     """The split that a file's name speaks of, or "", and the rest of the name, "" where it is the split alone.
 
     >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("constraint.csv"))
     (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
     """
-    stem = bare_name(path)[0]
+    stem = stem_and_suffix(path)[0]
     shard = SHARD.fullmatch(stem)
     name = shard.group(1) if shard else stem
     whole = SPLITS.get(name.casefold())
@@ -82,9 +82,9 @@ def _name_words(name: str) -> list[str]:
     return [word.casefold() for words in parts for word in words]
 
 
-def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     """Several files by the splits that their names speak of, or all as train, and what should be said."""
-    splits = [spoken(path)[0] for path in files]
+    splits = [parse_split_name(path)[0] for path in files]
     if {*splits} <= {"", "train"} or len({*splits}) == 1:
         return {"train": tuple(files)}, [f"all {len(files)} files are train"]
     if unclear := [path.name for path, split in zip(files, splits, strict=True) if not split]:
@@ -97,7 +97,7 @@ def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
     return found, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in found.items()]
 
 
-def as_said(words: Sequence[Path]) -> Any:
+def parse_data_arguments(words: Sequence[Path]) -> Any:
     """What a command was given: a file or folder, several of them, or all as SPLIT=FILE, by their splits.
 
     >>> as_said([Path("a.csv")]), as_said([Path("train=a.csv"), Path("valid=b.csv")])
@@ -117,7 +117,7 @@ def as_said(words: Sequence[Path]) -> Any:
 
 def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[Path, ...]:
     paths = names[""] if "" in names else next(iter(names.values()))
-    shards = [SHARD.fullmatch(bare_name(path)[0]) for path in paths]
+    shards = [SHARD.fullmatch(stem_and_suffix(path)[0]) for path in paths]
     of = {shard.group(3) for shard in shards if shard}
     if ("" not in names and len(names) > 1) or (len(paths) > 1 and (len(of) != 1 or not all(shards))):
         each = ", ".join(path.name for some in names.values() for path in some)

@@ -9,9 +9,17 @@ from math import sqrt
 from typing import Any
 
 from heedful.data.bad_rows import shown
-from heedful.data.examples import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
-from heedful.data.labelled.check import label_doubt
-from heedful.data.labelled.dataset import Source
+from heedful.data.examples import (
+    ChoiceExample,
+    LabelledExample,
+    MultiLabelExample,
+    PairExample,
+    QuestionExample,
+    ScoredExample,
+    TaggedExample,
+)
+from heedful.data.labelled.check import label_column_warning
+from heedful.data.labelled.dataset import Dataset
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import HeedfulError
 
@@ -20,7 +28,7 @@ FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
+class DatasetStats:
     """What one look at all examples tells."""
 
     counts: dict[str, int]  # examples of each split
@@ -45,7 +53,7 @@ class Survey:
         return not {"train", "dev"}.isdisjoint(self.unanswered)
 
 
-def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
+def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
     """Read splits once."""
     labels: dict[str, Counter[str]] = {split: Counter() for split in splits}
     ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
@@ -57,13 +65,13 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
             counts[split] += 1
             characters[split] += sum(map(len, example.texts))
             match example:
-                case Labelled(label=label):
+                case LabelledExample(label=label):
                     labels[split][label] += 1
-                case MultiLabelled(labels=several) | Tagged(tags=several):
+                case MultiLabelExample(labels=several) | TaggedExample(tags=several):
                     labels[split].update(several)
-                case Question(answers=()):
+                case QuestionExample(answers=()):
                     unanswered[split] = True
-                case Scored(score=float(score)) | Pair(score=float(score)):
+                case ScoredExample(score=float(score)) | PairExample(score=float(score)):
                     lowest, highest = ranges.get(split, (score, score))
                     ranges[split] = min(lowest, score), max(highest, score)
                     if split == splits[0]:
@@ -73,7 +81,7 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
     if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
         raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
     low, high = ranges.get(splits[0], (None, None))
-    return Survey(
+    return DatasetStats(
         counts=counts,
         labels=labels[splits[0]],
         low=low,
@@ -88,11 +96,11 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
 
 
 def _unlearned(
-    source: Source[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
+    source: Dataset[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
 ) -> dict[str, Counter[str]]:
     """Labels of other splits that the first has no example of; of entities those that begin one."""
     first, *others = splits
-    inside = ("I-",) if source.kind is Tagged else ()
+    inside = ("I-",) if source.kind is TaggedExample else ()
     found = {
         split: Counter(
             {each: n for each, n in labels[split].items() if not labels[first][each] and each[:2] not in inside}
@@ -102,7 +110,7 @@ def _unlearned(
     return {split: lacking for split, lacking in found.items() if lacking}
 
 
-def of_splits(found: Survey) -> list[str]:
+def split_warnings(found: DatasetStats) -> list[str]:
     """What splits lack, and have more than train, in sentences."""
     said = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     for split, labels in found.unlearned.items():
@@ -117,38 +125,44 @@ def of_splits(found: Survey) -> list[str]:
     return said
 
 
-def undivided(source: Source[Any], found: Survey) -> str:
+def dev_split_problem(source: Dataset[Any], found: DatasetStats) -> str:
     """Why no dev split can be made of train, whose examples would all be on one side; "": it can, or one was given."""
     train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
     if source.made_dev and train and dev and "dev" in found.alike:
         return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
     if not source.made_dev or (train and dev):
         return ""
-    what = {Question: "contexts", Choices: "prompts"}.get(source.kind, "texts")
+    what = {QuestionExample: "contexts", ChoiceExample: "prompts"}.get(source.kind, "texts")
     share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
     return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
 
 
-def refuse_dull(source: Source[Any], found: Survey) -> None:
+def check_learnable(source: Dataset[Any], found: DatasetStats) -> None:
     """Data from which nothing can be learned are an error."""
-    if source.kind in (Labelled, MultiLabelled) and len(found.labels) < (2 if source.kind is Labelled else 1):
+    if source.kind in (LabelledExample, MultiLabelExample) and len(found.labels) < (
+        2 if source.kind is LabelledExample else 1
+    ):
         named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
         made = "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.made_dev else ""
         raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
-    doubt = label_doubt(found.labels, sum(found.counts.values())) if source.kind in (Labelled, MultiLabelled) else ""
+    doubt = (
+        label_column_warning(found.labels, sum(found.counts.values()))
+        if source.kind in (LabelledExample, MultiLabelExample)
+        else ""
+    )
     if doubt:
         raise HeedfulError(doubt)
     if source.labels == (OUTSIDE,):
         raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
-    if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
+    if source.kind is ScoredExample and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
         raise HeedfulError(
             f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}"
         )
     if found.low is not None and found.low == found.high:
         more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
-        more = more if source.kind is Pair else ""
+        more = more if source.kind is PairExample else ""
         raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
-    if source.kind is Scored and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
+    if source.kind is ScoredExample and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
         raise HeedfulError(
             f"scores of train go from {found.low:.12g} to {found.high:.12g}, too far from 0 for what they "
             f"differ by, as weights are in float32: subtract {found.mean:.12g}, or what is near it, from all of them"

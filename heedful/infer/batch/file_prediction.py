@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from heedful.atomic_io import raw
+from heedful.atomic_io import as_bytes
 from heedful.data.bad_rows import shown
-from heedful.data.inputs.input_files import Inputs, Row, as_given, open_inputs, stamp
-from heedful.data.inputs.tables import CONLL
-from heedful.data.labelled.class_folders import texts_below
+from heedful.data.inputs.input_files import InputFile, InputRow, file_stamp, open_inputs, without_split_settings
+from heedful.data.inputs.tables import CONLL_COLUMNS
+from heedful.data.labelled.class_folders import list_text_files
 from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_encoded_each, tokenize_each
@@ -87,7 +87,7 @@ class _Chunk(NamedTuple):
     """Rows of one part on their way."""
 
     part: int
-    rows: list[tuple[Inputs, Row]]
+    rows: list[tuple[InputFile, InputRow]]
     asked: list[EncodedInput]  # of the rows without an error
     errors: list[str | None]
     last: bool
@@ -155,9 +155,9 @@ def predict_files(
     )
 
 
-def _need_conll(several: Sequence[Inputs]) -> None:
+def _need_conll(several: Sequence[InputFile]) -> None:
     for inputs in several:
-        if inputs.table is not None and inputs.table.names != CONLL:
+        if inputs.table is not None and inputs.table.names != CONLL_COLUMNS:
             raise HeedfulError(
                 f"{inputs.path}: is no CoNLL file, to whose lines a column is added: give another format"
             )
@@ -167,7 +167,7 @@ def _need_conll(several: Sequence[Inputs]) -> None:
 
 
 def _plan(
-    engine: Engine, several: Sequence[Inputs], settings: BatchSettings, data: DataSettings, top_k: int
+    engine: Engine, several: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
 ) -> dict[str, Any]:
     """All that decides what the parts hold."""
     return {
@@ -175,7 +175,7 @@ def _plan(
         "precision": _precision(engine),
         "model": fingerprint(engine),
         "settings": to_mapping(settings) | {"top_k": top_k},
-        "data": to_mapping(as_given(data)),
+        "data": to_mapping(without_split_settings(data)),
         "columns": {each.name: list(each.roles) for each in several},
         "order": [each.name for each in several],
         "files": {each.name: {"bytes": each.size, "sha256": _digest(each.path)} for each in several},
@@ -196,7 +196,7 @@ def fingerprint(engine: Engine) -> str:
     for name, held in sorted(loaded.named().items()):
         tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(raw(tensor))
+        digest.update(as_bytes(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())
     writing = engine.writing if engine.kind == "language_model" else None
     about = (
@@ -216,7 +216,7 @@ def fingerprint(engine: Engine) -> str:
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of the names and hashes of the texts in a folder."""
     if path.is_dir():
-        names = (f"{each.relative_to(path)} {_digest(each)}\n" for each in texts_below(path))
+        names = (f"{each.relative_to(path)} {_digest(each)}\n" for each in list_text_files(path))
         return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
     try:
         with Path(path).open("rb") as file:
@@ -234,7 +234,7 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
-        several: Sequence[Inputs],
+        several: Sequence[InputFile],
         settings: BatchSettings,
         top_k: int,
         filled: SharedOutput,
@@ -259,7 +259,7 @@ class _Run:
                 self._tell(1.0, waiting=len(left))
                 if self._filled.wait(left):
                     continue
-            if changed := [str(each.path) for each in self._several if stamp(each.path) != each.stamp]:
+            if changed := [str(each.path) for each in self._several if file_stamp(each.path) != each.stamp]:
                 raise HeedfulError(f"{', '.join(changed)}: changed while it was read: answer it again in a new folder")
             return self._filled.finish(count, {"version": VERSION})
 
@@ -357,7 +357,7 @@ class _Run:
     def _chunks(self) -> Iterator[_Chunk]:
         """The rows of all parts that can be claimed, with their tokens."""
         size = self._settings.rows
-        rows: list[tuple[Inputs, Row]] = []
+        rows: list[tuple[InputFile, InputRow]] = []
         given: list[tuple[Any, str | None]] = []
         characters, number, mine = 0, 0, False
 
@@ -388,12 +388,12 @@ class _Run:
             yield chunk((number - 1) // size, True)
         self._total = number
 
-    def _numbered(self) -> Iterator[tuple[Inputs, Row]]:
+    def _numbered(self) -> Iterator[tuple[InputFile, InputRow]]:
         for inputs in self._several:
             for row in inputs.rows():
                 yield inputs, row
 
-    def _share(self, at: Inputs) -> float:
+    def _share(self, at: InputFile) -> float:
         place = self._several.index(at)
         whole = sum(each.size for each in self._several)
         return min(1.0, (sum(each.size for each in self._several[:place]) + at.share * at.size) / max(whole, 1))
@@ -417,7 +417,7 @@ def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _count(tally: dict[str, Any], said: AnswerRow, inputs: Inputs, fixed: bool) -> None:
+def _count(tally: dict[str, Any], said: AnswerRow, inputs: InputFile, fixed: bool) -> None:
     tally["rows"] += 1
     tally["answered" if said.error is None else "errors"] += 1
     if said.error is not None and not tally["first_error"]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from heedful.atomic_io import put, put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.data.bad_rows import shown
 from heedful.errors import HeedfulError
 
@@ -68,8 +68,8 @@ class SharedOutput:
         self._sweep(f".{self.path(number).name}.*.part", STALE_SECONDS)
         known: Tally = {}
         try:
-            with whole(self.path(number), owner=self._owner) as temporary:
-                known |= {**put(temporary, chunks), **tally()}
+            with atomic_path(self.path(number), owner=self._owner) as temporary:
+                known |= {**write_synced(temporary, chunks), **tally()}
                 _put(self.out / PARTS / f"{number:08d}.json", known, self._owner)  # first: what is there is known
         except FileNotFoundError:
             if self.finished(number) is None:  # else another process made it too, where locks do not reach
@@ -122,7 +122,7 @@ def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[Sha
         found = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
         if names := sorted(path.name for path in found if not path.name.startswith((".", CLAIMS, PARTS))):
             raise HeedfulError(f"{out}: holds {shown(names[0])} and no answers: give a new folder, or an empty one")
-        put_folder(out)
+        make_folder(out)
         handle = os.open(out / CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
@@ -141,7 +141,7 @@ def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[Sha
 def _agree(filled: SharedOutput, plan: dict[str, Any]) -> None:
     path = filled.out / PLAN
     if not path.is_file():
-        put_folder(filled.out / PARTS)
+        make_folder(filled.out / PARTS)
         _put(path, plan, filled._owner)
         return
     try:
@@ -166,8 +166,8 @@ def _differing(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 
 def _put(path: Path, value: Mapping[str, Any], owner: str) -> None:
-    with whole(path, owner=owner) as temporary:
-        put(
+    with atomic_path(path, owner=owner) as temporary:
+        write_synced(
             temporary,
             [
                 json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from heedful.atomic_io import put, remove, whole
+from heedful.atomic_io import atomic_path, remove, write_synced
 from heedful.errors import HeedfulError
 
 CHUNK = 1 << 20
@@ -43,6 +43,6 @@ def join_parts(parts: Path, out: Path, form: str, header: bytes) -> None:
                 while data := file.read(CHUNK):
                     yield data
 
-    with whole(out) as temporary:
-        put(temporary, chunks())
+    with atomic_path(out) as temporary:
+        write_synced(temporary, chunks())
     remove(parts)

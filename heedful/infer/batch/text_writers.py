@@ -98,7 +98,7 @@ def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
 def _with_tags(said: AnswerRow) -> str:
     cells = said.cells or {}
     rows = str(cells.get("lines", "")).split("\n")
-    first = [conll.cells_of(row.strip(BLANK)) for row in rows]
+    first = [conll.split_columns(row.strip(BLANK)) for row in rows]
     places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.BORDER]
     words = (said.answer or {}).get("words", [])
     own = places[-len(words) :] if words else []

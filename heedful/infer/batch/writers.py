@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter, read_schema
 
-from heedful.data.inputs.input_files import Inputs
+from heedful.data.inputs.input_files import InputFile
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
@@ -158,7 +158,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 # ---------------------------------------------------------------------------------------------------- schemas
 
 
-def answer_schema(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.Schema:
+def answer_schema(engine: Engine, several: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
     """The columns of every part: the place, the input's columns, the answer's fields, and the error."""
     fields = list(LOCATION_TYPES.items())
     if inputs and (columns := input_arrow_types(several)):
@@ -168,7 +168,7 @@ def answer_schema(engine: Engine, several: Sequence[Inputs], *, inputs: bool) ->
     return pa.schema([*fields, ("error", TEXT)])
 
 
-def input_arrow_types(several: Sequence[Inputs]) -> dict[str, pa.DataType]:
+def input_arrow_types(several: Sequence[InputFile]) -> dict[str, pa.DataType]:
     """Parquet's own types; of other files, and where files do not agree, text."""
     found: dict[str, pa.DataType] = {}
     for each in several:

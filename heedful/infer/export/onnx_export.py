@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from heedful.atomic_io import put, put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint import Loaded, sentence_transformers, write_config
 from heedful.checkpoint.atomic_folder import whole_folder
 from heedful.errors import HeedfulError
@@ -201,13 +201,13 @@ def _packed(loaded: Loaded, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "
 def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], overwrite: bool) -> Path:
     try:
         if out.suffix == ".onnx":
-            put_folder(out.absolute().parent)
-            with whole(out) as part:
-                put(part, [data])
+            make_folder(out.absolute().parent)
+            with atomic_path(out) as part:
+                write_synced(part, [data])
             return out
         with whole_folder(out, overwrite=overwrite) as folder:
-            put(folder / FILE, [data])
-            put(
+            write_synced(folder / FILE, [data])
+            write_synced(
                 folder / "config.json",
                 [(json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()],
             )

@@ -42,7 +42,7 @@ def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found 
     """
     try:
         path = _path(facts)
-        held = json.loads(cache.read(path)) if path else None
+        held = json.loads(cache.read_file(path)) if path else None
         if isinstance(held, dict) and held.get("facts") == _plain(facts):
             return read(held["found"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError):  # a CacheError is a ValueError
@@ -59,7 +59,7 @@ def write_entry(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     try:
         path = _path(facts)
         if path is not None:
-            cache.write(path, text.encode())
+            cache.write_file(path, text.encode())
     except OSError:
         return
     except cache.CacheError as error:
@@ -77,7 +77,7 @@ def measuring_lock(facts: Mapping[str, Any]) -> Iterator[bool]:
         try:
             path = _path(facts)
             if path is not None:
-                stack.enter_context(cache.locked(path.with_suffix(".lock"), "measuring"))
+                stack.enter_context(cache.lock(path.with_suffix(".lock"), "measuring"))
         except OSError:
             path = None
         except cache.CacheError as error:

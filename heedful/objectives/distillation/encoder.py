@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.objectives.base import Batch, Sample, Term, pack_samples
@@ -186,7 +186,7 @@ class EncoderDistillation(MaskedLM):
         if self.masked_sequence_prob == 1:
             return free
         lengths = np.diff(sample.bounds)
-        masked = uniform(mixed(key, UNMASKED), len(lengths)) < self.masked_sequence_prob
+        masked = uniform(derive_seed(key, UNMASKED), len(lengths)) < self.masked_sequence_prob
         return free & np.repeat(masked, lengths)
 
 

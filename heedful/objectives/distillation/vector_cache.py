@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heedful.atomic_io import put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder
 from heedful.data.corpus.shards import Corpus
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Sample, pack_samples
@@ -69,7 +69,7 @@ class VectorCache:
             stop = min(start + CHUNK, len(self))
             if not path.exists():
                 vectors = self._encode(self.windows[start:stop, 0], free)
-                with whole(path) as part, part.open("wb") as file:
+                with atomic_path(path) as part, part.open("wb") as file:
                     np.save(file, vectors)
             if on_progress is not None:
                 on_progress(stop, len(self))
@@ -114,7 +114,7 @@ class VectorCache:
 
     def _check(self) -> None:
         """Write down what the cache is of, or refuse that of something else."""
-        put_folder(self.folder)
+        make_folder(self.folder)
         path = self.folder / ABOUT
         if path.exists():
             if json.loads(path.read_text(encoding="utf-8")) != self._about:
@@ -123,7 +123,7 @@ class VectorCache:
                     "or use another run folder"
                 )
             return
-        with whole(path) as part:
+        with atomic_path(path) as part:
             part.write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
 
 

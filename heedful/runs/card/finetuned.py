@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint.folder_json import read_json
 from heedful.errors import RunError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
@@ -46,8 +46,8 @@ def write_finetuned_card(folder: Path) -> Path:
         raise RunError(f"{folder} has no model/config.json: save the model before its card is written")
     text = "\n\n".join(["\n".join(part) for part in _parts(folder, results) if part]) + "\n"
     path = folder / "model" / "README.md"
-    with whole(path) as part:
-        put(part, [text.encode("utf-8", "replace")])
+    with atomic_path(path) as part:
+        write_synced(part, [text.encode("utf-8", "replace")])
     return path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.runs.card.markdown import escape_markdown, hide_local_paths, markdown_table
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.overrides import flatten_settings
@@ -61,8 +61,8 @@ def write_pretrained_card(folder: Path) -> Path:
     """Write folder/model/README.md from the results of the run."""
     text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
     path = folder / "model" / "README.md"
-    with whole(path) as part:
-        put(part, [text.encode("utf-8", "replace")])
+    with atomic_path(path) as part:
+        write_synced(part, [text.encode("utf-8", "replace")])
     return path
 
 

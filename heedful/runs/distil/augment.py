@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import Loaded, load
-from heedful.data import Example, Tagged
-from heedful.data.sampler import mixed
+from heedful.data import Example, TaggedExample
+from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError, ModelError
 from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
 from heedful.runs.distil.settings import AugmentSettings
 from heedful.tasks.answering import strip_span
 from heedful.tasks.specs import SPECS
-from heedful.tokenizer import Encoded, Item, Tokenizer, Words
+from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerInput
 from heedful.train.ranks import Ranks
 
 BATCH = 64  # texts that the model reads at once
@@ -60,8 +60,8 @@ def augmented_examples(
     if ranks.first and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         variants = augmented_inputs(load_masked_lm(teacher, settings), examples, settings, seed)
-        with whole(path) as part:
-            put(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
+        with atomic_path(path) as part:
+            write_synced(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
     ranks.wait()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
@@ -103,17 +103,21 @@ def augmented_inputs(model: Loaded, examples: Sequence[Example], settings: Augme
             chunk = examples[start : start + BATCH]
             parts = [_parts(each) for each in chunk]
             flat = [text for each in parts for text in each]
-            keys = [mixed(seed, SAMPLING, turn, start + n, m) for n, each in enumerate(parts) for m in range(len(each))]
+            keys = [
+                derive_seed(seed, SAMPLING, turn, start + n, m)
+                for n, each in enumerate(parts)
+                for m in range(len(each))
+            ]
             made = iter(replacer(flat, keys))
             for each in parts:
                 found = [next(made) for _ in each]
                 yield found[0] if len(found) == 1 else found
 
 
-def _parts(example: Example) -> list[Item]:
+def _parts(example: Example) -> list[TokenizerInput]:
     """The texts of an example, which are varied one by one."""
-    if isinstance(example, Tagged):
-        return [Words(list(example.words))]
+    if isinstance(example, TaggedExample):
+        return [PreTokenized(list(example.words))]
     return list(example.texts)
 
 
@@ -134,7 +138,7 @@ class WordReplacer:
             words[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
         self._words = torch.from_numpy(words)
 
-    def __call__(self, texts: Sequence[Item], keys: Sequence[int]) -> list[Any]:
+    def __call__(self, texts: Sequence[TokenizerInput], keys: Sequence[int]) -> list[Any]:
         """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
         limit = self.model.limit
         cut: Any = {"max_length": limit, "truncate": "longest_first"} if limit else {}
@@ -146,7 +150,7 @@ class WordReplacer:
             for text, each, places, names in zip(texts, encoded, chosen, filled, strict=True)
         ]
 
-    def _chosen(self, encoded: Encoded, key: int) -> list[int]:
+    def _chosen(self, encoded: Encoding, key: int) -> list[int]:
         """Positions of words to replace: words of a single token, a share of all words and at least one."""
         of = Counter(word for word in encoded.words if word is not None)
         single = [
@@ -159,7 +163,7 @@ class WordReplacer:
         return sorted(single[number] for number in order[:count])
 
     @torch.inference_mode()
-    def _filled(self, encoded: Sequence[Encoded], chosen: Sequence[list[int]], keys: Sequence[int]) -> list[list[str]]:
+    def _filled(self, encoded: Sequence[Encoding], chosen: Sequence[list[int]], keys: Sequence[int]) -> list[list[str]]:
         mask = self.tokenizer.special.mask
         assert mask is not None and self.model.head is not None
         ids = [
@@ -177,7 +181,7 @@ class WordReplacer:
         shares = best.softmax(-1).double().cumsum(-1)
         found, row = [], 0
         for places, key in zip(chosen, keys, strict=True):
-            drawn = uniform(mixed(key, 1), max(1, len(places)))
+            drawn = uniform(derive_seed(key, 1), max(1, len(places)))
             names = []
             for number in range(len(places)):
                 place = int(torch.searchsorted(shares[row], float(drawn[number]) * float(shares[row][-1])))
@@ -188,9 +192,9 @@ class WordReplacer:
         return found
 
 
-def _written(text: Any, encoded: Encoded, names: dict[int, str]) -> Any:
+def _written(text: Any, encoded: Encoding, names: dict[int, str]) -> Any:
     """The text with replaced words; `names` are the new ones by token position."""
-    if isinstance(text, Words):
+    if isinstance(text, PreTokenized):
         words = list(text.words)
         for place, name in names.items():
             word = encoded.words[place]

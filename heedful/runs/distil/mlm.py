@@ -16,7 +16,7 @@ from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.device import CPU, device_of
 from heedful.errors import ModelError, RunError, SettingError
 from heedful.objectives import Sample
@@ -209,7 +209,7 @@ def _masked_accuracy(models: Mapping[str, Loaded], components: Components) -> di
         masked = build_objectives(components, model.to(CPU).eval(), samples)[0]
         correct = total = 0.0
         for number in range(len(validation)):
-            batch = masked.batch([validation[number]], [mixed(seed, HELD, number)])
+            batch = masked.batch([validation[number]], [derive_seed(seed, HELD, number)])
             counts = masked.measure(model, batch)["mlm_accuracy"]
             correct, total = correct + counts[0], total + counts[1]
         accuracies[name] = across_numbers([correct / total], "float32")
@@ -281,7 +281,7 @@ class TeacherLearner:
             losses=losses,
             ask=self._outputs(teacher, samples),
             pairing=SampleAlignment(same=True, theirs=[(number,) for number in range(total)], words=None),
-            project=state_projections(losses, widths, mixed(self.pretrain.train.seed, PROJECT)),
+            project=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, PROJECT)),
             first="label",
             classes=vocab_size,
         )
@@ -300,7 +300,8 @@ class TeacherLearner:
         assert objective.num_static_masks is not None  # checked by the settings
         seed, count = self.pretrain.train.seed, len(samples[0])
         mask_keys = [
-            [mixed(seed, version, number) for number in range(count)] for version in range(objective.num_static_masks)
+            [derive_seed(seed, version, number) for number in range(count)]
+            for version in range(objective.num_static_masks)
         ]
         outputs = cache_teacher_outputs(
             self.run.folder / OUTPUTS,

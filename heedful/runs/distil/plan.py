@@ -9,11 +9,17 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
-from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, Tagged, read
-from heedful.data.bad_rows import BadRows, OnBadRow
-from heedful.data.inputs.inherited_settings import by_names, files_of
-from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
-from heedful.data.tag_schemes import unsaid
+from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
+from heedful.data.bad_rows import BadRowPolicy, OnBadRow
+from heedful.data.inputs.inherited_settings import columns_by_name, list_data_files
+from heedful.data.labelled.statistics import (
+    DatasetStats,
+    check_learnable,
+    compute_stats,
+    dev_split_problem,
+    split_warnings,
+)
+from heedful.data.tag_schemes import unknown_labels
 from heedful.errors import DataError, RunError, SettingError
 from heedful.objectives.distillation.teacher import ScoreKind
 from heedful.runs.card.verdict import VERDICT
@@ -54,8 +60,8 @@ class DistilPlan:
     settings: DistilSettings
     task: str
     teacher: Loaded
-    source: Source[Any]
-    survey: Survey
+    source: Dataset[Any]
+    survey: DatasetStats
     unlabelled: Unlabelled
     notes: tuple[str, ...]
     labels: tuple[str, ...] | None  # of the teacher's head
@@ -118,22 +124,22 @@ def plan_distil(
             "teacher_cache.top_k is for a masked language model, whose likeliest tokens are kept: unset it",
             path="teacher_cache.top_k",
         )
-    rows = LeaveOut if on_bad_row == "skip" else Stop
+    rows = Skip if on_bad_row == "skip" else Raise
     source = open_labelled(task, data, preview, rows())
     if source.made_dev and files_trained_on(preview.teacher, source.places["train"]):
         preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
         source = open_labelled(task, data, preview, rows())
-    stats = survey(source, ("train", *(split for split in source.splits if split != "train")))
-    if dev_problem := undivided(source, stats):
+    stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
+    if dev_problem := dev_split_problem(source, stats):
         raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
-    refuse_dull(source, stats)
+    check_learnable(source, stats)
     if stats.splits == ("train",):
         raise DataError(
             "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
             "trained on, or set data.dev_fraction"
         )
     labels = getattr(teacher.config.head, "labels", None)
-    if labels is not None and (unknown := unsaid(source.labels, labels, tags=source.kind is Tagged)):
+    if labels is not None and (unknown := unknown_labels(source.labels, labels, tags=source.kind is TaggedExample)):
         raise DataError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
             f"{', '.join(labels[:10])}: the teacher cannot teach {', '.join(unknown[:5])}. Rename them in the data"
@@ -171,8 +177,8 @@ def plan_distil(
 def _read_unlabelled(
     settings: DistilSettings,
     teacher: Loaded,
-    source: Source[Any],
-    stats: Survey,
+    source: Dataset[Any],
+    stats: DatasetStats,
     labels: tuple[str, ...] | None,
     exclude: Path,
 ) -> Unlabelled:
@@ -187,9 +193,9 @@ def _read_unlabelled(
         source.kind,
         head.kind,
         labels or source.labels or ("O",),
-        by_names(settings.data, source.columns),
+        columns_by_name(settings.data, source.columns),
         evaluated,
-        names=[path.name for path in files_of(source.places)],
+        names=[path.name for path in list_data_files(source.places)],
         exclude=exclude,
     )
     return without_evaluated(unlabelled, evaluated)
@@ -200,9 +206,9 @@ def _inherited_notes(inherited: DataSettings) -> list[str]:
     return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
 
 
-def _data_notes(stats: Survey, unlabelled: Unlabelled, source: Source[Any]) -> list[str]:
+def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Any]) -> list[str]:
     """Sentences about empty splits, bad rows, and examples without labels."""
-    notes = [*of_splits(stats)]
+    notes = [*split_warnings(stats)]
     notes += [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
     notes += [f"without labels, {note}" for note in unlabelled.said]
     if unlabelled.examples:
@@ -233,7 +239,7 @@ def dev_split_settings(run: str) -> dict[str, Any]:
     return {name: table.get(name, value) for name, value in defaults.items()}
 
 
-def _contamination_notes(teacher: str, source: Source[Any], stats: Survey) -> list[str]:
+def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats) -> list[str]:
     """A sentence if the teacher was trained on texts of dev or test, which makes its quality there optimistic."""
     splits = [
         split for split in stats.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
@@ -251,7 +257,7 @@ def _contamination_notes(teacher: str, source: Source[Any], stats: Survey) -> li
     ]
 
 
-def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: BadRows) -> Source[Any]:
+def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Open labelled data of a task."""
     return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 

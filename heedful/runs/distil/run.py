@@ -20,7 +20,7 @@ from typing import Any
 from heedful.checkpoint import Loaded, load, save
 from heedful.data import Example
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.device import CPU, device_of
 from heedful.errors import SettingError
@@ -323,7 +323,7 @@ class TeacherLearner:
             losses=losses,
             ask=inputs.ask,
             pairing=inputs.pairing,
-            project=state_projections(losses, widths, mixed(seed, PROJECT)),
+            project=state_projections(losses, widths, derive_seed(seed, PROJECT)),
             group=group_size if compares_vectors else 1,
         )
         check_batch_groups(self._settings.train, objective.together)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.atomic_io import put_folder
+from heedful.atomic_io import make_folder
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.new_head import attach
 from heedful.data.bad_rows import OnBadRow
@@ -140,7 +140,7 @@ def search(
         ranks.wait()
         done = distil_shape(best["name"], BEST_FOLDER, {})
         if done.status == "completed" and ranks.first:
-            put_folder(folder / "plots")
+            make_folder(folder / "plots")
             trained = [shape for shape in state["tried"] if "quality" in shape]
             chosen_on = read_json(folder / best["folder"] / VERDICT)
             save_png(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
-from heedful.atomic_io import put, put_folder, whole
-from heedful.data.sampler import cut
+from heedful.atomic_io import atomic_path, make_folder, write_synced
+from heedful.data.sampler import split_microbatches
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.losses import topk_with_rest
@@ -126,7 +126,7 @@ def cache_teacher_outputs(
     if cache_format.top is not None:
         about["temperature"] = cache_format.temperature
     if ranks.first:
-        put_folder(folder)
+        make_folder(folder)
         _begin(folder / ABOUT, json.loads(json.dumps(about)))
         missing = [part for part in range(-(-count // PART)) if not (folder / part_name(part)).exists()]
         size = len(missing) * PART if missing[1:] else count
@@ -143,8 +143,8 @@ def cache_teacher_outputs(
             data = as_bytes(_tensors(teacher, mine, keys, cache_format))
             if not number:
                 _need(folder, len(data) * len(missing))
-            with whole(folder / part_name(part)) as temporary:
-                put(temporary, [data])
+            with atomic_path(folder / part_name(part)) as temporary:
+                write_synced(temporary, [data])
     ranks.wait()
     return CachedOutputs(folder, count)
 
@@ -158,8 +158,8 @@ def _begin(path: Path, about: dict[str, Any]) -> None:
                 "changed. Remove that folder, or give another one with --output"
             )
         return
-    with whole(path) as part:
-        put(part, [json.dumps(about, indent=1, allow_nan=False).encode()])
+    with atomic_path(path) as part:
+        write_synced(part, [json.dumps(about, indent=1, allow_nan=False).encode()])
 
 
 def _need(folder: Path, size: int) -> None:
@@ -174,7 +174,7 @@ def _need(folder: Path, size: int) -> None:
 def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> dict[str, Tensor]:
     """The tensors of a part: values of all samples, concatenated by name, and the number of each sample."""
     found: dict[str, list[Tensor]] = {}
-    for group in cut([len(sample) for sample in samples], TOKENS):
+    for group in split_microbatches([len(sample) for sample in samples], TOKENS):
         said = teacher.says([samples[number] for number in group], [keys[number] for number in group])
         if form.top is not None:
             ids, shares = zip(

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
-from heedful.data import DataSettings, Example, Pair, Question, Tagged
+from heedful.data import DataSettings, Example, PairExample, QuestionExample, TaggedExample
 from heedful.data import read as read_data
-from heedful.data.bad_rows import LeaveOut
-from heedful.data.corpus.documents import expand
-from heedful.data.examples import hashed, normalised
-from heedful.data.formats.conll import looks_like
-from heedful.data.formats.text_files import find, head_of
-from heedful.data.inputs.inherited_settings import carried
-from heedful.data.inputs.input_files import ASKS, as_given, open_inputs
-from heedful.data.labelled.columns import NAMES, MissingColumnError
-from heedful.data.labelled.data_file import SUFFIXES, bare_name
+from heedful.data.bad_rows import Skip
+from heedful.data.corpus.documents import list_files
+from heedful.data.examples import hash_text, normalise_text
+from heedful.data.formats.conll import is_conll
+from heedful.data.formats.text_files import detect_encoding, read_head
+from heedful.data.inputs.inherited_settings import inherit_settings
+from heedful.data.inputs.input_files import INPUT_SPECS, open_inputs, without_split_settings
+from heedful.data.labelled.columns import COLUMN_NAMES, MissingColumnError
+from heedful.data.labelled.data_file import SUFFIXES, stem_and_suffix
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import spec_of_head
@@ -88,21 +88,21 @@ def read_unlabelled(
     given: list[Any] = []
     said: list[str] = []
     bad = 0
-    for path, _ in expand([Path(each) for each in files], exclude)[0]:
-        holds = carried(settings, names, [path])
+    for path, _ in list_files([Path(each) for each in files], exclude)[0]:
+        holds = inherit_settings(settings, names, [path])
         if _labelled(path, kind, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
             how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
-            source = read_data(path, kind, how, on_bad_row=LeaveOut())
+            source = read_data(path, kind, how, on_bad_row=Skip())
             given += [each.as_input() for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
             said += source.stated
             continue
-        roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
+        roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.more)}
         columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
-        own = settings.format if bare_name(path)[1] not in SUFFIXES else None
-        plain = (own or SUFFIXES.get(bare_name(path)[1])) == "text"
-        how = as_given(replace(holds, columns=None if plain else columns or None, format=own))
+        own = settings.format if stem_and_suffix(path)[1] not in SUFFIXES else None
+        plain = (own or SUFFIXES.get(stem_and_suffix(path)[1])) == "text"
+        how = without_split_settings(replace(holds, columns=None if plain else columns or None, format=own))
         try:
             several = open_inputs([path], head, how, exclude=exclude)
         except HeedfulError as refused:
@@ -110,7 +110,8 @@ def read_unlabelled(
                 several = open_inputs([path], head, replace(how, columns=None), exclude=exclude)
             except MissingColumnError as lacking:
                 raise HeedfulError(
-                    f'{path}: which column is the {lacking.role}? Call it "{NAMES[lacking.role][0]}" in its first row: '
+                    f"{path}: which column is the {lacking.role}? "
+                    f'Call it "{COLUMN_NAMES[lacking.role][0]}" in its first row: '
                     "data.columns names columns of the labelled data, and counts here where a file has all of them"
                 ) from None
             except HeedfulError:
@@ -124,12 +125,12 @@ def read_unlabelled(
     if not given and not bad:
         raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
     known = len(given)
-    if kind is Pair:
-        seen = {hashed(normalised(text)) for each in measured for text in each.texts}
+    if kind is PairExample:
+        seen = {hash_text(normalise_text(text)) for each in measured for text in each.texts}
         given = [
             each
             for each in given
-            if not any(hashed(normalised(text)) in seen for text in ([each] if isinstance(each, str) else each))
+            if not any(hash_text(normalise_text(text)) in seen for text in ([each] if isinstance(each, str) else each))
         ]
     examples = tuple(kind.of_inputs(given, next(iter(labels), "")))
     return Unlabelled(examples=examples, bad=bad, known=known - len(given), said=tuple(said))
@@ -137,11 +138,11 @@ def read_unlabelled(
 
 def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
-    suffix = bare_name(path)[1]
-    if kind is Tagged and SUFFIXES.get(suffix) in (None, "text"):
-        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-        return suffix in LABELLED or settings.format == "conll" or looks_like(head_of(file))
-    return suffix in LABELLED or (kind is Question and suffix == ".json")
+    suffix = stem_and_suffix(path)[1]
+    if kind is TaggedExample and SUFFIXES.get(suffix) in (None, "text"):
+        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        return suffix in LABELLED or settings.format == "conll" or is_conll(read_head(file))
+    return suffix in LABELLED or (kind is QuestionExample and suffix == ".json")
 
 
 def without_evaluated(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
@@ -153,7 +154,7 @@ def without_evaluated(found: Unlabelled, measured: Iterable[Example]) -> Unlabel
 
 def _letters(example: Example) -> int:
     """Hash of a text, however it is split into words: "do n't" is "don't"."""
-    return hashed(normalised(example.group).replace(" ", ""))
+    return hash_text(normalise_text(example.group).replace(" ", ""))
 
 
 def read_both(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:

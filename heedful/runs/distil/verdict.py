@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.atomic_io import put_folder
+from heedful.atomic_io import make_folder
 from heedful.checkpoint import RUN_MODEL, Loaded
-from heedful.data import Source, Tagged
+from heedful.data import Dataset, TaggedExample
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import (
@@ -57,7 +57,7 @@ class ServingSpeed:
 def judge_student(
     folder: Path,
     teacher: Loaded,
-    source: Source[Any],
+    source: Dataset[Any],
     settings: DistilSettings,
     baseline: Path | None,
     reporter: Reporter,
@@ -90,7 +90,7 @@ def judge_student(
         ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
         quality[name] = across_numbers([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    shares = results["metric"] == "accuracy" and source.kind is not Tagged  # of the examples
+    shares = results["metric"] == "accuracy" and source.kind is not TaggedExample  # of the examples
     grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
     return write_verdict(folder, (results["metric"], split), quality, counts, speeds, grain)
 
@@ -101,7 +101,7 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
 
 
 def _asked(
-    place: str, precision: Precision, *, source: Source[Any], split: str, metric: str, long_inputs: LongInputs
+    place: str, precision: Precision, *, source: Dataset[Any], split: str, metric: str, long_inputs: LongInputs
 ) -> float:
     """The metric of a model on a split, in the precision in which it is served."""
     engine = open_in_precision(place, precision)
@@ -129,7 +129,7 @@ def write_verdict(
 ) -> dict[str, Any]:
     """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
     made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
-    put_folder(folder / "plots")
+    make_folder(folder / "plots")
     save_png(folder / "plots" / PLOT, plot_verdict(made))
     write_file(folder / VERDICT, made)  # last: a verdict has all of it
     return made

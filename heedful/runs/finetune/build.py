@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.new_head import attach
 from heedful.data import (
-    Rewritten,
-    Source,
+    Dataset,
+    Seq2SeqExample,
 )
-from heedful.data.labelled.statistics import Survey
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import ModelError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import MaskedLM
@@ -25,7 +25,7 @@ from heedful.runs.finetune.settings import (
 )
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, Task, TaskSetup
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.train.settings import AdamW, TrainSettings
 from heedful.train.trainer import Trainer
 
@@ -37,7 +37,7 @@ MAX_EXAMPLES = 50_000  # whose texts new tokenizers, vocabularies and encoders a
 
 def initial_model(
     init: Init,
-    source: Source[Any],
+    source: Dataset[Any],
     counts: Mapping[str, int],
     seed: int,
     max_length: int | None,
@@ -58,7 +58,7 @@ def initial_model(
     """
     if isinstance(init, Seq2Seq):
         return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
-    if source.kind is Rewritten and (isinstance(init, Scratch) or model_name(init) == ENCODER):
+    if source.kind is Seq2SeqExample and (isinstance(init, Scratch) or model_name(init) == BUNDLED_ENCODER):
         raise ModelError(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "train one from random weights: --init.kind=transformer, or init.kind=recurrent"
@@ -73,7 +73,7 @@ def initial_model(
 
 def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]) -> Loaded:
     """Make an encoder with random weights and a tokenizer of the texts; optionally pre-train it by masked tokens."""
-    tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
+    tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
     config = Config(family="heedful", model=_scratch_config(init, tokenizer, max_length))
     encoder = create(config, tokenizer, seed=seed)
     log(
@@ -116,7 +116,7 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
     )
 
 
-def _texts(source: Source[Any], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES) -> Iterator[str]:
+def _texts(source: Dataset[Any], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES) -> Iterator[str]:
     """Yield the texts of train, or of `max_examples` evenly spaced examples, since files may be sorted."""
     for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
         yield from example.texts
@@ -135,8 +135,8 @@ def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MAX
 
 def build_task(
     settings: FinetuneSettings,
-    source: Source[Any],
-    stats: Survey,
+    source: Dataset[Any],
+    stats: DatasetStats,
     model: Loaded,
     labels: tuple[str, ...] | None = None,
 ) -> tuple[Task, Loaded]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from heedful.data.labelled.statistics import Survey
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import DataError, SettingError
 from heedful.tasks.spec import TaskSettings
 from heedful.train.settings import FitSettings, TrainSettings
@@ -21,7 +21,7 @@ class TaskRunSettings(Protocol):
     def fit(self) -> FitSettings: ...
 
 
-def check_dev_split(settings: TaskRunSettings, stats: Survey, dev_problem: str) -> None:
+def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem: str) -> None:
     """Refuse to tune thresholds without a dev split; `dev_problem` says why none could be made, or is ""."""
     if "dev" not in stats.splits and settings.task.tunes_thresholds(stats):
         raise SettingError(
@@ -32,7 +32,7 @@ def check_dev_split(settings: TaskRunSettings, stats: Survey, dev_problem: str) 
         )
 
 
-def check_unused_settings(settings: TaskRunSettings, stats: Survey, *, classic: bool) -> None:
+def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, classic: bool) -> None:
     """Refuse settings that were changed and would change nothing; `classic`: the model has no Transformer blocks."""
     train, fit, has_dev = settings.train, settings.fit, "dev" in stats.splits
     if "dev" in stats.alike and (fit.load_best_at_end or fit.patience):

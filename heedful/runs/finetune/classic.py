@@ -23,8 +23,8 @@ from heedful.model.initialise import undrawn
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
 from heedful.runs.finetune.init_settings import Classic, WordSettings
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.tokenizer.words import count_words, one_word, word_tokenizer
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from heedful.tokenizer.words import as_single_word, count_words, word_tokenizer
 from heedful.train.settings import AdamW, TrainSettings
 from heedful.train.trainer import Trainer
 
@@ -51,7 +51,7 @@ def classic_model(
     words, mine, known = settings.words, list[str](), None
     if words.tokens == "subwords":
         names = TokenizerSettings(vocab_size=words.vocab_size, lower_case=words.lower_case)
-        tokenizer = train(texts, names)
+        tokenizer = train_tokenizer(texts, names)
     else:
         tokenizer, known, mine = _words(words, texts if all_texts is None else all_texts)
     config = ClassicConfig(
@@ -107,7 +107,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
     mine = [word for word, _ in counted.most_common(most)]
     known = None
     if settings.vectors:
-        form = partial(one_word, lower_case=settings.lower_case)
+        form = partial(as_single_word, lower_case=settings.lower_case)
         known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine), form=form)
         if not set(known.words) & set(mine):
             raise HeedfulError(

@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from heedful.bundled import ENCODER
-from heedful.data import Source
-from heedful.data.labelled.statistics import Survey
+from heedful.bundled import BUNDLED_ENCODER
+from heedful.data import Dataset
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.runs.finetune.build import encoding_notes, evenly_spaced
 from heedful.runs.finetune.init_settings import model_name
 from heedful.runs.finetune.settings import FinetuneSettings
@@ -24,11 +24,11 @@ UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 def reading_notes(
-    settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: EncodedSplit
+    settings: FinetuneSettings, source: Dataset[Any], found: DatasetStats, task: Task, learned: EncodedSplit
 ) -> list[str]:
     """Sentences about what encoding the training examples cost, and why another encoder may do better."""
     said = encoding_notes(learned)
-    if model_name(settings.init) != ENCODER:
+    if model_name(settings.init) != BUNDLED_ENCODER:
         return said
     examples = evenly_spaced(source.examples("train"), found.counts["train"], TEXTS)
     texts = [text for example in examples for text in example.texts]
@@ -48,15 +48,15 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
     found = []
     if why := _not_english([text[:CHARACTERS] for text in texts], tokenizer):
         found.append(
-            f"the training texts do not look English ({why}), and {ENCODER} knows English alone: start from an encoder "
-            "of their language with --model FOLDER or NAME[@REVISION]"
+            f"the training texts do not look English ({why}), and {BUNDLED_ENCODER} knows English alone: "
+            "start from an encoder of their language with --model FOLDER or NAME[@REVISION]"
         )
     long = learned.windowed + learned.cut
     if limit is not None and long > LONG * learned.examples:
         how = "read in windows" if learned.windowed else "cut"
         found.append(
-            f"{long:,} of {learned.examples:,} training examples are longer than the {limit:,} tokens that {ENCODER} "
-            f"reads at once, and are {how}: an encoder that reads more, given with --model, may do better"
+            f"{long:,} of {learned.examples:,} training examples are longer than the {limit:,} tokens that "
+            f"{BUNDLED_ENCODER} reads at once, and are {how}: an encoder that reads more, given with --model, may do better"
         )
     return found
 

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
 from heedful.model.vaswani import PUBLISHED, Shape
@@ -66,7 +66,7 @@ def name_with_revision(model: str, revision: str) -> tuple[str, str]:
     >>> name_with_revision("someone/model", "v1"), name_with_revision("someone/model@v1", "")
     (('someone/model@v1', ''), ('someone/model@v1', ''))
     """
-    if not revision or model in ("", ENCODER) or os.path.isdir(model):
+    if not revision or model in ("", BUNDLED_ENCODER) or os.path.isdir(model):
         return model, revision
     return f"{model.rpartition('@')[0] or model}@{revision}", ""
 
@@ -76,7 +76,7 @@ class Pretrained:
     """A pretrained model."""
 
     kind: Literal["pretrained"] = "pretrained"
-    model: str = ENCODER  # a folder, or NAME[@REVISION] on the hub
+    model: str = BUNDLED_ENCODER  # a folder, or NAME[@REVISION] on the hub
     revision: str = ""  # of the name, instead of NAME@REVISION
     reinit_layers: int = 0  # blocks at the top that are initialised again (Zhang et al. 2021)
 

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import config_of
-from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
+from heedful.data import Dataset, DataSettings, Raise, Skip, dataset_for_task
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.labelled.statistics import Survey, of_splits, refuse_dull, survey, undivided
+from heedful.data.labelled.statistics import (
+    DatasetStats,
+    check_learnable,
+    compute_stats,
+    dev_split_problem,
+    split_warnings,
+)
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
@@ -34,8 +40,8 @@ class FinetunePlan:
     """Settings and data of a fine-tuning run."""
 
     settings: FinetuneSettings
-    source: Source[Any]
-    survey: Survey
+    source: Dataset[Any]
+    survey: DatasetStats
     notes: tuple[str, ...]  # sentences about rows that are left out
     why: str  # a sentence about the defaults
     labels: tuple[str, ...] | None = None  # labels of the model's head; None: those of the data
@@ -61,10 +67,10 @@ def plan_finetune(
     preview = preview_settings(task, overrides)
     reading, init = preview.data, preview.init
     source, stats = _open(task, data, reading, on_bad_row)
-    if dev_problem := undivided(source, stats):
+    if dev_problem := dev_split_problem(source, stats):
         reading = replace(reading, dev_fraction=0.0)
         source, stats = _open(task, data, reading, on_bad_row)
-    refuse_dull(source, stats)
+    check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
     width = 0
     if isinstance(init, Pretrained | Classic) and init.model:
@@ -94,13 +100,13 @@ def plan_finetune(
     check_bleu(settings.task, targets)
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=classic and not model_name(init))
-    empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *of_splits(stats)]
+    empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *split_warnings(stats)]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
     why = training_summary(settings, why, tuple(resolved.given))
     return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
 
 
-def _open(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
+def _open(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Dataset[Any], DatasetStats]:
     """Open the data and count it, train first."""
-    source = source_of(specs_named(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
-    return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
+    source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
+    return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
-from heedful.data import source_of
+from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
 from heedful.device import precision
 from heedful.objectives import Objective, Sample
@@ -90,7 +90,7 @@ def finetune(
     plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
     run = Run.open(output_dir, reporter, ranks)
     plan = replace(plan, settings=run.resolve(plan.settings))
-    reopen = partial(source_of, plan.source.kind, data, plan.settings.data)
+    reopen = partial(dataset_for_task, plan.source.kind, data, plan.settings.data)
     with run.locked():
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.survey.counts, reopen))
         return run.execute(FinetuneTraining(plan, run, LabelLearner(plan, run)))
@@ -364,8 +364,8 @@ class FinetuneTraining:
             folder, best = max(finished, key=lambda seed: float(seed[1]["splits"]["dev"]["numbers"][metric]))
         if folder != run.folder:
             for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.splits)):
-                with whole(run.folder / name) as part, (folder / name).open("rb") as file:
-                    put(part, iter(partial(file.read, 1 << 20), b""))
+                with atomic_path(run.folder / name) as part, (folder / name).open("rb") as file:
+                    write_synced(part, iter(partial(file.read, 1 << 20), b""))
             save(load(folder / RUN_MODEL), run.folder / RUN_MODEL, overwrite=True)
         seeds = [results for _, results in finished]
         learned = {

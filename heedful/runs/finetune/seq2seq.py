@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from heedful.checkpoint import Config, Loaded, create
-from heedful.data import Rewritten, Source
+from heedful.data import Dataset, Seq2SeqExample
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import (
@@ -26,7 +26,7 @@ from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
 from heedful.tasks.metrics.bleu import bleu_is_informative, has_bleu
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
 TARGETS = 1000  # looked at to see what BLEU can count in them
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
@@ -51,7 +51,7 @@ def seq2seq_model(
         strip_accents=False,
         max_length=min(limits, default=None),
     )
-    tokenizer = train(texts, names)
+    tokenizer = train_tokenizer(texts, names)
     if isinstance(init, Recurrent):
         family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
@@ -84,9 +84,9 @@ def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
     )
 
 
-def sample_targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
+def sample_targets(source: Dataset[Any], splits: Sequence[str]) -> list[str]:
     """The first targets of dev, or of train without dev; [] if the task has no targets, or BLEU is not installed."""
-    if source.kind is not Rewritten or not has_bleu():
+    if source.kind is not Seq2SeqExample or not has_bleu():
         return []
     examples = source.examples("dev" if "dev" in splits else "train")
     return [example.rewritten for example in islice(examples, TARGETS)]

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from heedful.checkpoint import Loaded
-from heedful.data import Source
-from heedful.data.labelled.statistics import Survey
-from heedful.data.sampler import mixed, order
+from heedful.data import Dataset
+from heedful.data.labelled.statistics import DatasetStats
+from heedful.data.sampler import derive_seed, epoch_order
 from heedful.runs.results import read_predictions
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, best_threshold
@@ -100,11 +100,11 @@ def rows_of_splits(
 def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
     """A mask of `rows` of `count` rows, sampled by the seed."""
     chosen = np.zeros(count, dtype=bool)
-    chosen[order(count, mixed(seed, WORDS), 0)[:rows]] = True
+    chosen[epoch_order(count, derive_seed(seed, WORDS), 0)[:rows]] = True
     return chosen
 
 
-def _sampled(source: Source[Any], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Any]]:
+def _sampled(source: Dataset[Any], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Any]]:
     """Yield `rows` examples of a split, sampled by the seed, with their numbers, in the order of the split."""
     if rows >= count:
         yield from enumerate(source.examples(split))
@@ -214,8 +214,8 @@ class WordBaseline:
 def score_words(
     task: Task,
     loaded: Loaded,
-    source: Source[Any],
-    found: Survey,
+    source: Dataset[Any],
+    found: DatasetStats,
     splits: Sequence[str],
     *,
     seed: int,

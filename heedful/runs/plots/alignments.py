@@ -18,7 +18,7 @@ from heedful.runs.plots.labels import drawable_labels
 from heedful.runs.plots.style import new_figure, set_title, style_axes
 from heedful.runs.results import read_predictions
 from heedful.tasks.seq2seq import sequence_ends
-from heedful.tokenizer import Encoded
+from heedful.tokenizer import Encoding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     return Alignment(_names(given, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
 
 
-def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
+def _names(encoded: Encoding, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
     """The characters of each token, or SPACE; the names of special tokens."""
     return tuple(
         (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from heedful.atomic_io import put_folder
+from heedful.atomic_io import make_folder
 from heedful.errors import RunError
 from heedful.runs.plots.curves import plot_curves
 from heedful.runs.plots.labels import drawable_labels
@@ -40,7 +40,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
     """
     if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
         raise RunError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is not a run folder")
-    put_folder(folder / "plots")
+    make_folder(folder / "plots")
     return [save_png(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
 
 

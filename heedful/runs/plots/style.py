@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from heedful.atomic_io import put, whole
+from heedful.atomic_io import atomic_path, write_synced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +46,6 @@ def save_png(path: Path, figure: Figure) -> Path:
     FigureCanvasAgg(figure)
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
-    with whole(path) as part:
-        put(part, [image.getvalue()])
+    with atomic_path(path) as part:
+        write_synced(part, [image.getvalue()])
     return path

@@ -14,7 +14,7 @@ from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, 
 from heedful.checkpoint.new_head import attach, new_head
 from heedful.data.corpus.documents import CorpusSettings
 from heedful.data.corpus.shards import Corpus
-from heedful.data.sampler import mixed, order
+from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
@@ -346,11 +346,11 @@ def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Samp
         )
     steady = _steady(pieces)
     found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
-    measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD), held=True)
+    measured = _rows(pieces, kept, settings.lengths[0], derive_seed(settings.train.seed, HELD), held=True)
     rows: list[Sample] = []
     left = settings.eval_tokens
-    for number in order(
-        len(measured), mixed(settings.train.seed, HELD), 0
+    for number in epoch_order(
+        len(measured), derive_seed(settings.train.seed, HELD), 0
     ).tolist():  # shuffled, since long ones are together
         if left <= 0:
             break

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from heedful.checkpoint import Loaded, load
-from heedful.data.bad_rows import LeaveOut, OnBadRow, SetAside, Sieve, Stop
-from heedful.data.corpus.build import Progress, build, holds
-from heedful.data.corpus.documents import Reading, expand
-from heedful.data.corpus.sentence_split import normalise
+from heedful.data.bad_rows import OnBadRow, Quarantine, Raise, RowErrors, Skip
+from heedful.data.corpus.build import Progress, build_corpus, contains_corpus
+from heedful.data.corpus.documents import DocumentReader, list_files
+from heedful.data.corpus.sentence_split import clean_text
 from heedful.data.corpus.shards import Corpus
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.errors import DataError, ModelError, RunError, TokenizerError
 from heedful.runs.pretrain.build import Components, check_model, check_tokenizer
 from heedful.runs.pretrain.probes import ProbeSet
@@ -21,7 +21,7 @@ from heedful.runs.pretrain.settings import DistillationSettings, PretrainSetting
 from heedful.runs.pretrain.teacher import TeacherRun
 from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_json, write_file
-from heedful.tokenizer import Tokenizer, train
+from heedful.tokenizer import Tokenizer, train_tokenizer
 
 SAMPLE = 8  # mixed with the number of a document, to sample those that a tokenizer is trained on
 SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
@@ -73,7 +73,7 @@ def load_components(
 def _finished_corpus(settings: PretrainSettings) -> Corpus | None:
     """The corpus that the data of the settings is; None if they name files of text."""
     paths = [Path(path) for path in settings.data]
-    return Corpus.open(paths[0]) if len(paths) == 1 and holds(paths[0]) else None
+    return Corpus.open(paths[0]) if len(paths) == 1 and contains_corpus(paths[0]) else None
 
 
 def _tokenizer(settings: PretrainSettings, run: Run, init_model: Loaded | None) -> Tokenizer:
@@ -109,10 +109,10 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
         f"training a tokenizer on the text ({options.algorithm}, up to {options.vocab_size:,} tokens); "
         "--tokenizer takes one that is there"
     )
-    files = [path for path, _ in expand([Path(path) for path in settings.data], run.folder)[0]]
-    chunks = Reading(files, settings.corpus, Sieve(LeaveOut()), []).chunks()
+    files = [path for path, _ in list_files([Path(path) for path in settings.data], run.folder)[0]]
+    chunks = DocumentReader(files, settings.corpus, RowErrors(Skip()), []).chunks()
     documents = (document for chunk in chunks for document in chunk or ())
-    return train(sample_documents(documents, options.train_chars), options)
+    return train_tokenizer(sample_documents(documents, options.train_chars), options)
 
 
 def _corpus(
@@ -132,13 +132,13 @@ def _corpus(
     if corpus_folder is not None:
         return Corpus.open(corpus_folder)
     if run.ranks.first:
-        build(
+        build_corpus(
             [Path(path) for path in settings.data],
             tokenizer,
             run.folder / CORPUS,
             settings.corpus,
             on_progress=_corpus_progress(run),
-            on_bad_row=SetAside(file=run.folder / BAD_ROWS) if on_bad_row == "skip" else Stop(),
+            on_bad_row=Quarantine(file=run.folder / BAD_ROWS) if on_bad_row == "skip" else Raise(),
             exclude=run.folder,
         )
     run.ranks.wait()
@@ -186,10 +186,10 @@ def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> l
     kept: list[tuple[int, str, bool]] = []
     size, every = 0, 1
     for number, (text, lines) in enumerate(documents):
-        if (key := mixed(SAMPLE, number)) % every:
+        if (key := derive_seed(SAMPLE, number)) % every:
             continue
         kept.append((key, text, lines))
         size += len(text)
         while size > max_chars and (fewer := [document for document in kept if document[0] % (2 * every) == 0]):
             kept, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
-    return [text for _, raw, lines in kept if (text := normalise(raw, lines=lines))]
+    return [text for _, raw, lines in kept if (text := clean_text(raw, lines=lines))]

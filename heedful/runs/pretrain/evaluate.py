@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.packing import HELD
@@ -24,7 +24,7 @@ def measure_share(
     found: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
-        batch = objective.batch([held[number]], [mixed(trainer.settings.seed, HELD, number)]).to(device)
+        batch = objective.batch([held[number]], [derive_seed(trainer.settings.seed, HELD, number)]).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
             for name, (total, count) in objective.measure(trainer.loaded, batch).items():
                 before = found.get(name, (0.0, 0.0))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, read
-from heedful.data.examples import Example, Labelled, Scored, Tagged
+from heedful.data.examples import Example, LabelledExample, ScoredExample, TaggedExample
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.packed import Packed
@@ -24,7 +24,7 @@ from heedful.tokenizer import Tokenizer
 BATCH_TOKENS = 8192
 MAX_LENGTH = 128  # tokens of a text
 RIDGE = 1e-3  # of the linear classifier, relative to the mean square of the features
-EXAMPLES: dict[str, type[Example]] = {"similarity": Scored, "classify": Labelled, "tag": Tagged}
+EXAMPLES: dict[str, type[Example]] = {"similarity": ScoredExample, "classify": LabelledExample, "tag": TaggedExample}
 
 
 class ProbeSet:
@@ -40,16 +40,18 @@ class ProbeSet:
         tokenizer = tokenizer.limited(min(MAX_LENGTH, tokenizer.max_length or MAX_LENGTH))
         self.targets: NDArray[np.float64]
         if probe.kind == "similarity":
-            pairs = [example for example in examples if isinstance(example, Scored) and example.text_pair is not None]
+            pairs = [
+                example for example in examples if isinstance(example, ScoredExample) and example.text_pair is not None
+            ]
             texts: list[str] = [text for pair in pairs for text in pair.texts]
             self.targets = np.array([pair.score for pair in pairs])
         elif probe.kind == "classify":
-            labelled = [example for example in examples if isinstance(example, Labelled)]
+            labelled = [example for example in examples if isinstance(example, LabelledExample)]
             texts = [example.text for example in labelled]
             names = sorted({example.label for example in labelled})
             self.targets = np.array([names.index(example.label) for example in labelled], dtype=np.float64)
         else:
-            tagged = [example for example in examples if isinstance(example, Tagged)]
+            tagged = [example for example in examples if isinstance(example, TaggedExample)]
             texts = [" ".join(example.words) for example in tagged]
         encoded = tokenizer.encode_batch(list(texts))
         self.ids, self.types = [each.ids for each in encoded], [each.types for each in encoded]

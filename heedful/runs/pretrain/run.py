@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.corpus.build import holds
+from heedful.data.corpus.build import contains_corpus
 from heedful.errors import DataError, ModelError
 from heedful.objectives import Objective, Sample, SelfSupervised
 from heedful.objectives.distillation.encoder import EncoderDistillation
@@ -103,7 +103,7 @@ def pretrain_with(
     """Pre-train as settings say, which name the text too; see `pretrain`."""
     if not settings.data:
         raise DataError("no text was given: name files or folders of text, or put data into the recipe")
-    check_ignored_settings(settings, from_corpus=len(settings.data) == 1 and holds(Path(settings.data[0])))
+    check_ignored_settings(settings, from_corpus=len(settings.data) == 1 and contains_corpus(Path(settings.data[0])))
     run = Run.open(output_dir, reporter, ranks)
     settings = run.resolve(settings)
     with run.locked():

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from heedful.atomic_io import put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder
 from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.corpus.shards import Corpus
-from heedful.data.sampler import mixed
+from heedful.data.sampler import derive_seed
 from heedful.device import CPU, device_of
 from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
@@ -122,7 +122,7 @@ class TeacherRun:
         path = place / "nearest.npy"
         if self.ranks.first and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()
-            with whole(path) as part, part.open("wb") as file:
+            with atomic_path(path) as part, part.open("wb") as file:
                 np.save(file, nearest_texts(vectors))
         self.ranks.wait()
         return Neighbours(texts=texts, nearest=np.load(path, allow_pickle=False))
@@ -157,7 +157,7 @@ class TeacherRun:
     ) -> list[EncoderDistillation]:
         """The objective of each phase for a student of that width; they share the teacher and what learns beside it."""
         self._estimate(samples[0])
-        modules = new_modules(width, self.teacher.width, mixed(self.train.seed, MODULES))
+        modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, MODULES))
         return [
             self._objective(asked, rows, modules, masks, f"phase-{number}")
             for number, (asked, rows) in enumerate(zip(phases, samples, strict=True))
@@ -190,7 +190,7 @@ class TeacherRun:
         """
         path, about = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
         if self.ranks.first and not path.exists():
-            put_folder(path.parent)
+            make_folder(path.parent)
             start = Path(self.init_from)
             earlier = (start.parent if start.name == RUN_MODEL else start) / FOLDER / STATISTICS
             if self.init_from and earlier.is_file() and _about(earlier) == about:
@@ -198,7 +198,7 @@ class TeacherRun:
             else:
                 some = range(min(STATISTICS_ROWS, len(rows)))
                 self.teacher.prepare([rows[number] for number in some], self._ordinary)
-            with whole(path) as part:
+            with atomic_path(path) as part:
                 save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
         self.ranks.wait()
         self.teacher.load_statistics(load_file(path))

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from heedful.atomic_io import put, put_folder, whole
+from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.errors import DataError, HeedfulError
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.order import Text, texts
@@ -36,7 +36,7 @@ def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list
     files = []
     try:
         for name in (TRANSLATION, ORDER):
-            put_folder(folder / name)
+            make_folder(folder / name)
         for split, rows in pairs.items():
             files.append(_write_table(folder / TRANSLATION / f"{split}.tsv", Translation._fields, rows, "\t"))
         for split, texts_of_split in labelled.items():
@@ -51,6 +51,6 @@ def _write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]]
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(rows)
-    with whole(path) as part:
-        put(part, [text.getvalue().encode()])
+    with atomic_path(path) as part:
+        write_synced(part, [text.getvalue().encode()])
     return path

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.tag_schemes import OUTSIDE, read_tag
+from heedful.data.tag_schemes import OUTSIDE, parse_tag
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import (
     Ids,
@@ -52,7 +52,7 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     begun: tuple[str, int] | None = None  # the type and the start of the entity that may go on
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
     for place, tag in enumerate([*tags, OUTSIDE]):
-        mark, kind = read_tag(tag)
+        mark, kind = parse_tag(tag)
         if mark != OUTSIDE and mark not in MARKS[scheme]:
             raise HeedfulError(_unknown(tag, scheme))
         goes_on = begun is not None and mark in "IE" and kind == begun[0]
@@ -73,7 +73,7 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
 def _unknown(tag: str, scheme: Scheme) -> str:
     known = ", ".join(f"{mark}-type" for mark in MARKS[scheme])
     hint = ""
-    if scheme == "strict-iob2" and read_tag(tag)[0] in "ES":
+    if scheme == "strict-iob2" and parse_tag(tag)[0] in "ES":
         hint = ': score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tag_schemes.to_iob2'
     return f'"{tag}" is no tag of {scheme}, which knows {known} and O{hint}'
 

@@ -26,20 +26,20 @@ def register(spec: TaskSpec) -> None:
     Raises:
         HeedfulError: If another task has its name.
     """
-    from heedful.settings import forget_types
+    from heedful.settings import clear_type_caches
 
     if spec.name in SPECS:
         raise HeedfulError(f'a task named "{spec.name}" is registered already: choose another name')
     _add(spec)
-    forget_types()
+    clear_type_caches()
 
 
 def unregister(name: str) -> None:
     """Remove a task that was registered."""
-    from heedful.settings import forget_types
+    from heedful.settings import clear_type_caches
 
     TaskSettings.MEMBERS.remove(SPECS.pop(name).settings)
-    forget_types()
+    clear_type_caches()
 
 
 def _add(spec: TaskSpec) -> None:

@@ -10,7 +10,7 @@ from heedful.errors import HeedfulError
 from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
-    from heedful.data.labelled.statistics import Survey
+    from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import Readers
 
 ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * examples of the class)
@@ -41,7 +41,7 @@ class MultiLabelSettings(TaskSettings):
         if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
             raise HeedfulError(f'thresholds is {self.thresholds}; expected a number between 0 and 1, or "tuned"')
 
-    def tunes_thresholds(self, survey: Survey) -> bool:
+    def tunes_thresholds(self, survey: DatasetStats) -> bool:
         return self.thresholds == "tuned"
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
@@ -71,7 +71,7 @@ CLASSIFY = TaskSpec(
         *("multi-label-classification", "multiclass", "classification"),
     ),
     settings=ClassifySettings,
-    example_ref="heedful.data.examples:Labelled",
+    example_ref="heedful.data.examples:LabelledExample",
     task_ref="heedful.tasks.classify:Classify",
     recognizes=lambda head: getattr(head, "problem_type", None) == "single_label_classification",
     check_reader=_two_labels,
@@ -89,7 +89,7 @@ MULTI_LABEL = TaskSpec(
     name="multiple",
     command="classify",
     settings=MultiLabelSettings,
-    example_ref="heedful.data.examples:MultiLabelled",
+    example_ref="heedful.data.examples:MultiLabelExample",
     task_ref="heedful.tasks.classify:ClassifyMultiLabel",
     recognizes=lambda head: getattr(head, "problem_type", None) == "multi_label_classification",
     check_reader=no_sigmoid,

@@ -10,7 +10,7 @@ from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.tag import rows_alone
 
 if TYPE_CHECKING:
-    from heedful.data.labelled.statistics import Survey
+    from heedful.data.labelled.statistics import DatasetStats
 
 CODE = """from sentence_transformers import SentenceTransformer
 
@@ -36,7 +36,7 @@ class EmbedSettings(TaskSettings):
     def group(self, *, scored: bool) -> int:
         return 1 if scored else self.group_size
 
-    def unused(self, survey: Survey) -> dict[str, str]:
+    def unused(self, survey: DatasetStats) -> dict[str, str]:
         if survey.low is None:
             return {}
         reasons = {
@@ -62,7 +62,7 @@ EMBED = TaskSpec(
     aliases=("sentence-similarity", "feature-extraction", "sentence-embedding", "sentence-embeddings"),
     help="sentence embeddings",
     settings=EmbedSettings,
-    example_ref="heedful.data.examples:Pair",
+    example_ref="heedful.data.examples:PairExample",
     task_ref="heedful.tasks.embed:Embed",
     recognizes=lambda head: head.kind == "embedding",
     check_reader=lambda reader, name, labels: rows_alone("embed", reader, name),

@@ -36,7 +36,7 @@ MULTIPLE_CHOICE = TaskSpec(
     name="multiple-choice",
     aliases=("multiple_choice", "swag"),
     settings=MultipleChoiceSettings,
-    example_ref="heedful.data.examples:Choices",
+    example_ref="heedful.data.examples:ChoiceExample",
     task_ref="heedful.tasks.multiple_choice:MultipleChoiceTask",
     recognizes=lambda head: head.kind == "multiple_choice",
     check_reader=lambda reader, name, labels: no_classic_head("multiple-choice", reader, name),

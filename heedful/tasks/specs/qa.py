@@ -10,7 +10,7 @@ from heedful.errors import HeedfulError
 from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
-    from heedful.data.labelled.statistics import Survey
+    from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import Readers
 
 CODE = """import torch
@@ -38,7 +38,7 @@ class QASettings(TaskSettings):
         if self.max_answer_tokens < 1:
             raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
 
-    def tunes_thresholds(self, survey: Survey) -> bool:
+    def tunes_thresholds(self, survey: DatasetStats) -> bool:
         return self.no_answer_threshold == "tuned" and survey.impossible
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
@@ -66,7 +66,7 @@ QA = TaskSpec(
     aliases=("question-answering", "extractive-question-answering", "squad"),
     help="answers in a context, as SQuAD",
     settings=QASettings,
-    example_ref="heedful.data.examples:Question",
+    example_ref="heedful.data.examples:QuestionExample",
     task_ref="heedful.tasks.qa:QuestionAnswering",
     recognizes=lambda head: head.kind == "question_answering",
     check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),

@@ -73,7 +73,7 @@ SEQ2SEQ = TaskSpec(
     aliases=("translation", "summarization", "text2text-generation", "text2text"),
     help="translation, summaries",
     settings=Seq2SeqSettings,
-    example_ref="heedful.data.examples:Rewritten",
+    example_ref="heedful.data.examples:Seq2SeqExample",
     task_ref="heedful.tasks.seq2seq:Seq2Seq",
     recognizes=lambda head: head.kind == "language_model",
     check_reader=_no_reader,

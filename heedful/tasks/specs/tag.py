@@ -43,7 +43,7 @@ TAG = TaskSpec(
     aliases=("ner", "token-classification", "pos-tagging", "named-entity-recognition"),
     help="NER",
     settings=TagSettings,
-    example_ref="heedful.data.examples:Tagged",
+    example_ref="heedful.data.examples:TaggedExample",
     task_ref="heedful.tasks.tag:Tag",
     recognizes=lambda head: head.kind == "token_classification",
     check_reader=lambda reader, name, labels: rows_alone("tag", reader, name),

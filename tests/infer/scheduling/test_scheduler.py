@@ -31,7 +31,7 @@ from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
 from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
-from heedful.tokenizer import Encoded
+from heedful.tokenizer import Encoding
 from tests.support.model_folders import make, make_writer
 
 
@@ -81,10 +81,10 @@ class Slow(Fake):
         return scores
 
 
-def encoded(text: str) -> Encoded:
+def encoded(text: str) -> Encoding:
     """One token for each letter."""
     ids = tuple(text.encode())
-    return Encoded(ids=ids, types=ids, segments=(0,) * len(ids), offsets=((0, 0),) * len(ids), words=(0,) * len(ids))
+    return Encoding(ids=ids, types=ids, segments=(0,) * len(ids), offsets=((0, 0),) * len(ids), words=(0,) * len(ids))
 
 
 @pytest.fixture

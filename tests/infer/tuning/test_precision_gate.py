@@ -162,7 +162,7 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
     (lock,) = tmp_path.glob("*.lock")
     (file,) = tmp_path.glob("*.json")
     file.unlink()
-    with cache.locked(lock, "measuring"), pytest.warns(HeedfulWarning) as said:
+    with cache.lock(lock, "measuring"), pytest.warns(HeedfulWarning) as said:
         assert [each.speed for each in measure_precisions(folder)] == [1.0]
     first, second = (str(each.message) for each in said)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first

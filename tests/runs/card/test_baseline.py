@@ -15,7 +15,7 @@ import torch
 
 import heedful
 from heedful.data import read
-from heedful.data.labelled.statistics import survey
+from heedful.data.labelled.statistics import compute_stats
 from heedful.runs.card.baseline import baseline_lines
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.settings import FinetuneSettings
@@ -66,7 +66,7 @@ def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path:
     done = tune("embed", given, tmp_path / "run", settings, model=bare)
     found = done.results["baseline"]
     source = read(given)
-    splits = survey(source, ("train", "dev", "test"))
+    splits = compute_stats(source, ("train", "dev", "test"))
     task, loaded = build_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
     for split in ("dev", "test"):
         expected = task.result(measure_split(task, loaded, source.examples(split)))[main]

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.new_head import attach
-from heedful.data import DataSettings, Labelled, Pair, Tagged, read
-from heedful.data.inputs.inherited_settings import by_names
+from heedful.data import DataSettings, LabelledExample, PairExample, TaggedExample, read
+from heedful.data.inputs.inherited_settings import columns_by_name
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
@@ -49,7 +49,7 @@ from heedful.runs.finetune.build import build_task
 from heedful.runs.run_folder import sha256_of
 from heedful.settings import from_file
 from heedful.tasks.task import TruncationStats, evaluate_task
-from heedful.tokenizer import Encoded, Words
+from heedful.tokenizer import Encoding, PreTokenized
 from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
 from tests.support.generated_data import DURATION, NAMES, WORDS, as_csv, classified, data, tune
 from tests.support.model_folders import SPARE, VOCABULARY, make
@@ -435,7 +435,7 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
     assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
     signs = [n for n, may in enumerate(replacer._words.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
     assert not signs, "a sign is no word: no word takes its place, nor it that of a word"
-    (words,) = replacer([Words(["ada", "lives", "here", "qqq"])], [1])
+    (words,) = replacer([PreTokenized(["ada", "lives", "here", "qqq"])], [1])
     assert len(words) == 4 and words[3] == "qqq" and words != ["ada", "lives", "here", "qqq"]
 
 
@@ -575,14 +575,16 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
     files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
-    found = read_unlabelled(files, Labelled, "sequence_classification", ("a",), settings, exclude=tmp_path / "run")
+    found = read_unlabelled(
+        files, LabelledExample, "sequence_classification", ("a",), settings, exclude=tmp_path / "run"
+    )
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
 
 
 @pytest.mark.parametrize("head", ["message,kind", "message,label"])
 def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
-    given = [str(tmp_path / "more.csv")], Labelled, "sequence_classification", ("a",)
+    given = [str(tmp_path / "more.csv")], LabelledExample, "sequence_classification", ("a",)
     message = r'more\.csv: which column is the text\? Call it "text" in its first row'
     with pytest.raises(HeedfulError, match=message):
         read_unlabelled(*given, DataSettings(), exclude=tmp_path / "run")
@@ -590,7 +592,7 @@ def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, 
     if head == "message,label":  # a header, perhaps another than that of the labelled data
         with pytest.raises(HeedfulError, match=message):
             read_unlabelled(*given, by_number, exclude=tmp_path / "run")
-        by_number = by_names(by_number, {"text": ["message"]})
+        by_number = columns_by_name(by_number, {"text": ["message"]})
     assert len(read_unlabelled(*given, by_number, exclude=tmp_path / "run").examples) >= 2
 
 
@@ -600,8 +602,10 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
     bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
     path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
     settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
-    found = read_unlabelled([str(path)], Tagged, "token_classification", ("O",), settings, exclude=tmp_path / "run")
-    assert [each.words for each in found.examples if isinstance(each, Tagged)] == [("Ada", "wrote"), ("it",)]
+    found = read_unlabelled(
+        [str(path)], TaggedExample, "token_classification", ("O",), settings, exclude=tmp_path / "run"
+    )
+    assert [each.words for each in found.examples if isinstance(each, TaggedExample)] == [("Ada", "wrote"), ("it",)]
     assert found.bad == bool(bad)
 
 
@@ -610,7 +614,7 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"more\.txt: no text to learn from"):
         read_unlabelled(
             [str(tmp_path / "more.txt")],
-            Labelled,
+            LabelledExample,
             "sequence_classification",
             ("a",),
             DataSettings(),
@@ -620,32 +624,32 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
 
 def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
-    measured = [Pair(anchor="one two", positive="x"), Pair(anchor="y", positive="three four")]
+    measured = [PairExample(anchor="one two", positive="x"), PairExample(anchor="y", positive="three four")]
     found = read_unlabelled(
-        [str(tmp_path / "more.txt")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
+        [str(tmp_path / "more.txt")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
     assert without_evaluated(found, measured).known == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
-        [str(tmp_path / "more.csv")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
+        [str(tmp_path / "more.csv")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
 
 
 def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
-    measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
+    measured = [TaggedExample(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
     found = without_evaluated(
-        read_unlabelled(files, Tagged, "token_classification", ("O",), DataSettings(), exclude=run), measured
+        read_unlabelled(files, TaggedExample, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
     assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
 
 
 def test_a_word_is_replaced_without_the_space_before_it() -> None:
-    encoded = Encoded(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
+    encoded = Encoding(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
     assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"
 
 
@@ -720,7 +724,7 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
     (tmp_path / "more.tsv").write_bytes(b"text\ncaf\xe9\n")
     files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
     settings = DataSettings(encoding="latin-1")
-    given = (files, Labelled, "sequence_classification", ("a",), settings)
+    given = (files, LabelledExample, "sequence_classification", ("a",), settings)
     found = read_unlabelled(*given, names=["train.tsv"], exclude=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("café",), ("café",)]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import load
 from heedful.checkpoint.new_head import attach
 from heedful.errors import HeedfulError
@@ -23,7 +23,7 @@ from heedful.runs.finetune import run as module
 from heedful.runs.finetune.classic import classic_model, skipgram_samples, with_sentence_ends
 from heedful.runs.finetune.init_settings import Classic, WordSettings
 from heedful.serve.attention import attention
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
@@ -204,7 +204,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
     """Byte-level, SentencePiece and word vocabularies; marks that are one token, and with a quote behind them."""
     texts = ['It is good . Bad ! He said "go." And … then ?! Stop... 2 of 3', "你好。 再见！"] * 9
     for kind in ("bpe", "unigram", "wordpiece"):
-        tokenizer = train(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
+        tokenizer = train_tokenizer(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
         reader = with_sentence_ends(Hierarchical(), tokenizer)
         assert isinstance(reader, Hierarchical)
         said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}
@@ -260,4 +260,4 @@ def test_wrong_wishes(tmp_path: Path) -> None:
         ({"init.kind": "classic", "init.skipgram_steps": 3}, "init.skipgram_steps would change nothing: the rows of"),
     ):
         with pytest.raises(HeedfulError, match=message):
-            tune("classify", files, tmp_path / "run", settings, model=ENCODER)
+            tune("classify", files, tmp_path / "run", settings, model=BUNDLED_ENCODER)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import heedful
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import read
 from heedful.runs.finetune import dry_run as dry
 from heedful.runs.finetune import training_time as expected
@@ -43,7 +43,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    found = heedful.load(ENCODER).tokenizer
+    found = heedful.load(BUNDLED_ENCODER).tokenizer
     assert found is not None
     return found
 
@@ -64,7 +64,7 @@ def test_english_needs_no_other_encoder(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("language", OTHERS)
 def test_other_languages_are_told_with_what_to_do(language: str, tokenizer: Tokenizer) -> None:
     (sentence,) = encoder_advice([OTHERS[language]], tokenizer, learned(), 512)
-    assert "do not look English" in sentence and "--model" in sentence and ENCODER in sentence
+    assert "do not look English" in sentence and "--model" in sentence and BUNDLED_ENCODER in sentence
     why = "letters are not Latin" if language in ("Russian", "Chinese", "Hindi") else "tokens per word"
     assert why in sentence
 
@@ -111,6 +111,6 @@ def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, co
     plan = plan_finetune(
         "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
     )
-    task, _ = build_task(plan.settings, plan.source, plan.survey, heedful.load(ENCODER))
+    task, _ = build_task(plan.settings, plan.source, plan.survey, heedful.load(BUNDLED_ENCODER))
     said = reading_notes(plan.settings, plan.source, plan.survey, task, task.read(plan.source.examples("train")))
     assert sum("--model" in sentence for sentence in said) == count

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from heedful.checkpoint import load
-from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
-from heedful.data.examples import Labelled
+from heedful.data import DataSettings, ScoredExample, Skip, dataset_for_task, read
+from heedful.data.examples import LabelledExample
 from heedful.data.formats.csv_escape import escape_cell
-from heedful.data.labelled.statistics import of_splits, survey
+from heedful.data.labelled.statistics import compute_stats, split_warnings
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
@@ -34,7 +34,7 @@ from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
 from heedful.tasks.qa import NO_ANSWER
 from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
-from heedful.tokenizer import Words
+from heedful.tokenizer import PreTokenized
 from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
 from tests.support import generated_data
@@ -233,7 +233,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
     their_model, tokenizer = theirs(model)
     batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     logits = their_model(**batch).logits[0]
-    ids = load(model).tokenizer.encode(Words(words)).words  # type: ignore[union-attr]
+    ids = load(model).tokenizer.encode(PreTokenized(words)).words  # type: ignore[union-attr]
     for number, word in enumerate(answer["words"]):
         best = logits[ids.index(number)].softmax(-1)
         assert word["probability"] == pytest.approx(float(best.max()), abs=1e-6)
@@ -249,7 +249,7 @@ def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     loaded = initial_model(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
-        task, _ = build_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
+        task, _ = build_task(FinetuneSettings(task=kind), source, compute_stats(source, ["train"]), loaded)
         return task.weights  # type: ignore[attr-defined]
 
     assert weights(ClassifySettings()) == ()
@@ -262,7 +262,8 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
     rare = next(
         seed
         for seed in range(200)
-        if "rare" not in survey(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
+        if "rare"
+        not in compute_stats(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
     )
     settings = {"data.seed": rare, "task.class_weight": "balanced", "train.epochs": 1}
     done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
@@ -278,12 +279,12 @@ def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
     found = next(
         found
         for seed in range(200)
-        if (found := survey(read(given, None, DataSettings(seed=seed)), ["train", "dev"])).unlearned
+        if (found := compute_stats(read(given, None, DataSettings(seed=seed)), ["train", "dev"])).unlearned
     )
-    assert found.unlearned == {"dev": {"B-Y": 1}} and "X" not in str(of_splits(found))
+    assert found.unlearned == {"dev": {"B-Y": 1}} and "X" not in str(split_warnings(found))
     named = [{"text": "the cat", "labels": ["a"]}, {"text": "a dog", "labels": ["b", "a"]}]
     data = {"train": as_lines(tmp_path / "b.jsonl", named), "dev": as_lines(tmp_path / "c.jsonl", named[:1])}
-    assert not survey(read(data), ["train", "dev"]).unlearned, "what train has and dev lacks is learned"
+    assert not compute_stats(read(data), ["train", "dev"]).unlearned, "what train has and dev lacks is learned"
 
 
 def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
 
 def about(folder: Path, name: str) -> dict[str, float]:
     """Mean and deviation of the training scores of a run."""
-    source = read(folder.parent / f"{name}.csv", Scored, DataSettings())
+    source = read(folder.parent / f"{name}.csv", ScoredExample, DataSettings())
     scores = [each.score for each in source.examples("train")]
     return {"mean": float(np.mean(scores)), "std": float(np.std(scores))}
 
@@ -567,7 +568,7 @@ def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
     given = data("single", tmp_path / "data")
     source = read(given)
     settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
-    _, made = build_task(settings, source, survey(source, ["train"]), load(bare))
+    _, made = build_task(settings, source, compute_stats(source, ["train"]), load(bare))
     before, after = load(bare).named(), made.named()
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
@@ -774,11 +775,15 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
         files.append(tmp_path / name / "train.jsonl")
         files[-1].write_text("broken\n" * number + '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
     settings = FinetuneSettings(task=ClassifySettings(), data=DataSettings(dev_fraction=0.0))
-    source = source_of(Labelled, files, settings.data, LeaveOut())
+    source = dataset_for_task(LabelledExample, files, settings.data, Skip())
     assert len(list(source.examples("train"))) == 4
     (tmp_path / "run").mkdir()
     init_labelled_run(
-        tmp_path / "run", settings, source, {"train": 4}, partial(source_of, Labelled, files, settings.data)
+        tmp_path / "run",
+        settings,
+        source,
+        {"train": 4},
+        partial(dataset_for_task, LabelledExample, files, settings.data),
     )
     assert read_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
     assert len(lines(tmp_path / "run" / BAD_ROWS)) == 3

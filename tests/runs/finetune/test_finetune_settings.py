@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heedful.bundled import ENCODER
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.distil import settings as distil_settings
 from heedful.runs.distil.settings import LayersStudent
@@ -28,7 +28,7 @@ from heedful.runs.finetune.settings import (
     training_summary,
 )
 from heedful.runs.run_folder import can_resume
-from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
+from heedful.settings import from_file, from_mapping, load_mapping, overlay, to_mapping, to_toml
 from heedful.tasks.specs import SPECS, task_names
 from heedful.tasks.specs.classify import MultiLabelSettings
 from heedful.tasks.specs.embed import EmbedSettings
@@ -159,7 +159,7 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
     for task in SPECS:
         plain = finetune_defaults(task, 600, random_init=False)[0]
         found = wished(task, path)
-        assert found != plain and read(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
+        assert found != plain and from_mapping(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
         flat = to_mapping(found)
         for table, value in load_mapping(path).items():  # all of it has arrived
             for name, each in value.items() if isinstance(value, dict) else ():
@@ -290,7 +290,7 @@ def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp
 def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
-    apart = [(model, (model, "v2")) for model in ("here", ENCODER)]
+    apart = [(model, (model, "v2")) for model in ("here", BUNDLED_ENCODER)]
     for model, named in (("a@v1", ("a@v2", "")), *apart):
         found = wished("tag", None, f"init.model={model}", "init.revision=v2").init
         assert (found.model, found.revision) == named

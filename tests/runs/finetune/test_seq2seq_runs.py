@@ -38,7 +38,7 @@ from heedful.runs.results import RunResult
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
 
@@ -61,7 +61,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("given")
     with (folder / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *ROWS])
-    words = train(
+    words = train_tokenizer(
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=48)
     )
     ends = {"pad_token_id": words.special.pad, "eos_token_id": words.special.separator}
@@ -94,7 +94,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_token_that_is_a_space_is_shown_as_one() -> None:
     """Trap: bytes of what was never seen follow a token that is a space alone, which was drawn as its number."""
-    words = train(["a cat"] * 3, TokenizerSettings(algorithm="bpe", vocab_size=264))
+    words = train_tokenizer(["a cat"] * 3, TokenizerSettings(algorithm="bpe", vocab_size=264))
     encoded = words.encode("a \N{GRINNING FACE}")
     names = [
         name for name, around in zip(_names(encoded, "a \N{GRINNING FACE}"), encoded.special, strict=True) if not around
@@ -359,7 +359,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
 
 def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> None:
     """As predictions of a run that cuts long texts are: whole."""
-    words = train(
+    words = train_tokenizer(
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}

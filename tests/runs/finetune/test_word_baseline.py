@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from heedful.data import Labelled, MultiLabelled, Scored, read
+from heedful.data import LabelledExample, MultiLabelExample, ScoredExample, read
 from heedful.runs.card.baseline import baseline_csv_rows, baseline_lines, baseline_warning
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune import word_baseline
@@ -158,13 +158,15 @@ def test_pairs_are_told_apart_by_the_words_that_both_have() -> None:
     for n in range(600):
         first = draw.choice(words)
         second = first if n % 2 else draw.choice([each for each in words if each != first])
-        examples.append(Labelled(text=f"{first} {draw.choice(words)}", text_pair=second, label=["no", "yes"][n % 2]))
+        examples.append(
+            LabelledExample(text=f"{first} {draw.choice(words)}", text_pair=second, label=["no", "yes"][n % 2])
+        )
     bag = WordBaseline(task_of(Classify))
     bag.fit(examples[:400])
     held = examples[400:]
     right = [each["label"] == example.label for each, example in zip(bag.answers(held), held, strict=True)]
     assert sum(right) / len(right) > 0.95
-    scored = [Scored(text=e.text, text_pair=e.text_pair, score=float(e.label == "yes")) for e in examples]
+    scored = [ScoredExample(text=e.text, text_pair=e.text_pair, score=float(e.label == "yes")) for e in examples]
     numbers = WordBaseline(task_of(Regress, ("score",)))
     numbers.fit(scored[:400])
     said = [answer["numbers"]["score"] for answer in numbers.answers(scored[400:])]
@@ -172,39 +174,41 @@ def test_pairs_are_told_apart_by_the_words_that_both_have() -> None:
 
 
 def test_weights_of_classes_are_those_of_the_run() -> None:
-    rows = [Labelled(text=f"common word{n}", label="no") for n in range(95)]
-    rows += [Labelled(text=f"common other{n}", label="yes") for n in range(5)]
+    rows = [LabelledExample(text=f"common word{n}", label="no") for n in range(95)]
+    rows += [LabelledExample(text=f"common other{n}", label="yes") for n in range(5)]
     plain, balanced = (WordBaseline(task_of(Classify, weights=weights)) for weights in ((), (0.5, 10.0)))
     for each in (plain, balanced):
         each.fit(rows)
-    asked = [Labelled(text="common", label="no")]
+    asked = [LabelledExample(text="common", label="no")]
     shares = [each.answers(asked)[0]["probabilities"]["yes"] for each in (plain, balanced)]
     assert shares[0] < 0.1 and shares[1] > 0.2
 
 
 def test_any_number_of_labels_with_thresholds_and_a_label_that_all_rows_have() -> None:
-    rows = [MultiLabelled(text=f"cat dog {n}", labels=("animal", "cat") if n % 2 else ("animal",)) for n in range(20)]
+    rows = [
+        MultiLabelExample(text=f"cat dog {n}", labels=("animal", "cat") if n % 2 else ("animal",)) for n in range(20)
+    ]
     bag = WordBaseline(task_of(ClassifyMultiLabel, ("animal", "cat", "never")))
     bag.fit(rows)
-    (answer,) = bag.answers([MultiLabelled(text="cat", labels=())])
+    (answer,) = bag.answers([MultiLabelExample(text="cat", labels=())])
     assert answer["probabilities"]["animal"] == 1.0 and answer["probabilities"]["never"] == 0.0
     bag.thresholds = {"cat": 0.01}
-    assert bag.answers([MultiLabelled(text="cat", labels=())])[0]["labels"] == ["animal", "cat"]
+    assert bag.answers([MultiLabelExample(text="cat", labels=())])[0]["labels"] == ["animal", "cat"]
     bag.thresholds = {"cat": 0.99}
-    assert bag.answers([MultiLabelled(text="cat", labels=())])[0]["labels"] == ["animal"]
+    assert bag.answers([MultiLabelExample(text="cat", labels=())])[0]["labels"] == ["animal"]
 
 
 def test_labels_that_the_drawn_rows_lack_have_probability_0() -> None:
     bag = WordBaseline(task_of(Classify, ("a", "b", "c")))
-    bag.fit([Labelled(text="red fish", label="a"), Labelled(text="blue bird", label="c")] * 4)
-    shares = bag.answers([Labelled(text="blue bird", label="b")])[0]["probabilities"]
+    bag.fit([LabelledExample(text="red fish", label="a"), LabelledExample(text="blue bird", label="c")] * 4)
+    shares = bag.answers([LabelledExample(text="blue bird", label="b")])[0]["probabilities"]
     assert shares["b"] == 0.0 and shares["c"] > shares["a"] > 0 and sum(shares.values()) == pytest.approx(1)
 
 
 def test_many_classes_have_fewer_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_baseline, "WEIGHTS", 30)
     bag = WordBaseline(task_of(Classify, ("a", "b", "c")))
-    bag.fit([Labelled(text=f"one{n} two{n} three{n}", label="abc"[n % 3]) for n in range(9)])
+    bag.fit([LabelledExample(text=f"one{n} two{n} three{n}", label="abc"[n % 3]) for n in range(9)])
     assert bag.words == 10
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import heedful
-from heedful.data.corpus.build import Corpus, holds
+from heedful.data.corpus.build import Corpus, contains_corpus
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Normal, TruncatedNormal
 from heedful.objectives.causal_lm import CausalLM
@@ -143,7 +143,7 @@ class Seen(Reporter):
 
 def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
     """SMALL settings but for those that would change nothing, with some that go over them."""
-    more, made = more or {}, isinstance(data, Path) and holds(data)
+    more, made = more or {}, isinstance(data, Path) and contains_corpus(data)
     start = named.get("model") or more.get("model.init_from")
     tokenizer = named.get("tokenizer") or more.get("tokenizer.path")
     unused = [("model.", start), ("tokenizer.", start or tokenizer or made), ("corpus.", made)]
