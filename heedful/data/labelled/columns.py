@@ -190,7 +190,8 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
         if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
             raise HeedfulError(
                 f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
-                f"texts that belong together: say {column_option('score', name)} where it has numbers of how much they do; "
+                f"texts that belong together: say {column_option('score', name)} where it has numbers of how "
+                "much they do; "
                 "or keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
             )
 

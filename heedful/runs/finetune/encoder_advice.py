@@ -56,7 +56,8 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
         how = "read in windows" if learned.windowed else "cut"
         found.append(
             f"{long:,} of {learned.examples:,} training examples are longer than the {limit:,} tokens that "
-            f"{BUNDLED_ENCODER} reads at once, and are {how}: an encoder that reads more, given with --model, may do better"
+            f"{BUNDLED_ENCODER} reads at once, and are {how}: an encoder that reads more, "
+            "given with --model, may do better"
         )
     return found
 
