@@ -1,4 +1,4 @@
-"""Heedful: attention models, whole. Names are loaded when they are first used, so `import heedful` costs nothing."""
+"""Heedful: train, distil, inspect and serve attention models. Names are imported lazily, when first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "load": "heedful.checkpoint",
     "save": "heedful.checkpoint",
     "Loaded": "heedful.checkpoint",
@@ -76,11 +76,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'heedful' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_MODULES, "__version__"])

@@ -1,10 +1,10 @@
-"""The functions that `import heedful` offers for training and prediction."""
+"""The public functions for training and prediction: finetune, pretrain, distil, predict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
@@ -23,7 +23,9 @@ from heedful.train.fit import Reporter
 
 Device = Literal["cpu", "cuda"]
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
-PATHS = {  # of keywords that are no unique name of a setting, or shorter than one
+DataInput: TypeAlias = Any  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
+ModelInput: TypeAlias = Any  # a text, a pair, or a dict, by head
+PATHS = {  # paths of settings whose keyword is not their unique last component
     "epochs": "train.epochs",
     "max_steps": "train.max_steps",
     "time_budget": "train.time_budget",
@@ -38,7 +40,7 @@ PATHS = {  # of keywords that are no unique name of a setting, or shorter than o
 
 def finetune(
     task: str,
-    data: Any,
+    data: DataInput,
     output_dir: str | Path,
     *,
     model: str | Path = "",
@@ -55,12 +57,12 @@ def finetune(
     patience: int | None = None,
     settings: FinetuneSettings | None = None,
     recipe: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    **other_settings: Any,
+    **other_settings: object,
 ) -> RunResult:
-    """Fine-tune a model on labelled data. Settings that are not given follow from the data.
+    """Fine-tune a model on labelled data. Defaults of settings depend on the task and the size of the data.
 
     Args:
         task: Name of the task, such as "classify".
@@ -69,27 +71,27 @@ def finetune(
         output_dir: The run folder; an interrupted run in it is resumed.
         model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
         epochs: Passes over the training data. Only one of epochs, max_steps and time_budget can be given.
-        max_steps: Number of updates.
-        time_budget: Duration of training, such as "1h30m", or a number of minutes.
+        max_steps: Number of optimizer steps.
+        time_budget: Duration of training, such as "1h30m", or a number in minutes.
         lr: Peak learning rate.
-        batch_size: Samples of an update.
-        max_length: Maximum number of tokens of a sequence.
+        batch_size: Samples per optimizer step.
+        max_length: Maximum sequence length in tokens.
         seed: Random seed.
         seeds: Number of runs, with seed, seed + 1, ...; the best one on dev is kept.
         device: "cpu" or "cuda".
-        precision: Of matrix products.
-        patience: Evaluations without a better metric after which training stops; 0: never.
-        settings: All settings, instead of a recipe; arguments and overrides go over them.
+        precision: Data type of matrix products: "auto", "float32" or "bfloat16".
+        patience: Evaluations without a better metric before early stopping; 0: no early stopping.
+        settings: All settings, instead of a recipe; arguments and overrides take precedence.
         recipe: A .toml or .json file of settings.
         overrides: Settings by path or unique last component, such as {"weight_decay": 0.1}.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
-        reporter: Receives progress.
+        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file.
+        reporter: Receives progress events.
         other_settings: Any other setting by its unique last component.
 
     Raises:
         HeedfulError: If the data or a setting cannot be used.
     """
-    values = _values(
+    values = _collect_overrides(
         overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
@@ -119,25 +121,25 @@ def pretrain(
     precision: TrainPrecision | None = None,
     settings: PretrainSettings | None = None,
     recipe: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    **other_settings: Any,
+    **other_settings: object,
 ) -> RunResult:
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus.
 
     Args:
         data: Files and folders of text.
         output_dir: The run folder; an interrupted run in it is resumed.
-        objective: Such as "mlm" or "clm", or terms of a distillation joined by "+".
-        size: Of a model with random weights, such as "tiny".
+        objective: Name of the objective, such as "mlm" or "clm"; with a teacher, distillation terms joined by "+".
+        size: Size of a model with random weights, such as "tiny".
         model: A folder, or NAME[@REVISION] on the hub, to continue from.
-        tokenizer: A folder with a tokenizer; "": one is trained.
-        teacher: A trained encoder to distil, for an objective of terms.
+        tokenizer: A folder with a tokenizer; "": one is trained on the text.
+        teacher: A trained encoder to distil, for an objective of distillation terms.
 
     The other arguments are those of `finetune`.
     """
-    values = _values(
+    values = _collect_overrides(
         overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, seed=seed, device=device, precision=precision,
     )  # fmt: skip
@@ -149,7 +151,7 @@ def pretrain(
 
 def distil(
     teacher: str | Path,
-    data: Any,
+    data: DataInput,
     output_dir: str | Path,
     *,
     student: str = "",
@@ -168,12 +170,12 @@ def distil(
     patience: int | None = None,
     settings: DistilSettings | None = None,
     recipe: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
-    **other_settings: Any,
+    **other_settings: object,
 ) -> RunResult:
-    """Train a small student to predict what a teacher predicts, and compare the two.
+    """Distil a large model (the teacher) into a small one (the student), and compare the two.
 
     Args:
         teacher: A run, a model folder, or NAME[@REVISION] on the hub; its head decides the task.
@@ -185,7 +187,7 @@ def distil(
 
     The other arguments are those of `finetune`.
     """
-    values = _values(
+    values = _collect_overrides(
         overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
@@ -198,7 +200,7 @@ def distil(
 
 def predict(
     model: str | Path | Engine,
-    inputs: Iterable[Any],
+    inputs: Iterable[ModelInput],
     answer_type: type[AnyPrediction] | None = None,
     *,
     revision: str | None = None,
@@ -207,42 +209,54 @@ def predict(
     device: str | None = None,
     top_k: int = 5,
 ) -> list[AnyPrediction]:
-    """Predict with a run or a model folder. An Engine that is kept loads the model only once.
+    """Predict with a run or a model folder. To load the model only once, pass an Engine.
 
     Args:
         model: A run, a model folder, NAME[@REVISION] on the hub, or an Engine.
-        inputs: Texts, or whatever the head takes; see `Engine.expects`.
+        inputs: Texts, or other inputs that the head expects; see `Engine.expects`.
         answer_type: Class of the answers, such as Classification; a type checker then knows their fields.
-        revision: Of a name on the hub.
-        head: Kind of head, instead of the one that config.json names.
+        revision: Revision on the hub.
+        head: Kind of head to load instead of the one in config.json.
         precision: "float32", "bfloat16", "int8" or "auto"; None: float32.
         device: "cpu" or "cuda"; None: "cpu".
-        top_k: Number of candidates that are listed for each mask.
+        top_k: Number of candidates to list for each mask.
 
     Raises:
-        HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
+        HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
     """
     if not isinstance(model, Engine):
         model = Engine(model, revision=revision, head=head, precision=precision, device=device)
     elif any(value is not None for value in (revision, head, precision, device)):
-        raise HeedfulError("model is an Engine, and revision, head, precision or device is given: give it to Engine()")
+        raise HeedfulError("revision, head, precision or device was given with an Engine: give it to Engine() instead")
     return model.predict(inputs, answer_type, top_k=top_k)
 
 
-def _values(overrides: Mapping[str, Any] | None, others: Mapping[str, Any], **common: Any) -> dict[str, Any]:
-    """All settings that were given, by path or short name."""
-    given = {PATHS.get(name, name): value for name, value in common.items() if value is not None}
-    values: dict[str, Any] = {}
-    for more in (given, others, overrides or {}):
-        if twice := values.keys() & more.keys():
-            name = min(twice)
-            raise SettingError(f"{name} is given twice; give it once", path=name, code="duplicate")
-        values |= more
-    return values
+def _collect_overrides(
+    overrides: Mapping[str, object] | None, others: Mapping[str, object], **common: object
+) -> dict[str, object]:
+    """Return all settings that were given, by path or unique last component.
+
+    Raises:
+        SettingError: If a setting is given twice.
+    """
+    keywords = {PATHS.get(name, name): value for name, value in common.items() if value is not None}
+    collected: dict[str, object] = {}
+    for values in (keywords, others, overrides or {}):
+        if repeated := collected.keys() & values.keys():
+            name = min(repeated)
+            raise SettingError(f"{name} is given twice: give it once", path=name, code="duplicate")
+        collected |= values
+    return collected
 
 
-def _recipe(recipe: str | Path | None, settings: Any) -> Any:
-    """The recipe, or settings as one."""
+def _recipe(
+    recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None
+) -> str | Path | dict[str, Any] | None:
+    """Return the recipe, or the settings as one.
+
+    Raises:
+        SettingError: If both are given.
+    """
     if recipe is not None and settings is not None:
-        raise SettingError("recipe and settings are given; give one of them", code="duplicate")
+        raise SettingError("recipe and settings were given: give one of them", code="duplicate")
     return recipe if settings is None else to_mapping(settings)

@@ -7,34 +7,36 @@ another machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeAlias, cast
 from weakref import finalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from heedful.api import finetune
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import RUN_MODEL
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
 
-Estimator = TypeVar("Estimator", bound="_TextEstimator")
+TextItem: TypeAlias = str | tuple[str, str] | Sequence[str]  # a text, or a pair of texts
+State: TypeAlias = dict[str, object]  # of a pickle
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base class of the estimators: owns a model folder, opens its engine lazily, and can be pickled."""
+    """Base class of the estimators: owns a model folder, opens its engine when first needed, and can be pickled."""
 
     @property
     def engine_(self) -> Engine:
-        """The engine that predicts."""
+        """Engine of the fitted model."""
         check_is_fitted(self, "model_dir_")
         if getattr(self, "_engine", None) is None:
             self._engine: Engine | None = self._open()
@@ -45,12 +47,12 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return Engine(self.model_dir_)
 
     def _new_folder(self) -> Path:
-        """A temporary folder that is removed with the estimator."""
+        """Return a temporary folder that is removed with the estimator."""
         folder = Path(mkdtemp(prefix="heedful-"))
         finalize(self, rmtree, folder, ignore_errors=True)
         return folder
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         state = dict(super().__getstate__())
         state.pop("_engine", None)
         if folder := state.pop("model_dir_", None):
@@ -58,8 +60,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             state["_model_files"] = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        files = state.pop("_model_files", None)
+    def __setstate__(self, state: State) -> None:
+        files = cast("dict[str, bytes] | None", state.pop("_model_files", None))
         super().__setstate__(state)
         if files is not None:
             self.model_dir_ = self._new_folder()
@@ -68,26 +70,26 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+    def __sklearn_tags__(self) -> Tags:
+        tags: Tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
         return tags
 
 
-class _Trained(_TextEstimator):
-    """An estimator that is fine-tuned.
+class _FinetunedEstimator(_TextEstimator):
+    """Base class of the estimators that are fine-tuned. Defaults of None depend on the size of the data.
 
     Args:
         model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
-        epochs: Passes over the data; None: as many as the size of the data suggests. So with the others.
-        max_steps: Number of updates, instead of epochs.
+        epochs: Passes over the training data.
+        max_steps: Number of optimizer steps, instead of epochs.
         lr: Peak learning rate.
-        batch_size: Samples of an update.
-        max_length: Maximum number of tokens of a text.
+        batch_size: Samples per optimizer step.
+        max_length: Maximum sequence length in tokens.
         seed: Random seed.
         overrides: Other settings, by path or unique last component.
-        output_dir: The run folder, which must not hold another run. With None the estimator owns a temporary folder,
-            which is deleted with it.
+        output_dir: The run folder, which must not hold another run; None: a temporary folder, which is deleted with
+            the estimator.
     """
 
     _task: ClassVar[str]
@@ -102,7 +104,7 @@ class _Trained(_TextEstimator):
         batch_size: int | None = None,
         max_length: int | None = None,
         seed: int = 1,
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, object] | None = None,
         output_dir: str | Path | None = None,
     ) -> None:
         self.model = model
@@ -115,8 +117,8 @@ class _Trained(_TextEstimator):
         self.overrides = overrides
         self.output_dir = output_dir
 
-    def _train(self, inputs: list[Any], targets: list[Any]) -> None:
-        """Fine-tune on all data: no dev split is made unless an override asks for one."""
+    def _train(self, inputs: Sequence[object], targets: Sequence[object]) -> None:
+        """Fine-tune on all data, without a dev split unless an override asks for one."""
         folder = self._new_folder() / "run" if self.output_dir is None else Path(self.output_dir)
         overrides = {"data.dev_fraction": 0.0, "eval_baseline": False} | dict(self.overrides or {})
         result = finetune(
@@ -130,58 +132,58 @@ class _Trained(_TextEstimator):
         self._engine = None
 
 
-class TextClassifier(ClassifierMixin, _Trained):  # type: ignore[misc]
+class TextClassifier(ClassifierMixin, _FinetunedEstimator):  # type: ignore[misc]
     """Classify texts, or pairs of texts, into one of several classes."""
 
     _task = "classify"
 
-    def fit(self, X: Sequence[Any], y: ArrayLike) -> TextClassifier:
+    def fit(self, X: Sequence[TextItem], y: ArrayLike) -> TextClassifier:
         """Fine-tune on texts and their classes."""
         texts, targets = _texts(X), _targets(X, y)
         self.classes_, numbers = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
-            raise HeedfulError(f"y has the class {self.classes_[0]} alone; expected 2 classes or more")
+            raise DataError(f"y has only the class {self.classes_[0]}; expected 2 classes or more")
         self._names = [f"{value}" for value in self.classes_.tolist()]
         self._train(texts, [self._names[number] for number in numbers])
         return self
 
-    def predict_proba(self, X: Sequence[Any]) -> NDArray[np.float64]:
+    def predict_proba(self, X: Sequence[TextItem]) -> NDArray[np.float64]:
         """Return the probability of each class, [texts, classes], in the order of `classes_`."""
         answers = self.engine_(_texts(X))
-        found = [[answer["probabilities"][name] for name in self._names] for answer in answers]
-        return np.array(found, np.float64).reshape(len(answers), len(self.classes_))
+        probabilities = [[answer["probabilities"][name] for name in self._names] for answer in answers]
+        return np.array(probabilities, np.float64).reshape(len(answers), len(self.classes_))
 
-    def predict(self, X: Sequence[Any]) -> NDArray[Any]:
+    def predict(self, X: Sequence[TextItem]) -> NDArray[np.generic]:
         """Return the most likely class of each text."""
         probabilities = self.predict_proba(X)
-        predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        predicted: NDArray[np.generic] = self.classes_[probabilities.argmax(1)]
         return predicted
 
 
-class TextRegressor(RegressorMixin, _Trained):  # type: ignore[misc]
+class TextRegressor(RegressorMixin, _FinetunedEstimator):  # type: ignore[misc]
     """Predict a number for each text or pair of texts."""
 
     _task = "regress"
 
-    def fit(self, X: Sequence[Any], y: ArrayLike) -> TextRegressor:
+    def fit(self, X: Sequence[TextItem], y: ArrayLike) -> TextRegressor:
         """Fine-tune on texts and their numbers."""
         self._train(_texts(X), [float(value) for value in _targets(X, y)])
         return self
 
-    def predict(self, X: Sequence[Any]) -> NDArray[np.float64]:
+    def predict(self, X: Sequence[TextItem]) -> NDArray[np.float64]:
         """Return the number of each text."""
         return np.array([next(iter(answer["numbers"].values())) for answer in self.engine_(_texts(X))], np.float64)
 
 
-class TokenClassifier(_Trained):
-    """Tag the words of texts; X and y are lists of words and lists of tags, such as B-PER, I-PER and O."""
+class TokenClassifier(_FinetunedEstimator):
+    """Tag the words of texts (token classification). X and y are lists of words and of tags such as B-PER, I-PER, O."""
 
     _task = "tag"
 
     def fit(self, X: Sequence[Sequence[str]], y: Sequence[Sequence[str]]) -> TokenClassifier:
         """Fine-tune on the words of texts and their tags."""
         if len(X) != len(y):
-            raise HeedfulError(f"X has {len(X)} texts and y {len(y)}; expected as many of both")
+            raise DataError(f"X has {len(X)} texts, but y has {len(y)}; expected the same number")
         self._train([list(words) for words in X], [list(tags) for tags in y])
         return self
 
@@ -191,26 +193,25 @@ class TokenClassifier(_Trained):
         return [[word["label"] for word in answer["words"]] for answer in answers]
 
     def score(self, X: Sequence[Sequence[str]], y: Sequence[Sequence[str]]) -> float:
-        """Return the F1 of entities, or the accuracy of tags that make no entities."""
+        """Return the entity F1, or the accuracy if the tags mark no entities."""
         data = {"test": ([list(words) for words in X], [list(tags) for tags in y])}
-        found = evaluate(self.engine_.loaded, data)
-        return float(found.numbers[found.metric])
+        evaluated = evaluate(self.engine_.loaded, data)
+        return float(evaluated.numbers[evaluated.metric])
 
 
 class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
-    """Turn texts into embeddings with a trained model, as a step of a pipeline. Fitting trains nothing.
+    """Embed texts with a trained model, as a step of a pipeline. Fitting only loads the model.
 
     Args:
-        model: A folder of sentence-transformers or a run of the task embed, or NAME[@REVISION] on the hub; the
-            encoder that ships with Heedful has no embeddings.
-        prompt: Text that is put before each text.
+        model: A folder of sentence-transformers, a run of the task embed, or NAME[@REVISION] on the hub.
+        prompt: Prefix of each text.
     """
 
     def __init__(self, model: str | Path = BUNDLED_ENCODER, *, prompt: str = "") -> None:
         self.model = model
         self.prompt = prompt
 
-    def fit(self, X: Sequence[str], y: Any = None) -> SentenceEncoder:
+    def fit(self, X: Sequence[str], y: object = None) -> SentenceEncoder:
         """Load the model; `y` is ignored."""
         from heedful.checkpoint import load, save
 
@@ -225,27 +226,36 @@ class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         return self.engine_.encode(_texts(X), prompt=self.prompt)
 
 
-def _texts(X: Any) -> list[Any]:
-    """Texts, or pairs of them, as a list."""
-    if isinstance(X, str) or not hasattr(X, "__len__"):
-        raise HeedfulError(f"X is {type(X).__name__}; expected a list or an array of texts")
+def _texts(X: object) -> list[str | tuple[str, ...]]:
+    """Return texts, or pairs of texts, as a list.
+
+    Raises:
+        DataError: If X is no sequence of these, or empty.
+    """
+    if isinstance(X, str) or not isinstance(X, Iterable) or not hasattr(X, "__len__"):
+        raise DataError(f"X is {type(X).__name__}; expected a list or an array of texts")
     values = X.tolist() if hasattr(X, "tolist") else list(X)
     for number, value in enumerate(values):
         if not isinstance(value, str) and not _is_pair(value):
-            raise HeedfulError(f"X[{number}] is {type(value).__name__}; expected a text, or a pair of texts")
+            raise DataError(f"X[{number}] is {type(value).__name__}; expected a text, or a pair of texts")
     if not values:
-        raise HeedfulError("X has 0 sample(s); expected texts")
+        raise DataError("X has 0 sample(s); expected texts")
     return [value if isinstance(value, str) else tuple(value) for value in values]
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(text, str) for text in value)
 
 
-def _targets(X: Any, y: Any) -> NDArray[Any]:
+def _targets(X: Sequence[TextItem], y: ArrayLike | None) -> NDArray[np.generic]:
+    """Return one target for each text.
+
+    Raises:
+        DataError: If y is missing or has another shape.
+    """
     if y is None:
-        raise HeedfulError("this estimator requires y to be passed, but the target y is None")
+        raise DataError("this estimator requires y to be passed, but the target y is None")
     targets = np.asarray(y)
     if targets.ndim != 1 or len(targets) != len(X):
-        raise HeedfulError(f"y has the shape {targets.shape}; expected one target for each of {len(X)} texts")
+        raise DataError(f"y has the shape {targets.shape}; expected one target for each of {len(X)} texts")
     return targets
