@@ -249,10 +249,8 @@ def _collect_overrides(
     return collected
 
 
-def _recipe(
-    recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None
-) -> str | Path | dict[str, Any] | None:
-    """Return the recipe, or the settings as one.
+def _recipe(recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None) -> Any:
+    """Return the recipe, or the settings as a mapping, which runs accept as a recipe.
 
     Raises:
         SettingError: If both are given.

@@ -223,7 +223,7 @@ class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
 
     def transform(self, X: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings, [texts, width]."""
-        return self.engine_.encode(_texts(X), prompt=self.prompt)
+        return self.engine_.encode(cast("list[str]", _texts(X)), prompt=self.prompt)
 
 
 def _texts(X: object) -> list[str | tuple[str, ...]]:
