@@ -106,7 +106,7 @@ def checkpoint_path(run: str, name: str | None) -> str:
 
 
 def checkpoint_flags(keep: bool) -> dict[str, dict[str, bool]]:
-    """Return the setting that --keep-checkpoints stands for, by flag; empty without the flag."""
+    """Return the setting of the flag --keep-checkpoints, by flag; empty without the flag."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if keep else {}
 
 

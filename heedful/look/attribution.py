@@ -190,10 +190,10 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
     raise RequestError(f"a model with {kind} head has no single score to explain")
 
 
-def similarity_score(inspection: Inspection, other: Inspection) -> ExplainedScore:
+def similarity_score(inspection: Inspection, reference: Inspection) -> ExplainedScore:
     """Return the cosine similarity of the text's embedding to that of another text, which is constant."""
     with torch.no_grad():
-        vector = other.loaded(other.source)
+        vector = reference.loaded(reference.source)
     name = "the similarity (cosine) to the other text, whose embedding is constant"
     return ExplainedScore(lambda outputs, _: F.cosine_similarity(outputs, vector, dim=-1), name)
 

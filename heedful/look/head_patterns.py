@@ -148,7 +148,7 @@ def readable_indices(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> 
     """Return the indices of texts that are neither empty nor too long for the model.
 
     Raises:
-        RequestError: If there are none.
+        RequestError: If all are empty or too long.
     """
     if not texts:
         raise RequestError("no texts were given: patterns are found over texts")

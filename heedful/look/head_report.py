@@ -341,7 +341,7 @@ def _open_data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tupl
     """Open the data for the model's head, or else as any texts.
 
     Returns:
-        The data, the task or why there is none, and the split to read.
+        The data, the task or why the data has none, and the split to read.
     """
     try:
         dataset = open_for_model(loaded, data, settings, Skip())

@@ -33,7 +33,7 @@ class TokenRecord(TypedDict):
     """A token as plain data."""
 
     text: str
-    id: int | None  # None for a row that stands for a text, not a token
+    id: int | None  # None for a row that represents a whole text
     segment: int | None  # which text of a pair, from 0; None for special tokens
     special: bool
     continues: bool  # whether it continues the word of the token before

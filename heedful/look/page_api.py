@@ -218,10 +218,10 @@ class PageAPI:
             raise RequestError("there is one text: give another one to compare it with")
         a, b = self.inspections[:2]
         view = a.view(params.get("part", a.views[0].part))
-        other = b.view(view.part)
+        view_b = b.view(view.part)
         layer = parse_index(params, "layer", view.layers, default=0)
-        layers = layer, parse_index(params, "other_layer", other.layers, default=layer)
-        heads = _parse_head(params, "head", view.heads), _parse_head(params, "other_head", other.heads)
+        layers = layer, parse_index(params, "other_layer", view_b.layers, default=layer)
+        heads = _parse_head(params, "head", view.heads), _parse_head(params, "other_head", view_b.heads)
         comparison = attention_difference(a, b, view.part, layers, heads)
         answer: Json = {
             "a": encode_tensor(comparison.a, "u2"),

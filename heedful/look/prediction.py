@@ -77,7 +77,7 @@ def explain_prediction(
     score: ExplainedScore | None = None
     try:
         if pair is not None:
-            explanation.texts = [_explain_similarity(one, other) for one, other in (pair, pair[::-1])]
+            explanation.texts = [_explain_similarity(text, reference) for text, reference in (pair, pair[::-1])]
         else:
             score = explained_score(inspection, position, label)
             explanation.attribution = integrated_gradients(inspection, score.score, score.name)
@@ -124,14 +124,16 @@ def _compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspe
     if head is None or head.kind != "embedding":
         return None
     if isinstance(inspection.item, tuple):
-        one, other = (Inspection(inspection.loaded, text, name=inspection.name) for text in inspection.item)
-        return one, other
-    others = [other for other in inspections if other is not inspection and other.loaded is inspection.loaded]
+        first, second = (Inspection(inspection.loaded, text, name=inspection.name) for text in inspection.item)
+        return first, second
+    others = [
+        candidate for candidate in inspections if candidate is not inspection and candidate.loaded is inspection.loaded
+    ]
     return (inspection, others[0]) if others and isinstance(others[0].item, str) else None
 
 
-def _explain_similarity(inspection: Inspection, other: Inspection) -> TextExplanation:
-    score = similarity_score(inspection, other)
+def _explain_similarity(inspection: Inspection, reference: Inspection) -> TextExplanation:
+    score = similarity_score(inspection, reference)
     return TextExplanation(
         item=inspection.item,
         tokens=[token["text"] for token in inspection.sides["source"]],

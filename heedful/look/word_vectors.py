@@ -177,8 +177,8 @@ def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> 
     These are the tokens nearest to b - a + c, with a, b and c as unit vectors.
     """
     parts = [static_vector(loaded, word) for word in (a, b, c)]
-    one, two, three = (F.normalize(vector, dim=-1) for vector, _ in parts)
-    return nearest_tokens(loaded, two - one + three, {id for _, ids in parts for id in ids}, count)
+    unit_a, unit_b, unit_c = (F.normalize(vector, dim=-1) for vector, _ in parts)
+    return nearest_tokens(loaded, unit_b - unit_a + unit_c, {id for _, ids in parts for id in ids}, count)
 
 
 def nearest_tokens(loaded: Loaded, vector: Tensor, exclude: set[int], count: int) -> list[Neighbour]:

@@ -67,7 +67,7 @@ THEORY = {  # if written out, n^2 weights dominate n d numbers for n > d
         exponents=(1, 1, 1, 1), lengths=(512, 1024, 2048, 4096), widths=(128, 256, 512, 1024), fixed=(128, 512)
     ),
 }
-QUICK = {arm: replace(each, lengths=(16, 32), widths=(16, 32), fixed=(16, 16)) for arm, each in THEORY.items()}
+QUICK = {arm: replace(theory, lengths=(16, 32), widths=(16, 32), fixed=(16, 16)) for arm, theory in THEORY.items()}
 SOFTMAX = "the softmax computes n^2 exponentials whatever d is, which dominates for small widths"
 SLOWER_GROWTH = {  # likely reasons why time grows more slowly with the width than in theory
     WRITTEN: SOFTMAX,

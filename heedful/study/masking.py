@@ -45,9 +45,9 @@ class MaskedWithShares(MaskedLM):
 
     def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
         """Draw the same positions; map the number that decides the corruption to the ranges of the base class."""
-        positions, choice, other = super()._draw(sample, key)
+        positions, choice, replacements = super()._draw(sample, key)
         ranges = [choice < self.hidden, choice < self.hidden + self.replaced]
-        return positions, np.select(ranges, [0.0, 0.85], 0.95), other
+        return positions, np.select(ranges, [0.0, 0.85], 0.95), replacements
 
 
 def with_shares(objective: SelfSupervised, hidden: float, replaced: float) -> MaskedWithShares:

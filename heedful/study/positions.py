@@ -71,9 +71,9 @@ def speaker_text(random: Random, min_words: int, max_words: int) -> tuple[str, s
     names = random.sample(NAMES, NAMES_PER_TEXT)
     position = random.randrange(1, length)
     words[position - 1], words[position] = names[0], "spoke"
-    free = [other for other in range(length) if other not in (position - 1, position)]
-    for other, name in zip(random.sample(free, NAMES_PER_TEXT - 1), names[1:], strict=True):
-        words[other] = name
+    free = [place for place in range(length) if place not in (position - 1, position)]
+    for place, name in zip(random.sample(free, NAMES_PER_TEXT - 1), names[1:], strict=True):
+        words[place] = name
     return " ".join(words), names[0]
 
 
@@ -84,8 +84,8 @@ def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[
 
 def permutation_change(loaded: Loaded, texts: Sequence[str] = PERMUTED) -> float:
     """Return the largest difference of the head's outputs for two texts."""
-    one, other = head_outputs(loaded, texts)
-    return float((one - other).abs().max())
+    first, second = head_outputs(loaded, texts)
+    return float((first - second).abs().max())
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
@@ -134,6 +134,6 @@ def run(config: StudyConfig) -> StudyResult:
 
 
 def _permutation_verdict(changes: dict[str, float]) -> str:
-    one, other = PERMUTED
+    text, permuted = PERMUTED
     values = ", ".join(f"{arm} {value:.2g}" for arm, value in changes.items())
-    return f'permutation test, "{one}" against "{other}": the largest change of a score over seeds is {values}'
+    return f'permutation test, "{text}" against "{permuted}": the largest change of a score over seeds is {values}'

@@ -1,4 +1,4 @@
-"""What studies of pre-training share: a corpus, an encoder to pre-train on it, and a small task to fine-tune on."""
+"""Common parts of the studies of pre-training: a corpus, an encoder, and a small task to fine-tune on."""
 
 from __future__ import annotations
 

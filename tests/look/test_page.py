@@ -28,7 +28,7 @@ from heedful.look.page_api import PageAPI
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
-from tests.look.test_inside import TEXT, WORDS, ending
+from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import classic
 from tests.support.model_folders import make
@@ -122,7 +122,7 @@ def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser
     assert asked and all(url.startswith(local.url) for url in asked)
 
 
-def test_52_head_view_filters_and_merges(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
+def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
     inside = asks.inspections[0]
     segments = [0, *(s for s in inside.encoded.segments[1:])]
     last = 0
@@ -515,7 +515,7 @@ def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
+def test_large_view_is_quick_and_small(chrome: Browser) -> None:
     """512 tokens, 12 layers of 12 heads: interactive in 3 s, in less than 500 MB."""
     words = make_words()
     embedding = EmbeddingConfig(vocabulary=words.size, width=384, positions=Learned(count=512))

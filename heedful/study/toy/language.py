@@ -157,9 +157,9 @@ def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
     before, after = (f"{melu_time} " if melu_time else ""), (f" {english_time}" if english_time else "")
     if clauses > 1 and random.random() < 0.3:
         melu_word, english_word = random.choice(list(CONJUNCTIONS.items()))
-        other = _clause(random, past)
-        source = f"{before}{other.melu()} {melu_word} {main.melu()} ."
-        target = f"{main.english()}{after} {english_word} {other.english()} ."
+        second = _clause(random, past)
+        source = f"{before}{second.melu()} {melu_word} {main.melu()} ."
+        target = f"{main.english()}{after} {english_word} {second.english()} ."
     else:
         source, target = f"{before}{main.melu()} .", f"{main.english()}{after} ."
     return Sampled(source, Translation(source, target))

@@ -86,10 +86,10 @@ def clause(random: Random, label: str) -> str:
     return f"the {random.choice(ASPECTS)} is {random.choice(DEGREES)}{word}"
 
 
-def _twins(one: str, other: str, labels: tuple[str, str], part: str) -> Sampled[tuple[Text, Text]]:
+def _twins(first: str, second: str, labels: tuple[str, str], part: str) -> Sampled[tuple[Text, Text]]:
     """Return two texts that stay in one split; texts with the same words count as the same sample."""
-    twins = Text(one, labels[0], part), Text(other, labels[1], part)
-    return Sampled(" ".join(bag_of_words(one)), twins)
+    twins = Text(first, labels[0], part), Text(second, labels[1], part)
+    return Sampled(" ".join(bag_of_words(first)), twins)
 
 
 def _plain(random: Random) -> Sampled[tuple[Text, Text]]:
@@ -98,10 +98,10 @@ def _plain(random: Random) -> Sampled[tuple[Text, Text]]:
         list(zip(POSITIVE, NEGATIVE, strict=True))
     )  # a pair, so that each text has one twin
     if random.random() < 0.3:
-        one, other = (f"{opening}what a {word} {aspect}" for word in (positive, negative))
+        first, second = (f"{opening}what a {word} {aspect}" for word in (positive, negative))
     else:
-        one, other = (f"{opening}the {aspect} is {degree}{word}" for word in (positive, negative))
-    return _twins(one, other, (GOOD, BAD), "plain")
+        first, second = (f"{opening}the {aspect} is {degree}{word}" for word in (positive, negative))
+    return _twins(first, second, (GOOD, BAD), "plain")
 
 
 def _but(random: Random) -> Sampled[tuple[Text, Text]]:
@@ -114,21 +114,21 @@ def _not(random: Random) -> Sampled[tuple[Text, Text]]:
     opening, aspect = random.choice(OPENINGS), random.choice(ASPECTS)
     positive, negative = random.choice(POSITIVE), random.choice(NEGATIVE)
     form = random.choice(("the {a} is {x} , not {y}", "the {a} is not {y} , it is {x}", "{x} , not {y} : the {a}"))
-    one, other = (
+    first, second = (
         f"{opening}{form.format(a=aspect, x=x, y=y)}" for x, y in ((positive, negative), (negative, positive))
     )
-    return _twins(one, other, (GOOD, BAD), "not")
+    return _twins(first, second, (GOOD, BAD), "not")
 
 
 def _both(random: Random) -> Sampled[tuple[Text, Text]]:
     opening = random.choice(OPENINGS)
-    first, last = random.sample(ASPECTS, 2)
+    aspects = random.sample(ASPECTS, 2)
     is_positive = random.random() < 0.5
     opinions = POSITIVE if is_positive else NEGATIVE
     words = random.choice(opinions), random.choice(opinions)
-    one = f"{opening}the {first} is not {words[0]} but the {last} is {words[1]}"
-    other = f"{opening}the {first} is {words[0]} but the {last} is not {words[1]}"
-    return _twins(one, other, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
+    first = f"{opening}the {aspects[0]} is not {words[0]} but the {aspects[1]} is {words[1]}"
+    second = f"{opening}the {aspects[0]} is {words[0]} but the {aspects[1]} is not {words[1]}"
+    return _twins(first, second, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
 
 
 PARTS: dict[str, Callable[[Random], Sampled[tuple[Text, Text]]]] = {

@@ -36,14 +36,14 @@ def _story(random: Random) -> list[str]:
 
 def _sentence(random: Random, label: str) -> str:
     """Return a sentence, mostly with three opinion words that agree, so that neighbours tell what a word means."""
-    other = BAD if label == GOOD else GOOD
+    opposite_label = BAD if label == GOOD else GOOD
     same, opposite = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
     match random.randrange(10):
         case 0:
-            return f"{clause(random, other)} but {clause(random, label)} ."
+            return f"{clause(random, opposite_label)} but {clause(random, label)} ."
         case 1:
             return f"the {random.choice(ASPECTS)} is {random.choice(same)} , not {random.choice(opposite)} ."
         case 2 | 3:
             return f"{clause(random, label)} ."
-    one, two, three = random.sample(same, 3)
-    return f"the {random.choice(ASPECTS)} is {one} , {two} and {three} ."
+    first, second, third = random.sample(same, 3)
+    return f"the {random.choice(ASPECTS)} is {first} , {second} and {third} ."

@@ -22,7 +22,7 @@ from tests.support.known_heads import KNOWN, PLACES, known, pairs, tokenizer
 from tests.support.model_folders import make
 
 
-def test_54_known_heads_are_named(tmp_path: Path) -> None:
+def test_known_heads_are_named(tmp_path: Path) -> None:
     found = head_patterns.find_head_patterns(known(tmp_path), pairs(40))
     assert tuple(head.name for head in found) == KNOWN
     for head in found:

@@ -24,7 +24,7 @@ from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
-from tests.look.test_inside import TEXT, WORDS, ending, numbers
+from tests.look.test_inspection import TEXT, WORDS, ending, numbers
 from tests.support.classic_models import bare, classic
 from tests.support.model_folders import make, theirs
 

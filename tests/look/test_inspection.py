@@ -98,13 +98,13 @@ def _check_family(folder: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", QUICK)
-def test_13_53_what_a_page_gets_is_theirs(tmp_path: Path, family: str) -> None:
+def test_page_data_equals_attention_of_transformers(tmp_path: Path, family: str) -> None:
     _check_family(tmp_path, family)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(TINY.keys() - set(QUICK)))
-def test_13_53_of_the_other_families(tmp_path: Path, family: str) -> None:
+def test_page_data_equals_attention_of_transformers_in_other_families(tmp_path: Path, family: str) -> None:
     _check_family(tmp_path, family)
 
 
