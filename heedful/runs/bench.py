@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from heedful.atomic_io import check_writable
 from heedful.csrc import unused
@@ -20,6 +19,7 @@ from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.precision_gate import Measurement, fastest_accepted, measure_precisions, open_in_precision
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.evaluate import evaluate, run_generation
+from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import SETTINGS, write_file
 from heedful.runs.timing import measure_latency
 
@@ -51,7 +51,7 @@ class Bench:
     """All precisions, and the one that `precision="auto"` takes from now on."""
 
     model: str
-    machine: dict[str, Any]
+    machine: JsonObject
     metric: str | None  # name of the task's metric; None without data
     split: str | None
     sheets: tuple[PrecisionBench, ...]
@@ -61,7 +61,7 @@ class Bench:
 def bench(
     run: str | Path,
     *,
-    data: Any = None,
+    data: object = None,
     split: str | None = None,
     revision: str | None = None,
     head: str | None = None,
@@ -107,7 +107,7 @@ def bench(
     for trial in trials:
         log(f"timing {trial.precision}")
         engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=place)
-        times: dict[str, Any] = (
+        times: JsonObject = (
             {"latency": {}, "throughput": round(trial.speed)} if trial.brief else measure_latency(engine.loaded)
         )
         size = _resident(run, trial.precision, revision, head, device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from heedful.data import DataSettings
 from heedful.data.inputs.inherited_settings import columns_by_name, inherit_settings, list_data_files
@@ -25,7 +24,7 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
 
 
 def data_settings_for(
-    run: str | Path, data: Any, chosen: DataSettings | None = None
+    run: str | Path, data: object, chosen: DataSettings | None = None
 ) -> tuple[DataSettings, LongInputs]:
     """The run's data settings that apply to `data`, and how it treats long texts; see `run_data_settings`.
 

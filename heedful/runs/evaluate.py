@@ -22,6 +22,7 @@ from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
+from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json
 from heedful.runs.scoring import measure_split
 from heedful.settings import load_mapping, overlay
@@ -53,21 +54,21 @@ class Evaluated:
 
     split: str
     metric: str
-    numbers: dict[str, Any]
-    intervals: dict[str, Any]
+    numbers: JsonObject
+    intervals: JsonObject
     stated: tuple[str, ...]  # sentences about the data
     bad_rows: dict[str, int]  # left out, by file
     trained_on: tuple[str, ...] = ()  # files of the split that the run was trained on
     precision: Precision = "float32"  # of the answers
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data that JSON can hold."""
         return asdict(self)
 
 
 def evaluate(
     run: str | Path | Loaded,
-    data: Any,
+    data: object,
     *,
     checkpoint: str | int | None = None,
     split: str | None = None,
@@ -160,7 +161,7 @@ def _keep_data(predictions: Path, source: Dataset[Any]) -> None:
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def open_for_model(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def open_for_model(loaded: Loaded, data: object, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Open data for the task of the model's head; labels are matched by name, whatever their order.
 
     Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
@@ -229,7 +230,7 @@ def build_eval_task(
 
 def evaluate_glue(
     run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "cpu"
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """Evaluate on every GLUE task for which data and a model are there; return official scores by entry of the suite.
 
     `run` is a run, for the task that it was trained on, or a folder with a run for each task, under its name.
@@ -237,7 +238,7 @@ def evaluate_glue(
     Raises:
         DataError: If there is no task with data and a model.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, JsonObject] = {}
     for folder, names in GLUE_FOLDERS.items():
         place, model = Path(data) / folder, _model_for(Path(run), folder)
         if not place.is_dir() or model is None:
@@ -261,7 +262,7 @@ def evaluate_glue(
     return found
 
 
-def _official(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
+def _official(name: str, numbers: JsonObject) -> JsonObject:
     """Scores under the suite's names; F1 is that of its positive class, whatever the order of the labels."""
     positive = getattr(GLUE[name].metric, "positive", None)
     if positive is None:

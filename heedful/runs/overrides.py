@@ -68,11 +68,11 @@ class Overrides:
     def __init__(
         self,
         *,
-        recipe: str | Path | Mapping[str, Any] | None = None,
-        presets: Mapping[str, Mapping[str, Any]] | None = None,
-        flags: Mapping[str, Mapping[str, Any]] | None = None,
+        recipe: str | Path | Mapping[str, object] | None = None,
+        presets: Mapping[str, Mapping[str, object]] | None = None,
+        flags: Mapping[str, Mapping[str, object]] | None = None,
         assignments: Sequence[str] = (),
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, object] | None = None,
     ) -> None:
         source = "" if recipe is None else "recipe" if isinstance(recipe, Mapping) else str(recipe)
         table = recipe if isinstance(recipe, Mapping) else load_mapping(recipe) if recipe else {}
@@ -90,14 +90,14 @@ class Overrides:
         self._resolved: list[tuple[Any, Resolved[Any]]] = []
 
     @classmethod
-    def of(cls, given: Overrides | Mapping[str, Any] | None, **others: Any) -> Overrides:
+    def of(cls, given: Overrides | Mapping[str, object] | None, **others: Any) -> Overrides:
         """Overrides that were collected before, or new ones from Python values and other arguments of Overrides."""
         if isinstance(given, cls):
             assert not any(others.values()), "collected overrides include everything"
             return given
         return cls(values=given, **others)  # type: ignore[arg-type]
 
-    def with_values(self, values: Mapping[str, Any]) -> Overrides:
+    def with_values(self, values: Mapping[str, object]) -> Overrides:
         """Return overrides with Python values laid over everything else, which may set them too."""
         changed = copy(self)
         changed._last = [*self._last, *_entries(_plain(values, "values"), "values")]

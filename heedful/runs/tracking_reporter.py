@@ -10,7 +10,7 @@ from typing import Any
 
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import flatten_settings
-from heedful.runs.results import JOURNAL, as_float
+from heedful.runs.results import JOURNAL, JsonObject, as_float
 from heedful.runs.run_folder import SETTINGS, read_json, write_file
 from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
@@ -98,7 +98,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return {f"{group}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _settings(folder: Path) -> JsonObject:
     """The settings of a run; of one seed of several they lie in the folder above."""
     for path in (folder / SETTINGS, folder.parent / SETTINGS):
         if path.is_file():

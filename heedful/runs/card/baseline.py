@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.runs.card.markdown import format_number
-from heedful.runs.results import as_float, headline_split
+from heedful.runs.results import JsonObject, as_float, headline_split
 
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 
 
-def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> JsonObject:
     """Return the model's scores before training, in the form of a baseline."""
     scores = {
         split: {
@@ -73,7 +73,7 @@ def baseline_warning(results: Mapping[str, Any]) -> str:
     return f"On {headline[0]} the model {how} {baseline['name']} ({within}): {NEXT}"
 
 
-def baseline_csv_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def baseline_csv_rows(results: Mapping[str, Any]) -> list[JsonObject]:
     """The row of the baseline in results.csv, with the columns of an evaluation."""
     baseline = results.get("baseline")
     if baseline is None or not baseline["splits"]:

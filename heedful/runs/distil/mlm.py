@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
@@ -42,7 +42,7 @@ from heedful.runs.pretrain.build import Components, build_objectives, build_samp
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.run import Lesson, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, pretrain_defaults
-from heedful.runs.results import JOURNAL, RunResult
+from heedful.runs.results import JOURNAL, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_json, write_file
 from heedful.settings import from_file, to_toml
@@ -59,7 +59,7 @@ UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing 
 def distil_masked(
     teacher: Loaded,
     overrides: Overrides,
-    data: Any,
+    data: object,
     folder: Path,
     on_bad_row: OnBadRow,
     *,
@@ -97,7 +97,7 @@ def distil_masked(
         return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-def _resolve(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
+def _resolve(teacher: Loaded, overrides: Overrides, data: object) -> MaskedDistilSettings:
     """Lay overrides over the defaults for this teacher.
 
     Raises:
@@ -200,7 +200,7 @@ def _judge(
         write_verdict(run.folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
 
 
-def _masked_accuracy(models: Mapping[str, Loaded], components: Components) -> dict[str, dict[str, Any]]:
+def _masked_accuracy(models: Mapping[str, Loaded], components: Components) -> dict[str, JsonObject]:
     """The accuracy of each model on masked tokens of the validation documents: the same masks, in float32."""
     samples, validation = build_samples(components)
     seed = components.settings.train.seed
@@ -251,7 +251,7 @@ class TeacherLearner:
         """What the student was before, and its teacher."""
         return student_origin(self._settings)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the distillation, without those that change nothing in one and those of the verdict."""
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: each for name, each in table["pretrain"].items() if name not in UNUSED}}

@@ -43,6 +43,7 @@ from heedful.runs.finetune.init_settings import Scratch
 from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.overrides import Overrides, changed_settings
+from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json, read_settings, write_file
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
@@ -96,7 +97,7 @@ def _why(settings: FinetuneSettings) -> str:
 
 
 def plan_distil(
-    teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", exclude: Path
+    teacher: Loaded, overrides: Overrides, data: object, *, on_bad_row: OnBadRow = "raise", exclude: Path
 ) -> DistilPlan:
     """Resolve the settings, open the data, and check both against the teacher, before anything is written.
 
@@ -232,7 +233,7 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
             )
 
 
-def dev_split_settings(run: str) -> dict[str, Any]:
+def dev_split_settings(run: str) -> JsonObject:
     """The settings that decide which examples of a run's train split became its dev split."""
     table = load_mapping(Path(run) / SETTINGS).get("data", {})
     defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
@@ -257,7 +258,7 @@ def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats
     ]
 
 
-def open_labelled(task: str, data: Any, settings: DistilSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def open_labelled(task: str, data: object, settings: DistilSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Open labelled data of a task."""
     return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 
@@ -291,7 +292,7 @@ def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | 
         write_file(path, to_toml(settings))
 
 
-def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> dict[str, Any]:
+def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> JsonObject:
     """Settings of a run for results.json, without those of the verdict, which may change later."""
     return {name: value for name, value in to_mapping(settings).items() if name != "verdict"}
 

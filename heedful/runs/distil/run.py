@@ -15,7 +15,6 @@ from hashlib import sha256
 from heapq import nlargest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.data import Example
@@ -52,7 +51,7 @@ from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.run import FinetuneTraining, Lesson, label_lesson, start_name
 from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
-from heedful.runs.results import RESULTS, RunResult
+from heedful.runs.results import RESULTS, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_json
 from heedful.settings import to_mapping
@@ -70,7 +69,7 @@ LONGEST_EXAMPLES = 64  # of which it is checked in advance whether tokens of stu
 
 def distil(
     teacher: str | Path,
-    data: Any,
+    data: object,
     output_dir: str | Path,
     *,
     student: str = "",
@@ -78,7 +77,7 @@ def distil(
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
@@ -120,7 +119,7 @@ def distil(
 def distil_task(
     teacher: Loaded,
     overrides: Overrides,
-    data: Any,
+    data: object,
     folder: Path,
     on_bad_row: OnBadRow,
     *,
@@ -157,7 +156,7 @@ def distil_task(
         return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-def _begin(plan: DistilPlan, data: Any, folder: Path) -> None:
+def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
     """Write what the run is, or check that the run in the folder is the same."""
     accept_verdict_settings(folder, SETTINGS, plan.settings)
     reopen = partial(open_labelled, plan.task, data, plan.settings)
@@ -218,7 +217,7 @@ class BaselineLearner:
         """Whether the initial weights of the student depend on the seed."""
         return self.student.init_varies
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of fine-tuning."""
         return to_mapping(self.plan.settings)
 
@@ -287,7 +286,7 @@ class TeacherLearner:
         """Whether the student starts with random weights, and nothing of the teacher or another model."""
         return isinstance(self._settings.student, SizeStudent | ClassicStudent)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the distillation without those of the verdict, which may be made again."""
         return settings_without_verdict(self._settings)
 

@@ -46,7 +46,7 @@ FLATTERED = (
 
 def search(
     teacher: str | Path,
-    data: Any,
+    data: object,
     output_dir: str | Path,
     *,
     max_latency: float | None = None,
@@ -56,7 +56,7 @@ def search(
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,

@@ -303,7 +303,7 @@ def distil_overrides(
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
     """Collect what was given by hand; `Overrides` are returned as they are."""
     if isinstance(overrides, Overrides):

@@ -29,7 +29,7 @@ from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, save_png, set_title, style_axes
-from heedful.runs.results import read_results, summarize_seeds
+from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.task import evaluate_task
@@ -61,7 +61,7 @@ def judge_student(
     settings: DistilSettings,
     baseline: Path | None,
     reporter: Reporter,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure quality and speed, compare, and write verdict.json and its plot.
 
     Args:
@@ -110,7 +110,7 @@ def _asked(
     return float(task.result(evaluate_task(task, engine, source.examples(split)))[metric])
 
 
-def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
+def across_numbers(numbers: Sequence[float], precision: str) -> JsonObject:
     """Mean, standard deviation and numbers of the metric over seeds.
 
     >>> across_numbers([0.75], "int8")
@@ -122,11 +122,11 @@ def across_numbers(numbers: Sequence[float], precision: str) -> dict[str, Any]:
 def write_verdict(
     folder: Path,
     measured: tuple[str, str],
-    quality: dict[str, Any],
+    quality: JsonObject,
     counts: dict[str, int],
     speeds: dict[str, ServingSpeed],
     resolution: float = 0.0,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
     made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
     make_folder(folder / "plots")
@@ -208,11 +208,11 @@ def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
 def compare_models(
     metric: str,
     split: str,
-    quality: dict[str, Any],
+    quality: JsonObject,
     speeds: dict[str, ServingSpeed],
     counts: dict[str, int],
     resolution: float = 0.0,
-) -> dict[str, Any]:
+) -> JsonObject:
     """All figures side by side, and the sentence; `grain` is the least that the number can change by."""
     models = {
         name: {"quality": each} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
@@ -220,7 +220,7 @@ def compare_models(
     }
     teacher, student = models["teacher"], models["student"]
     best, mine = teacher["quality"]["mean"], student["quality"]["mean"]
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "metric": metric,
         "split": split,
         "models": models,
@@ -234,7 +234,7 @@ def compare_models(
     return found | {"sentence": verdict_sentence(found)}
 
 
-def delta_vs_baseline(student: dict[str, Any], baseline: dict[str, Any], resolution: float) -> dict[str, Any]:
+def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
     """Difference of student and baseline, paired by seed, with a 95 % interval from ENOUGH seeds on."""
     found = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
     sure = len(student["numbers"]) >= ENOUGH
@@ -246,7 +246,7 @@ def delta_vs_baseline(student: dict[str, Any], baseline: dict[str, Any], resolut
     }
 
 
-def verdict_sentence(found: dict[str, Any]) -> str:
+def verdict_sentence(found: JsonObject) -> str:
     """Summarise a verdict in a sentence."""
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['metric']} on {found['split']}"
@@ -275,11 +275,11 @@ def _times(factor: float) -> str:
     return f"{factor:.1f}" if factor >= 1 else f"{factor:.2f}"
 
 
-def _with_precision(quality: dict[str, Any]) -> str:
+def _with_precision(quality: JsonObject) -> str:
     return f"{format_number(quality['mean'])} in {quality['precision']}"
 
 
-def plot_verdict(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
+def plot_verdict(found: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
     """Plot quality over the latency of one text; bars are one standard deviation over seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -290,7 +290,7 @@ def plot_verdict(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ())
         when = (each if "p50" in each else models["student"])["p50"]
         quality = each["quality"]
         bar = quality["std"] or 0.0
-        looks: dict[str, Any] = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
+        looks: JsonObject = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
         axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -67,13 +66,13 @@ class Estimate:
 
 def dry_run(
     task: str,
-    data: Any,
+    data: object,
     output_dir: str | Path,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
     """Estimate what `finetune` needs: read the data and make a few steps in memory; nothing is written.

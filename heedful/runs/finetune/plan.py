@@ -49,12 +49,12 @@ class FinetunePlan:
 
 def plan_finetune(
     task: str,
-    data: Any,
+    data: object,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> FinetunePlan:
     """Look at the data and lay overrides over the defaults that follow from it.
@@ -106,7 +106,7 @@ def plan_finetune(
     return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
 
 
-def _open(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Dataset[Any], DatasetStats]:
+def _open(task: str, data: object, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Dataset[Any], DatasetStats]:
     """Open the data and count it, train first."""
     source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
     return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))

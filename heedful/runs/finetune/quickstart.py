@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from heedful.errors import RunError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
+from heedful.runs.results import JsonObject
 from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 
@@ -31,9 +31,9 @@ class QuickstartResult:
     """A run, its worst mistakes, and predictions for new texts."""
 
     folder: Path
-    results: dict[str, Any]
-    mistakes: tuple[dict[str, Any], ...]  # the worst ones on test
-    answers: tuple[dict[str, Any], ...]  # to texts that nobody labelled
+    results: JsonObject
+    mistakes: tuple[JsonObject, ...]  # the worst ones on test
+    answers: tuple[JsonObject, ...]  # to texts that nobody labelled
 
 
 def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResult | None:

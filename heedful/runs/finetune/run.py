@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -36,7 +36,7 @@ from heedful.runs.finetune.settings import FinetuneSettings, finetune_overrides
 from heedful.runs.finetune.training_time import training_time_note
 from heedful.runs.finetune.word_baseline import linear_model_of, score_words, seconds_allowed
 from heedful.runs.overrides import Overrides
-from heedful.runs.results import BEFORE, JOURNAL, RunResult, across_seeds, seed_entry
+from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
 from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_json, write_file
 from heedful.runs.scoring import eval_result, measure_split, tune_thresholds
@@ -58,13 +58,13 @@ INIT_NAMES = {  # what results call a model that is made for a run
 
 def finetune(
     task: str,
-    data: Any,
+    data: object,
     output_dir: str | Path,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
@@ -115,7 +115,7 @@ class Learner(Protocol):
     def init_varies(self) -> bool:
         """Whether each seed starts from weights of its own."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
 
     def initial_model(self, seed: int) -> Loaded:
@@ -136,7 +136,7 @@ class LabelLearner:
         """Whether the seed decides the initial weights."""
         return not isinstance(self.plan.settings.init, Pretrained)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the run."""
         return to_mapping(self.plan.settings)
 
@@ -218,7 +218,7 @@ class FinetuneTraining:
         if self.on_its_own:
             self.run.illustrate(write_finetuned_card)
 
-    def _train_seed(self, base: Loaded | None, seed: int, folder: Path) -> dict[str, Any] | None:
+    def _train_seed(self, base: Loaded | None, seed: int, folder: Path) -> JsonObject | None:
         """Train and evaluate with one seed, from `base` or a model of its own; None if a signal interrupted it."""
         if (folder / SEED).exists():
             self._tidy(folder)
@@ -259,7 +259,7 @@ class FinetuneTraining:
     def _evaluate(
         self, settings: FinetuneSettings, task: Task, model: Loaded, trainer: Trainer, fitted: FitResult,
         lesson: Lesson, notes: list[str], folder: Path,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> JsonObject:  # fmt: skip
         """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
         model = task.answering(model)
         self._save(model, folder)
@@ -303,7 +303,7 @@ class FinetuneTraining:
 
     def _baseline(
         self, task: Task, model: Loaded, trainer: Trainer, encoded: EncodedSplit, folder: Path
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, JsonObject]:
         """The scores before training, or those of a bag of words; {} if the task has no baseline."""
         if not self.settings.eval_baseline or not self.splits:
             return {}
@@ -347,7 +347,7 @@ class FinetuneTraining:
         examples = self.source.examples("dev")
         return measure_split(task, task.answering(model), examples, precision=dtype, ranks=self.run.ranks)
 
-    def _evaluate_split(self, task: Task, model: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
+    def _evaluate_split(self, task: Task, model: Loaded, split: str, folder: Path | None = None) -> JsonObject:
         """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
         self.run.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.first else None
@@ -356,7 +356,7 @@ class FinetuneTraining:
         measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
         return {"numbers": task.told(measure), "intervals": measure.intervals()}
 
-    def _write_results(self, base: str, finished: list[tuple[Path, dict[str, Any]]]) -> None:
+    def _write_results(self, base: str, finished: list[tuple[Path, JsonObject]]) -> None:
         """Write the results of all seeds, and the model of the best one on dev (of the first one without dev)."""
         run, (folder, best) = self.run, finished[0]
         metric = best["metric"]

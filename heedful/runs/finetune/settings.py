@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
@@ -175,12 +175,12 @@ def check_task(task: str) -> str:
 
 
 def finetune_overrides(
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    flags: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Overrides:
     """Collect what was given by hand; `Overrides` are returned as they are."""
     named = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}

@@ -24,7 +24,7 @@ from heedful.checkpoint import Loaded
 from heedful.data import Dataset
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.data.sampler import derive_seed, epoch_order
-from heedful.runs.results import read_predictions
+from heedful.runs.results import JsonObject, read_predictions
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, best_threshold
 from heedful.tasks.metrics import paired_difference
@@ -221,7 +221,7 @@ def score_words(
     seed: int,
     seconds: float,
     folder: Path,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Fit a bag of words on train, score it on `splits`, and compare it with the model's predictions in `folder`.
 
     Thresholds of labels are fitted on dev where those of `loaded` are. The result is plain data: what was fitted, on
@@ -235,7 +235,7 @@ def score_words(
     rows = rows_of_splits(counts, found.characters, outputs, seconds)
     train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
     words = WordBaseline(task)
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "name": "a bag of words",
         "method": METHODS[kind],
         "library": f"scikit-learn {version('scikit-learn')}",
@@ -278,7 +278,7 @@ def _metric_alone(task: Task) -> EvalMetrics:
     return replace(measure, spreads={task.metric: measure.spreads[task.metric]})
 
 
-def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> EvalMetrics:
+def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[JsonObject]) -> EvalMetrics:
     """Score the model's answers to the same examples, read from its predictions."""
     measure, examples = _metric_alone(task), dict(given)
     wanted = (line for line in lines if line["id"] in examples)
@@ -288,7 +288,7 @@ def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[d
     return measure
 
 
-def _compared(task: Task, theirs: EvalMetrics, ours: EvalMetrics, given: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+def _compared(task: Task, theirs: EvalMetrics, ours: EvalMetrics, given: Sequence[tuple[int, Any]]) -> JsonObject:
     numbers, mine = task.result(theirs), task.result(ours)
     found = {
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},

@@ -33,7 +33,7 @@ from heedful.runs.pretrain.checks import warn_of_stalling
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.evaluate import combine_shares, measure_share
 from heedful.runs.pretrain.settings import PretrainSettings, RtdSettings, resolve_pretrain
-from heedful.runs.results import BEFORE, RunResult
+from heedful.runs.results import BEFORE, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import init_run_folder, read_json, write_file
 from heedful.settings import to_mapping
@@ -53,7 +53,7 @@ def pretrain(
     teacher: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
@@ -130,7 +130,7 @@ class Learner(Protocol):
     def base(self) -> str:
         """What the model was before, for results.json; "": random weights."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
 
     def lesson(self, components: Components, model: Loaded, samples: Sequence[Sequence[Sample]]) -> Lesson:
@@ -150,7 +150,7 @@ class TextLearner:
         """What the model was before."""
         return self._base
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the run."""
         return to_mapping(self._settings)
 
@@ -282,7 +282,7 @@ class PretrainTraining:
             save(model_to_save(model, components), self.run.folder / CHECKPOINTS / LAST, overwrite=True)
 
     def _write_results(
-        self, components: Components, model: Loaded, trainer: Trainer, scores: EvalResult, entry: dict[str, Any]
+        self, components: Components, model: Loaded, trainer: Trainer, scores: EvalResult, entry: JsonObject
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
         save(model, folder / RUN_MODEL, overwrite=True)

@@ -350,8 +350,8 @@ def pretrain_overrides(
     teacher: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-    flags: Mapping[str, Mapping[str, Any]] | None = None,
-    overrides: Mapping[str, Any] | Overrides | None = None,
+    flags: Mapping[str, Mapping[str, object]] | None = None,
+    overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
     """Collect what was given by hand; `Overrides` are returned as they are."""
     places = [str(each) for each in ([data] if isinstance(data, str | Path) else data) if str(each)]
