@@ -77,22 +77,22 @@ def judge_student(
     reporter.message("measuring speed, side by side")
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
     speeds = compare_speeds(places, settings.verdict)
-    seeds = [each["seed"] for each in results["seeds"]]
+    seeds = [entry["seed"] for entry in results["seeds"]]
     served = {
         "teacher": ([settings.teacher], speeds["teacher"].precision),
         "student": (_models(folder, seeds), speeds["student"].precision),
     }
     if baseline is not None:
         served["baseline"] = (_models(baseline, seeds), speeds["student"].precision)
-    quality = {}
+    quality, metric = {}, results["metric"]
     for name, (models, precision) in served.items():
         reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
-        ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
-        quality[name] = across_numbers([ask(each, precision) for each in models], precision)
+        score = partial(_served_metric, source=source, split=split, metric=metric, long_inputs=settings.long_inputs)
+        quality[name] = across_numbers([score(model, precision) for model in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    shares = results["metric"] == "accuracy" and source.kind is not TaggedExample  # of the examples
-    grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
-    return write_verdict(folder, (results["metric"], split), quality, counts, speeds, grain)
+    is_share = results["metric"] == "accuracy" and source.kind is not Tagged  # a share of the examples
+    resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share else 0.0
+    return write_verdict(folder, (results["metric"], split), quality, counts, speeds, resolution)
 
 
 def _models(run: Path, seeds: Sequence[int]) -> list[str]:
@@ -100,7 +100,7 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
-def _asked(
+def _served_metric(
     place: str, precision: Precision, *, source: Dataset[Any], split: str, metric: str, long_inputs: LongInputs
 ) -> float:
     """The metric of a model on a split, in the precision in which it is served."""
@@ -128,11 +128,11 @@ def write_verdict(
     resolution: float = 0.0,
 ) -> JsonObject:
     """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
-    made = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
-    make_folder(folder / "plots")
-    save_png(folder / "plots" / PLOT, plot_verdict(made))
-    write_file(folder / VERDICT, made)  # last: a verdict has all of it
-    return made
+    verdict = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
+    put_folder(folder / "plots")
+    save_png(folder / "plots" / PLOT, plot_verdict(verdict))
+    write_file(folder / VERDICT, verdict)  # last: a verdict has all of it
+    return verdict
 
 
 # -- speed ----------------------------------------------------------------------------------------------------
@@ -155,45 +155,43 @@ def compare_speeds(
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
-        asked = settings.precision
-        precisions[name] = choose(measure_precisions(place)) if asked == "auto" else asked
+        chosen = settings.precision
+        precisions[name] = choose(measure_precisions(place)) if chosen == "auto" else chosen
         engines[name] = open_in_precision(place, precisions[name])
-    given = list(inputs if inputs is not None else calibration_inputs(engines["student"], settings.texts))[
-        : settings.texts
-    ]
-    return {
-        name: ServingSpeed(precision=precisions[name], **each)
-        for name, each in time_engines(engines, given, settings.rounds).items()
-    }
+    if inputs is None:
+        inputs = calibration_inputs(engines["student"], settings.texts)
+    times = time_engines(engines, list(inputs)[: settings.texts], settings.rounds)
+    return {name: ServingSpeed(precision=precisions[name], **numbers) for name, numbers in times.items()}
 
 
 def time_engines(
     engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None
 ) -> dict[str, dict[str, float]]:
     """p50 and p99 of a single input, and inputs and tokens a second in one batch; engines take turns."""
-    one: dict[str, list[float]] = {name: [] for name in engines}
-    many: dict[str, list[float]] = {name: [] for name in engines}
+    single: dict[str, list[float]] = {name: [] for name in engines}
+    batch: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
     with timing.gc_disabled():
-        for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
+        for turn in range(2 + (rounds or timing.ROUNDS)):  # two warm-up rounds
             for name in names if turn % 2 else names[::-1]:
-                one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
+                single[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
         least, most = BATCHES
         for turn in range(1 + most):
-            if turn > least and max(sum(each[1:]) for each in many.values()) > LONG:
+            if turn > least and max(sum(seconds[1:]) for seconds in batch.values()) > LONG:
                 break
             for name in names if turn % 2 else names[::-1]:
-                many[name].append(_seconds(engines[name], inputs))
-    found = {}
+                batch[name].append(_seconds(engines[name], inputs))
+    speeds = {}
     for name, engine in engines.items():
-        each, whole = sorted(one[name][2:]), statistics.median(many[name][1:])
-        found[name] = {
-            "p50": round(1000 * statistics.median(each), 3),
-            "p99": round(1000 * timing.percentile(each, 99), 3),
-            "texts_per_second": round(len(inputs) / whole, 1),
-            "tokens_per_second": round(sum(asked.tokens for asked in engine.tokenize(inputs)) / whole),
+        latencies, batch_seconds = sorted(single[name][2:]), statistics.median(batch[name][1:])
+        tokens = sum(encoded.tokens for encoded in engine.tokenize(inputs))
+        speeds[name] = {
+            "p50": round(1000 * statistics.median(latencies), 3),
+            "p99": round(1000 * timing.percentile(latencies, 99), 3),
+            "texts_per_second": round(len(inputs) / batch_seconds, 1),
+            "tokens_per_second": round(tokens / batch_seconds),
         }
-    return found
+    return speeds
 
 
 def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
@@ -213,62 +211,62 @@ def compare_models(
     counts: dict[str, int],
     resolution: float = 0.0,
 ) -> JsonObject:
-    """All figures side by side, and the sentence; `grain` is the least that the number can change by."""
+    """The contents of verdict.json; `resolution` is the smallest difference that the metric can show."""
     models = {
-        name: {"quality": each} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
-        for name, each in quality.items()
+        name: {"quality": scores} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
+        for name, scores in quality.items()
     }
     teacher, student = models["teacher"], models["student"]
-    best, mine = teacher["quality"]["mean"], student["quality"]["mean"]
-    found: JsonObject = {
+    teacher_mean, student_mean = teacher["quality"]["mean"], student["quality"]["mean"]
+    verdict: JsonObject = {
         "metric": metric,
         "split": split,
         "models": models,
-        "quality_ratio": mine / best if best > 0 else None,
+        "quality_ratio": student_mean / teacher_mean if teacher_mean > 0 else None,
         "throughput_ratio": student["texts_per_second"] / teacher["texts_per_second"],
         "latency_ratio": student["p50"] / teacher["p50"],
         "parameter_ratio": student["parameters"] / teacher["parameters"],
     }
     if "baseline" in models:
-        found["delta_vs_baseline"] = delta_vs_baseline(student["quality"], models["baseline"]["quality"], resolution)
-    return found | {"sentence": verdict_sentence(found)}
+        verdict["delta_vs_baseline"] = delta_vs_baseline(student["quality"], models["baseline"]["quality"], resolution)
+    return verdict | {"sentence": verdict_sentence(verdict)}
 
 
 def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
     """Difference of student and baseline, paired by seed, with a 95 % interval from ENOUGH seeds on."""
-    found = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
-    sure = len(student["numbers"]) >= ENOUGH
+    interval = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
+    enough = len(student["numbers"]) >= ENOUGH
     return {
-        "difference": found.mean,
-        "low": found.low if sure else None,
-        "high": found.high if sure else None,
+        "difference": interval.mean,
+        "low": interval.low if enough else None,
+        "high": interval.high if enough else None,
         "seeds": len(student["numbers"]),
     }
 
 
-def verdict_sentence(found: JsonObject) -> str:
+def verdict_sentence(verdict: JsonObject) -> str:
     """Summarise a verdict in a sentence."""
-    teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
-    said = f"{found['metric']} on {found['split']}"
-    quality = f"reaches {student} beside the teacher's {teacher} ({said})"
-    if found["quality_ratio"] is not None:
-        quality = f"keeps {100 * found['quality_ratio']:.1f} % of the teacher's {said} ({student} of {teacher})"
+    teacher, student = (_with_precision(verdict["models"][name]["quality"]) for name in ("teacher", "student"))
+    metric = f"{verdict['metric']} on {verdict['split']}"
+    quality = f"reaches {student} beside the teacher's {teacher} ({metric})"
+    if verdict["quality_ratio"] is not None:
+        quality = f"keeps {100 * verdict['quality_ratio']:.1f} % of the teacher's {metric} ({student} of {teacher})"
+    throughput, latency = _times(verdict["throughput_ratio"]), _times(1 / verdict["latency_ratio"])
     text = (
-        f"The student {quality}, answers {_times(found['throughput_ratio'])} times as many texts a second and one text "
-        f"{_times(1 / found['latency_ratio'])} times as fast, and has {100 * found['parameter_ratio']:.0f} % of the "
-        "parameters"
+        f"The student {quality}, answers {throughput} times as many texts a second and one text {latency} times as "
+        f"fast, and has {100 * verdict['parameter_ratio']:.0f} % of the parameters"
     )
-    if "delta_vs_baseline" not in found:
+    if "delta_vs_baseline" not in verdict:
         return f"{text}; what it would have learned without the teacher was not measured."
-    gained = found["delta_vs_baseline"]
-    by = f"{gained['difference']:+.4f} beside the same student without the teacher"
-    if gained["seeds"] < ENOUGH:
-        few = "1 seed" if gained["seeds"] == 1 else f"{gained['seeds']} seeds"
+    delta = verdict["delta_vs_baseline"]
+    by = f"{delta['difference']:+.4f} beside the same student without the teacher"
+    if delta["seeds"] < ENOUGH:
+        few = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
         return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
-    by += f" (95 % interval {gained['low']:+.4f} to {gained['high']:+.4f})"
-    if gained["low"] <= 0 <= gained["high"]:
+    by += f" (95 % interval {delta['low']:+.4f} to {delta['high']:+.4f})"
+    if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {by}: no difference seen."
-    return f"{text}; {by}: {'the teacher was worth it' if gained['low'] > 0 else 'the teacher made it worse'}."
+    return f"{text}; {by}: {'the teacher was worth it' if delta['low'] > 0 else 'the teacher made it worse'}."
 
 
 def _times(factor: float) -> str:
@@ -279,32 +277,32 @@ def _with_precision(quality: JsonObject) -> str:
     return f"{format_number(quality['mean'])} in {quality['precision']}"
 
 
-def plot_verdict(found: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
+def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
     """Plot quality over the latency of one text; bars are one standard deviation over seeds."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = new_figure(6.4, 4.2)
     axes = figure.subplots()
-    models = found["models"]
-    for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
-        when = (each if "p50" in each else models["student"])["p50"]
-        quality = each["quality"]
+    models = verdict["models"]
+    for (name, model), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
+        latency = (model if "p50" in model else models["student"])["p50"]
+        quality = model["quality"]
         bar = quality["std"] or 0.0
-        looks: JsonObject = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
-        axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
+        style: JsonObject = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
+        axes.errorbar([latency], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **style)
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
         axes.annotate(
             shape["name"], (shape["p50"], shape["quality"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
         )
-    times = [each["p50"] for each in (*models.values(), *frontier) if "p50" in each]
+    times = [model["p50"] for model in (*models.values(), *frontier) if "p50" in model]
     axes.set_xscale("log")
     axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
-    axes.set_ylabel(f"{found['metric']} on {found['split']}")
+    axes.set_ylabel(f"{verdict['metric']} on {verdict['split']}")
     style_axes(axes, grid="both")
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     set_title(figure, "Student and teacher")
