@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
 from heedful.checkpoint.new_head import attach
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import HeedfulError, ModelError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import (
@@ -126,73 +126,75 @@ def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def student_from_layers(teacher: Loaded, asked: LayersStudent) -> Loaded:
+def student_from_layers(teacher: Loaded, settings: LayersStudent) -> Loaded:
     """Copy layers of the teacher into a student, of another family if one is named.
 
     Raises:
         HeedfulError: If there are no such layers, or they cannot be in this order or family.
     """
     model, stack = teacher.config.model, require_single_stack(teacher.config.model, teacher.source)
-    if asked.layers > stack.layers:
+    if settings.layers > stack.layers:
         raise HeedfulError(
-            f"layers is {asked.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to {stack.layers}"
+            f"layers is {settings.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to "
+            f"{stack.layers}"
         )
-    take = asked.teacher_layers or _fitting(stack, evenly_spread(stack.layers, asked.layers))
-    if wrong := [number for number in take if not 0 <= number < stack.layers]:
+    layers = settings.teacher_layers or _fitting(stack, evenly_spread(stack.layers, settings.layers))
+    if wrong := [number for number in layers if not 0 <= number < stack.layers]:
         raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
-    if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
+    if strangers := [(taken, n) for n, taken in enumerate(layers) if _near(stack, n) != _near(stack, taken)]:
         raise HeedfulError(
             "teacher_layers puts layer {} in the place of layer {}, but one has local attention and the other global: "
             "name layers of one kind, or leave teacher_layers out".format(*strangers[0])
         )
     shared = stack.blocks is not None and stack.blocks < stack.layers
-    blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
+    blocks = list(layers) if not shared else list(range(min(stack.blocks or 1, len(layers))))
     part = "encoder" if model.encoder is not None else "decoder"
-    small = replace(stack, layers=len(take), blocks=len(blocks) if shared else None)
+    small = replace(stack, layers=len(layers), blocks=len(blocks) if shared else None)
     parts: dict[str, Any] = {part: small}
     config = Config(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
-    if asked.family not in ("", config.family):
-        config = _in_family(asked.family, config)
+    if settings.family not in ("", config.family):
+        config = _in_family(settings.family, config)
     with undrawn():
-        made = Loaded(config, teacher.tokenizer, teacher.source)
-    known = teacher.named()
+        student = Loaded(config, teacher.tokenizer, teacher.source)
+    tensors_of_teacher = teacher.named()
     if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
-        made = attach(_given(made, known, part, blocks, stack), "masked_lm")
-    tensors = _tensors(made, known, part, blocks, stack)
+        assign(student, _tensors(student, tensors_of_teacher, part, blocks, stack), "cpu")
+        student = attach(student, "masked_lm")
+    tensors = _tensors(student, tensors_of_teacher, part, blocks, stack)
     if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
-        tensors["embedding.positions.weight"] += known["embedding.types.weight"].detach()[0]
-    assign(made, tensors, "cpu")
-    made.thresholds, made.text_suffix = dict(teacher.thresholds), teacher.text_suffix
-    made.source = f"layers {' '.join(map(str, take))} of {teacher.source}"
-    return made.eval()
+        tensors["embedding.positions.weight"] += tensors_of_teacher["embedding.types.weight"].detach()[0]
+    assign(student, tensors, "cpu")
+    student.thresholds, student.text_suffix = dict(teacher.thresholds), teacher.text_suffix
+    student.source = f"layers {' '.join(map(str, layers))} of {teacher.source}"
+    return student.eval()
 
 
 def _tensors(
-    made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
+    student: Loaded, tensors: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
 ) -> dict[str, Tensor]:
-    names = {name: _theirs(name, part, blocks, stack) for name in made.named()}
-    taken = {name for name in known if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
-    asked = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
-    if different := sorted(taken ^ asked):
-        raise HeedfulError(
+    """Copies of the teacher's tensors under their names in the student.
+
+    Raises:
+        ModelError: If a layer cannot be in the position of another one.
+    """
+    names = {name: _teacher_name(name, part, blocks, stack) for name in student.named()}
+    copied = {name for name in tensors if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
+    wanted = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
+    if different := sorted(copied ^ wanted):
+        raise ModelError(
             f"the layers {' '.join(map(str, blocks))} cannot be in this order: {different[0]} would be missing "
             "or lost, since this teacher's first layer has another form: name it first and only there"
         )
-    return {name: known[theirs].detach().clone() for name, theirs in names.items()}
+    return {name: tensors[teacher_name].detach().clone() for name, teacher_name in names.items()}
 
 
-def _given(made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig) -> Loaded:
-    assign(made, _tensors(made, known, part, blocks, stack), "cpu")
-    return made
-
-
-def _theirs(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
+def _teacher_name(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
     """The name in the teacher of a tensor of the student."""
-    each = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
-    pieces = name.split(".")
-    if pieces[0] == part and pieces[1] in each:
-        pieces[2] = str(blocks[int(pieces[2])])
-    return ".".join(pieces)
+    lists = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+    components = name.split(".")
+    if components[0] == part and components[1] in lists:
+        components[2] = str(blocks[int(components[2])])
+    return ".".join(components)
 
 
 def _in_family(family: str, config: Config) -> Config:
@@ -255,7 +257,7 @@ def _like(config: Config) -> str:
 # -- what it learns of the teacher --------------------------------------------------------------------------------
 
 
-def resolve_losses(asked: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
+def resolve_losses(settings: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
     """Resolve loss settings to the layers and heads of a student and a teacher.
 
     Raises:
@@ -263,66 +265,66 @@ def resolve_losses(asked: LossSettings, student: Loaded, teacher: Loaded) -> Dis
     """
     states: list[HiddenStateLoss] = []
     relations: tuple[RelationLoss, ...] = ()
-    if asked.states is not None or asked.relations is not None:
+    if settings.states is not None or settings.relations is not None:
         stacks = (
             require_single_stack(student.config.model, student.source),
             require_single_stack(teacher.config.model, teacher.source),
         )
-        if asked.states is not None:
-            states.append(_states(asked.states, *stacks))
-        if asked.relations is not None:
-            relations = _relations(asked.relations, *stacks)
+        if settings.states is not None:
+            states.append(_states(settings.states, *stacks))
+        if settings.relations is not None:
+            relations = _relations(settings.relations, *stacks)
     return DistillationLosses(
-        kd=asked.kd_weight,
-        temperature=asked.temperature,
-        label=asked.label_weight,
+        kd=settings.kd_weight,
+        temperature=settings.temperature,
+        label=settings.label_weight,
         states=tuple(states),
         relations=relations,
     )
 
 
-def head_untrained(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
+def head_untrained(settings: LossSettings, student: Loaded, teacher: Loaded) -> bool:
     """Whether the student's head has random weights and no loss reaches it."""
     learns = (
-        asked.kd_weight
-        or asked.label_weight
+        settings.kd_weight
+        or settings.label_weight
         or teacher.head is None
         or not any(True for _ in teacher.head.parameters())
     )
     return not learns and student.config.head != teacher.config.head
 
 
-def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> HiddenStateLoss:
-    pairs = asked.pairs or ((mine.layers, theirs.layers),)
-    if not asked.pairs and asked.layers == "spread":
-        pairs = tuple((n, floor(n * theirs.layers / mine.layers + 0.5)) for n in range(mine.layers + 1))
+def _states(settings: StatesSettings, student: StackConfig, teacher: StackConfig) -> HiddenStateLoss:
+    pairs = settings.pairs or ((student.layers, teacher.layers),)
+    if not settings.pairs and settings.layers == "spread":
+        pairs = tuple((n, floor(n * teacher.layers / student.layers + 0.5)) for n in range(student.layers + 1))
     for ours, taught in pairs:
-        if not (0 <= ours <= mine.layers and 0 <= taught <= theirs.layers):
+        if not (0 <= ours <= student.layers and 0 <= taught <= teacher.layers):
             raise HeedfulError(
-                f"states.pairs has ({ours}, {taught}), but the student has {mine.layers} layers and the teacher "
-                f"{theirs.layers}: give numbers from 0, what enters the first, to these"
+                f"states.pairs has ({ours}, {taught}), but the student has {student.layers} layers and the teacher "
+                f"{teacher.layers}: give numbers from 0, what enters the first, to these"
             )
-    if asked.how == "cosine" or asked.how == "mse":
-        return HiddenStateLoss(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
-    raise AssertionError(asked.how)
+    if settings.how == "cosine" or settings.how == "mse":
+        return HiddenStateLoss(weight=settings.weight, how=settings.how, pairs=tuple(pairs))
+    raise AssertionError(settings.how)
 
 
-def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[RelationLoss, ...]:
+def _relations(settings: RelationsSettings, student: StackConfig, teacher: StackConfig) -> tuple[RelationLoss, ...]:
     """One relation term, or one per layer of the student, which then share the weight."""
-    heads = asked.heads or theirs.heads
-    if asked.layers == "spread" and asked.layer is None and asked.teacher is None:
-        pairs = [(n - 1, floor(n * theirs.layers / mine.layers + 0.5) - 1) for n in range(1, mine.layers + 1)]
+    heads = settings.heads or teacher.heads
+    if settings.layers == "spread" and settings.layer is None and settings.teacher is None:
+        pairs = [(n - 1, floor(n * teacher.layers / student.layers + 0.5) - 1) for n in range(1, student.layers + 1)]
         pairs = [(ours, max(0, taught)) for ours, taught in pairs]
     else:
         pairs = [
             (
-                mine.layers - 1 if asked.layer is None else asked.layer,
-                theirs.layers - 1 if asked.teacher is None else asked.teacher,
+                student.layers - 1 if settings.layer is None else settings.layer,
+                teacher.layers - 1 if settings.teacher is None else settings.teacher,
             )
         ]
     for who, numbers, stack in (
-        ("student", [one for one, _ in pairs], mine),
-        ("teacher", [one for _, one in pairs], theirs),
+        ("student", [one for one, _ in pairs], student),
+        ("teacher", [one for _, one in pairs], teacher),
     ):
         if wrong := [number for number in numbers if not 0 <= number < stack.layers]:
             raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")
@@ -332,14 +334,15 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
                 f"into {heads} heads: set loss.relations.heads to a number that divides both"
             )
         plain = stack.relation is None and not stack.causal and stack.window is None
-        if "qk" in asked.of and not plain:
+        if "qk" in settings.of and not plain:
             raise HeedfulError(
                 f'relations: "qk" is attention where nothing is added to the scores and all tokens see each other, and '
                 f"that is not so in the {who}: use qq, kk and vv"
             )
-    share = asked.weight / len(pairs)
+    share = settings.weight / len(pairs)
     return tuple(
-        RelationLoss(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
+        RelationLoss(weight=share, of=tuple(settings.of), pair=pair, heads=heads, squares=settings.squares)
+        for pair in pairs
     )
 
 
@@ -349,8 +352,8 @@ def sentence_vector_width(loaded: Loaded) -> int:
     return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
 
 
-def width_for_lr(asked: StudentSettings, teacher: Loaded) -> int:
+def width_for_lr(settings: StudentSettings, teacher: Loaded) -> int:
     """The width by which the default learning rate is chosen: of the student's folder, or of the teacher."""
-    if isinstance(asked, FolderStudent):
-        return config_of(asked.model, revision=asked.revision or None).model.width
+    if isinstance(settings, FolderStudent):
+        return config_of(settings.model, revision=settings.revision or None).model.width
     return teacher.config.model.width

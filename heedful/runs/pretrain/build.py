@@ -129,17 +129,17 @@ def _family(settings: PretrainSettings) -> str:
 # -- the model ----------------------------------------------------------------------------------------------------
 
 
-def build_model(pieces: Components) -> Loaded:
+def build_model(components: Components) -> Loaded:
     """Make the model, or take the one to continue from, with the head of the objective."""
-    settings, seed = pieces.settings, pieces.settings.train.seed
+    settings, seed = components.settings, components.settings.train.seed
     head = _head(settings)
-    if pieces.init_model is not None:
-        usual = pieces.init_model.config.model
-        started = _remade(pieces.init_model, with_dropout(usual, usual, settings.model.dropout))
+    if components.init_model is not None:
+        usual = components.init_model.config.model
+        started = _remade(components.init_model, with_dropout(usual, usual, settings.model.dropout))
         return attach(started, head, seed=seed)
-    config = config_of_size(_family(settings), settings, pieces.tokenizer)
+    config = config_of_size(_family(settings), settings, components.tokenizer)
     config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
-    bare = create(config, pieces.tokenizer.limited(max(settings.lengths)), seed=seed)
+    bare = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
     return attach(bare, head, seed=seed)
 
 
@@ -226,23 +226,25 @@ def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
     return made.eval()
 
 
-def model_to_save(loaded: Loaded, pieces: Components) -> Loaded:
+def model_to_save(loaded: Loaded, components: Components) -> Loaded:
     """The model with the dropout for fine-tuning: that of its family, or of the model that training continued from."""
-    usual = pieces.init_model.config.model if pieces.init_model is not None else _usual(loaded.config.family)
+    usual = components.init_model.config.model if components.init_model is not None else _usual(loaded.config.family)
     return _remade(loaded, with_dropout(loaded.config.model, usual))
 
 
 # -- the objective ------------------------------------------------------------------------------------------------
 
 
-def build_objectives(pieces: Components, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[SelfSupervised]:
+def build_objectives(
+    components: Components, loaded: Loaded, samples: Sequence[Sequence[Sample]]
+) -> list[SelfSupervised]:
     """The objective of each phase, the first one's in front."""
-    settings = pieces.settings.objectives()
-    if pieces.teacher is not None:
+    settings = components.settings.objectives()
+    if components.teacher is not None:
         width, rows = loaded.config.model.width, [cast(WindowRows, each) for each in samples]
         phases = [each for each in settings if isinstance(each, DistillationSettings)]
-        return list(pieces.teacher.objectives(phases, rows, width, _masks(pieces)))
-    first = _objective_of(pieces, loaded)
+        return list(components.teacher.objectives(phases, rows, width, _masks(components)))
+    first = _objective_of(components, loaded)
     others = [
         first if asked == settings[0] else replace(first, mask_prob=cast(Any, asked).mask_prob)
         for asked in settings[1:]
@@ -250,16 +252,16 @@ def build_objectives(pieces: Components, loaded: Loaded, samples: Sequence[Seque
     return [first, *others]
 
 
-def _objective_of(pieces: Components, loaded: Loaded) -> Any:
+def _objective_of(components: Components, loaded: Loaded) -> Any:
     """The objective of the first phase."""
-    tokenizer, asked = pieces.tokenizer, pieces.settings.objective
+    tokenizer, asked = components.tokenizer, components.settings.objective
     match asked:
         case MlmSettings():
-            return MaskedLM(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(pieces))
+            return MaskedLM(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(components))
         case MlmNspSettings() | MlmSopSettings():
             name: Any = "nsp" if isinstance(asked, MlmNspSettings) else "sop"
             return MaskedLMWithPairs(
-                tokenizer=tokenizer, num_static_masks=asked.num_static_masks, name=name, **_masks(pieces)
+                tokenizer=tokenizer, num_static_masks=asked.num_static_masks, name=name, **_masks(components)
             )
         case PlmSettings():
             return PermutationLM(tokenizer=tokenizer)
@@ -276,7 +278,7 @@ def _objective_of(pieces: Components, loaded: Loaded) -> Any:
         case ClmSettings():
             return CausalLM(tokenizer=tokenizer)
         case RtdSettings():
-            generator = _generator(pieces, loaded, asked.generator_size)
+            generator = _generator(components, loaded, asked.generator_size)
             return ReplacedTokenDetection(
                 tokenizer=tokenizer, generator=generator, mask_prob=asked.mask_prob, disc_weight=asked.disc_weight
             )
@@ -290,10 +292,10 @@ def generator_folder(settings: PretrainSettings) -> Path | None:
     return place if settings.model.init_from and place.is_dir() else None
 
 
-def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
+def _generator(components: Components, loaded: Loaded, part: float) -> Loaded:
     """Make a generator that shares the model's embeddings, with the other weights of the earlier generator, if any."""
-    made = tied_generator(loaded, generator_size=part, seed=pieces.settings.train.seed)
-    if (place := generator_folder(pieces.settings)) is None:
+    made = tied_generator(loaded, generator_size=part, seed=components.settings.train.seed)
+    if (place := generator_folder(components.settings)) is None:
         return made
     shared = {id(each) for each in loaded.parameters()}
     own = {name: each for name, each in made.named().items() if id(each) not in shared}
@@ -309,12 +311,12 @@ def _generator(pieces: Components, loaded: Loaded, part: float) -> Loaded:
     return made
 
 
-def _masks(pieces: Components) -> dict[str, Any]:
+def _masks(components: Components) -> dict[str, Any]:
     """Arguments for choosing masked tokens; rows of a fixed shape have room for those of the longest text."""
-    settings, count = pieces.settings, None
+    settings, count = components.settings, None
     asked: Any = settings.objective
     if settings.sequences_per_pack is not None:
-        width = _frame(settings, pieces.tokenizer).width
+        width = _frame(settings, components.tokenizer).width
         longest = max(settings.pack_length, *settings.lengths)
         most = longest - settings.sequences_per_pack - width  # where one sequence is all text
         count = max(1, round(asked.mask_prob * most))
@@ -324,13 +326,13 @@ def _masks(pieces: Components) -> dict[str, Any]:
 # -- the samples --------------------------------------------------------------------------------------------------
 
 
-def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
+def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
     """Training samples of each phase, and validation samples in the form of the first phase.
 
     Raises:
         HeedfulError: If the corpus has too few documents.
     """
-    settings, corpus = pieces.settings, pieces.corpus
+    settings, corpus = components.settings, components.corpus
     held = held_out(corpus, settings.eval_fraction)
     learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
     if not len(learned) or not len(kept):
@@ -344,9 +346,9 @@ def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Samp
             f"a second segment of another document needs two documents at least, but of {len(corpus):,} there are "
             f"{len(learned):,} to learn from and {len(kept):,} held out: give more documents, or change eval_fraction"
         )
-    steady = _steady(pieces)
-    found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
-    measured = _rows(pieces, kept, settings.lengths[0], derive_seed(settings.train.seed, HELD), held=True)
+    steady = _steady(components)
+    found = [_rows(components, learned, length, settings.train.seed, steady) for length in settings.lengths]
+    measured = _rows(components, kept, settings.lengths[0], derive_seed(settings.train.seed, HELD), held=True)
     rows: list[Sample] = []
     left = settings.eval_tokens
     for number in epoch_order(
@@ -359,24 +361,30 @@ def build_samples(pieces: Components) -> tuple[list[Sequence[Sample]], list[Samp
     return found, rows
 
 
-def _steady(pieces: Components) -> FixedShape | None:
-    sequences, pad = pieces.settings.sequences_per_pack, pieces.tokenizer.special.pad
+def _steady(components: Components) -> FixedShape | None:
+    sequences, pad = components.settings.sequences_per_pack, components.tokenizer.special.pad
     if sequences is None:
         return None
-    if not hasattr(pieces.settings.objective, "mask_unit"):
-        kind = pieces.settings.objective.kind
+    if not hasattr(components.settings.objective, "mask_unit"):
+        kind = components.settings.objective.kind
         raise HeedfulError(
             f'sequences_per_pack is for objectives with masked tokens, but this one is "{kind}": unset it'
         )
     if pad is None:
         raise HeedfulError("this tokenizer has no padding token, to fill up rows with: unset sequences_per_pack")
-    return FixedShape(sequences=sequences, pad=pad, longest=max(pieces.settings.lengths))
+    return FixedShape(sequences=sequences, pad=pad, longest=max(components.settings.lengths))
 
 
 def _rows(
-    pieces: Components, documents: Any, length: int, seed: int, steady: FixedShape | None = None, *, held: bool = False
+    components: Components,
+    documents: Any,
+    length: int,
+    seed: int,
+    steady: FixedShape | None = None,
+    *,
+    held: bool = False,
 ) -> Sequence[Sample]:
-    settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
+    settings, corpus, frame = components.settings, components.corpus, _frame(components.settings, components.tokenizer)
     size = max(settings.pack_length, length)
     match settings.objective:
         case MlmNspSettings(short_seq_prob=short) | MlmSopSettings(short_seq_prob=short) as asked:
@@ -385,8 +393,8 @@ def _rows(
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
                 swapped=swapped, short_seq_prob=short, steady=steady,
             )  # fmt: skip
-    if pieces.teacher is not None:
-        return pieces.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
+    if components.teacher is not None:
+        return components.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
     inner = frame.opening if isinstance(settings.objective, ClmSettings) else None
     return PackedRows(
         corpus, frame, segment_windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner
