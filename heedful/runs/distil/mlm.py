@@ -59,7 +59,7 @@ UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing 
 def distil_masked(
     teacher: Loaded,
     overrides: Overrides,
-    data: object,
+    data: Any,
     folder: Path,
     on_bad_row: OnBadRow,
     *,
@@ -97,7 +97,7 @@ def distil_masked(
         return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-def _resolve(teacher: Loaded, overrides: Overrides, data: object) -> MaskedDistilSettings:
+def _resolve(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
     """Lay overrides over the defaults for this teacher.
 
     Raises:
