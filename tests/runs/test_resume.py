@@ -1,4 +1,4 @@
-"""T4, T10, T13, T17: a run that stops, for whatever reason, goes on with the same command to the same end."""
+"""Resuming: a run that stopped for any reason ends with the same results when its command is given again."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ class Fails:
         (module, "write_finetuned_card", 1),
     ],
 )
-def test_wherever_it_stops_it_goes_on(
+def test_a_run_resumes_wherever_it_stopped(
     tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int
 ) -> None:
     given, expected = steady
@@ -338,7 +338,7 @@ class Leaves(Reporter):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_t10_a_signal_is_heeded(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
+def test_a_signal_stops_training_and_the_run_resumes(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
     given, expected = steady
     began = time.monotonic()
     done = tune("classify", given, tmp_path / "run", MANY, reporter=Leaves(1, number))
@@ -349,7 +349,7 @@ def test_t10_a_signal_is_heeded(tmp_path: Path, steady: tuple[Path, Any], number
     assert left(tmp_path / "run") == expected
 
 
-def test_t10_in_the_second_seed(tmp_path: Path) -> None:
+def test_a_signal_in_the_second_seed_stops_and_resumes(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
     whole = tune("classify", given, tmp_path / "whole", {"seeds": 2})
     seeds: list[int] = []
@@ -386,7 +386,7 @@ main()
 """
 
 
-def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_the_command_resumes_after_an_interrupt(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, expected = steady
     process = start(INTERRUPTED, *command(given, tmp_path / "run"))
     out, err = process.communicate(timeout=100)
@@ -398,7 +398,7 @@ def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> No
     assert left(tmp_path / "run") == expected
 
 
-# -- T4: the disk is full -------------------------------------------------------------------------------------------
+# -- the disk is full -------------------------------------------------------------------------------------------------
 
 LIMITED = """
 import json, os, resource, sys
@@ -415,7 +415,7 @@ for limit in json.loads(sys.argv.pop(1)):
 
 
 @pytest.mark.slow
-def test_t4_files_may_only_be_so_large(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, expected = steady
     run = tmp_path / "run"
     limits = [300, 2_000, 50_000, 200_000]  # too little for the settings, a tokenizer, the encoder, a checkpoint
@@ -432,10 +432,10 @@ def test_t4_files_may_only_be_so_large(tmp_path: Path, steady: tuple[Path, Any])
     assert left(run) == expected and not list(run.rglob(".*"))
 
 
-# -- T13 and T17: the folder ------------------------------------------------------------------------------------------
+# -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def test_t13_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, _ = steady
     run = given.parent / "run"
     for folder in (run, tmp_path / "new"):
@@ -481,7 +481,7 @@ def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: t
     assert left(run) == expected
 
 
-def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     if os.geteuid() == 0:
         pytest.skip("nothing is read-only for root")
     tmp_path.chmod(0o555)
@@ -492,7 +492,7 @@ def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, steady: tuple[Path,
         tmp_path.chmod(0o755)
 
 
-def test_t17_links_and_relative_names(
+def test_links_and_relative_names_are_followed(
     tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, expected = steady
@@ -504,10 +504,10 @@ def test_t17_links_and_relative_names(
     assert left(tmp_path / "elsewhere") == expected
 
 
-# -- T6 -----------------------------------------------------------------------------------------------------------
+# -- divergence -------------------------------------------------------------------------------------------------------
 
 
-def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     settings = MANY | {"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"}
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(
@@ -521,7 +521,7 @@ def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) 
     assert left(tmp_path / "run") == steady[1]
 
 
-def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+def test_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     settings = MANY | {
         "train.optimizer.lr": 1e30,
         "train.schedule": "{kind = 'constant'}",

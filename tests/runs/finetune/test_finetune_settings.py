@@ -1,4 +1,4 @@
-"""Settings of a run: defaults by the data, a recipe over them, assignments over both; what is wrong is refused (F8)."""
+"""Settings of a run: defaults by the data, a recipe over them, assignments over both; wrong ones are refused."""
 
 from __future__ import annotations
 

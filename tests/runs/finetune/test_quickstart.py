@@ -85,7 +85,7 @@ def test_what_no_quickstart_made_stays(tmp_path: Path, runs: list[Path]) -> None
     assert (tmp_path / "mine" / "work").read_text() == "of years" and not runs
 
 
-def test_t13_one_that_is_running_stays(tmp_path: Path, runs: list[Path]) -> None:
+def test_a_running_quickstart_is_not_replaced(tmp_path: Path, runs: list[Path]) -> None:
     folder = tmp_path / "run"
     quickstart(folder)
     with lock_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
