@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
