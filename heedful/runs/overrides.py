@@ -196,10 +196,10 @@ def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 
 def changed_settings(settings: Any, usual: Any) -> list[str]:
-    """What is not as usual, as arguments of a command.
+    """List settings that differ from others, as arguments of a command.
 
     >>> from heedful.train.settings import AdamW
-    >>> changed_settings(AdamW(lr=0.1), AdamW())
+    >>> changed_settings(AdamW(lr=0.1), AdamW(lr=0.2))
     ['lr=0.1']
     """
     now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
@@ -310,7 +310,7 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
 
 
 def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
-    """The error for a foreign name that is not accepted; `path` is the setting that is meant, "" if there is none."""
+    """The error for a foreign name that is not accepted; `path` is the setting that is meant, or ""."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
         message = f"{prefix}{name} is not a setting (did you mean {shown(path or foreign.meant[0])}?){advice}"

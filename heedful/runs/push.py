@@ -56,7 +56,7 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushPlan:
-    """What is uploaded where, and what is left out, with the reason."""
+    """Files to upload, and files that are left out, with the reason."""
 
     repository: str
     private: bool

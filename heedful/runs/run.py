@@ -35,7 +35,7 @@ Settings = TypeVar("Settings")
 
 
 class Training(Protocol):
-    """What a run trains: fine-tuning, pre-training, or one of them with a teacher."""
+    """The training of a run: fine-tuning, pre-training, or one of them with a teacher."""
 
     @property
     def device(self) -> str | None:
@@ -70,7 +70,7 @@ class Run:
         return cls(folder=Path(output_dir), reporter=reporter if reporter and ranks.first else Reporter(), ranks=ranks)
 
     def resolve(self, settings: Settings, train_path: str = "train") -> Settings:
-        """Replace precision "auto" and names of models without a revision by what they stand for in this run.
+        """Replace precision "auto" and names of models without a revision by the values of this run.
 
         All ranks have to call it. `train_path` is the path of the `TrainSettings` in `settings`.
         """

@@ -25,7 +25,7 @@ PACKAGES = {
 class Tracker(Protocol):
     """Receives the scalars of a run."""
 
-    run_id: str  # the tracker's name of the run, stored for a resume; "" where there is none
+    run_id: str  # the tracker's name of the run, stored for a resume, or ""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record values by name (train/loss, dev/accuracy) at an update."""

@@ -52,7 +52,7 @@ def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
         notes.append(f"documents that were split because of their size: {corpus['cut']:,}")
     counts = corpus.get("counts", {})
     if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
-        notes.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
+        notes.append(f"{100 * share:.1f} % of the tokens are unknown to the tokenizer, and lost")
     rows = corpus.get("bad_rows", {})
     return [*notes, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
 

@@ -248,7 +248,7 @@ class TeacherLearner:
 
     @property
     def base(self) -> str:
-        """What the student was before, and its teacher."""
+        """A description of the student before training, and of its teacher."""
         return student_origin(self._settings)
 
     def settings(self) -> JsonObject:

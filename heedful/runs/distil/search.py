@@ -184,7 +184,7 @@ def next_shape(
 def choose_student(
     tried: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
 ) -> JsonObject | None:
-    """The fastest trained shape within the limits, or without `min_quality` the best one; None if there is none.
+    """The fastest trained shape within the limits, or without `min_quality` the best one; None if all are outside.
 
     >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
     >>> tried.append({"p50": 3})

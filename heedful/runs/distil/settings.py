@@ -233,7 +233,7 @@ class VerdictSettings:
     )
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
     texts: int = 64  # that are answered for it, or as many as there are
-    split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one where there is none
+    split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one if it is missing
     rounds: int | None = None  # of each text alone; none: as many as bench has
 
     def __post_init__(self) -> None:

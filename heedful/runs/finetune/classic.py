@@ -103,7 +103,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
         The tokenizer, the vectors of the file, and the words of the texts.
     """
     counted = count_words(texts, lower_case=settings.lower_case)
-    most = settings.vocab_size - 1  # one stands for all others
+    most = settings.vocab_size - 1  # without the token of unknown words
     mine = [word for word, _ in counted.most_common(most)]
     known = None
     if settings.vectors:

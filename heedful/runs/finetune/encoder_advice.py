@@ -37,13 +37,13 @@ def reading_notes(
 
 
 def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedSplit, limit: int | None) -> list[str]:
-    """Return a sentence for each reason to start from another encoder than the one that ships.
+    """Sentences with reasons to start from another encoder than the bundled one.
 
     Args:
         texts: Of training examples, from all over the data.
         tokenizer: Of the encoder.
         learned: What reading all training examples gave.
-        limit: Tokens that the encoder reads at once; None: it was told to read fewer than it can.
+        limit: Tokens that the encoder reads at once; None: max_length is set.
     """
     found = []
     if why := _not_english([text[:CHARACTERS] for text in texts], tokenizer):
@@ -63,7 +63,7 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
 
 
 def _not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
-    """The reason to believe that texts are not English; "" if there is none.
+    """The reason to believe that texts are not English, or "".
 
     An English vocabulary has most English words as one token, and splits those of other languages.
     """

@@ -109,7 +109,7 @@ class Lesson:
 
 
 class Learner(Protocol):
-    """What a fine-tuning run learns, and from which weights."""
+    """The objective and the initial weights of a fine-tuning run."""
 
     @property
     def init_varies(self) -> bool:

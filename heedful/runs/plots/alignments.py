@@ -71,7 +71,7 @@ def _names(encoded: Encoding, text: str, loaded: Loaded | None = None) -> tuple[
 
 
 def plot_alignments(folder: Path, split: str) -> Figure | None:
-    """Plot the alignments of the first few short predictions of a split; None if there are none."""
+    """Plot the alignments of the first few short predictions of a split; None without any."""
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
     lines = islice(read_predictions(folder, split), CANDIDATES)

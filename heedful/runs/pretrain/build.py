@@ -60,11 +60,11 @@ class Components:
     probes: Sequence[ProbeSet] = ()
 
 
-# -- what can be told before a text is read -----------------------------------------------------------------------
+# -- checks before text is read -------------------------------------------------------------------------------------
 
 
 def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> None:
-    """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
+    """Refuse settings that were changed and would change nothing; `from_corpus`: the data is a finished corpus."""
     start, usual = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
     own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
     of_new_one = [each.name for each in fields(PretrainTokenizer) if each.name != "path"]

@@ -124,11 +124,11 @@ class Lesson:
 
 
 class Learner(Protocol):
-    """What a pre-training run learns beside its text."""
+    """The objective and the initial weights of a pre-training run."""
 
     @property
     def base(self) -> str:
-        """What the model was before, for results.json; "": random weights."""
+        """A description of the initial weights, for results.json; "": random."""
 
     def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
@@ -147,7 +147,7 @@ class TextLearner:
 
     @property
     def base(self) -> str:
-        """What the model was before."""
+        """A description of the initial weights."""
         return self._base
 
     def settings(self) -> JsonObject:

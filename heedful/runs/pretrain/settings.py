@@ -377,7 +377,7 @@ def pretrain_overrides(
 
 
 def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
-    """Return the defaults with overrides laid over them; the arguments are those of `overrides_of`."""
+    """Return the defaults with overrides laid over them; the arguments are those of `pretrain_overrides`."""
     overrides = pretrain_overrides(data, **given)
     first = overrides.resolve(pretrain_defaults("mlm", 256, continued=False))
     model, kind = first.settings.model, first.settings.objective.kind

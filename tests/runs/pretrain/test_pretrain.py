@@ -431,7 +431,7 @@ def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, kn
     unknown = Tokenizer.load(known).special.unknown
     assert counts["unknown"] == (corpus.tokens(0, corpus.count) == unknown).sum() == 3
     (told,) = corpus_notes({"counts": {"tokens": 1000, "unknown": 13}})
-    assert told == "1.3 % of the tokens stand for what the tokenizer does not know, and is lost"
+    assert told == "1.3 % of the tokens are unknown to the tokenizer, and lost"
     assert not corpus_notes({"counts": {"tokens": 10_000, "unknown": 9}}) and not corpus_notes(
         {"counts": {"tokens": 9}}
     )
