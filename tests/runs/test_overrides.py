@@ -207,7 +207,7 @@ def test_two_durations_from_one_source_are_refused(given: dict[str, Any], both: 
 
 def test_the_same_defaults_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr("heedful.runs.overrides.read", lambda cls, data, source: calls.append(cls) or USUAL)
+    monkeypatch.setattr("heedful.runs.overrides.from_mapping", lambda cls, data, source: calls.append(cls) or USUAL)
     overrides = Overrides(values={"lr": 0.5})
     for _ in range(3):
         overrides.resolve(USUAL)

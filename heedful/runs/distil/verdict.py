@@ -90,7 +90,7 @@ def judge_student(
         score = partial(_served_metric, source=source, split=split, metric=metric, long_inputs=settings.long_inputs)
         quality[name] = across_numbers([score(model, precision) for model in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    is_share = results["metric"] == "accuracy" and source.kind is not Tagged  # a share of the examples
+    is_share = results["metric"] == "accuracy" and source.kind is not TaggedExample  # a share of the examples
     resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share else 0.0
     return write_verdict(folder, (results["metric"], split), quality, counts, speeds, resolution)
 
@@ -129,7 +129,7 @@ def write_verdict(
 ) -> JsonObject:
     """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
     verdict = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
-    put_folder(folder / "plots")
+    make_folder(folder / "plots")
     save_png(folder / "plots" / PLOT, plot_verdict(verdict))
     write_file(folder / VERDICT, verdict)  # last: a verdict has all of it
     return verdict
