@@ -15,7 +15,7 @@ from lengths import DISTRIBUTIONS
 from report import RESULTS, Spread, grid, write
 
 from heedful.nn.attend import REFERENCE
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import AttentionArgs, Layout
 
 ABOUT = """Attention alone: {rounds} rounds of every setting, in rotating order, in one process with {threads} threads.
 A round is about {tokens:,} real tokens in batches of up to {budget}, filled longest first as heedful.Engine does
@@ -41,7 +41,7 @@ class Line:
 def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
     """All settings that can, on one case, fastest first."""
     batches = make_batches(case, tokens)
-    q, call = batches[0][0][:, 0], Call(layout=Layout.of(batches[0][2]), scale=1.0)
+    q, call = batches[0][0][:, 0], AttentionArgs(layout=Layout.of(batches[0][2]), scale=1.0)
     able = [kernel for kernel in settings() if not kernel.cannot(q, q, q, call)]
     right = runner(REFERENCE, make_batches(case._replace(precision="float32"), tokens))[0]()
     runs, plans = {}, {}

@@ -13,8 +13,8 @@ import lengths
 import torch
 from torch import Tensor
 
-from heedful.nn.kernels import KERNELS, Core, Kernel, fused, make_plan, products, run_plan, shared
-from heedful.nn.layout import Call, Layout
+from heedful.nn.kernels import KERNELS, Core, Kernel, bmm, fused, make_plan, run_plan, share_lines
+from heedful.nn.layout import AttentionArgs, Layout
 
 BUDGET = 4096  # tokens of a batch
 HEADS = {"12 x 32": (12, 32), "12 x 64": (12, 64)}
@@ -43,7 +43,7 @@ class Timed(Layout):
     def plan(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """The plan of that key, made once and timed."""
         start, missing = time.perf_counter(), key not in self._plans
-        plan = super().plan(key, make)
+        plan = super().cached(key, make)
         self.spent.extend([time.perf_counter() - start] if missing else [])
         return plan
 
@@ -52,15 +52,17 @@ def settings() -> Iterator[Kernel]:
     """The kernel table as it is, then lines of other widths and blocks of other budgets."""
     yield from KERNELS
     others = [*product(WIDTHS, USUAL[1:]), *product(USUAL[:1], BUDGETS)]
-    for (widths, budget), core in product(others, (fused, products)):
+    for (widths, budget), core in product(others, (fused, bmm)):
         name = f"{core.__name__} {'/'.join(map(str, widths)) or 'alone'} {budget >> 10}k"
         if (widths, budget) != USUAL:
             yield Kernel(name=name, run=partial(_run, core, widths, budget))
 
 
-def _run(core: Core, widths: tuple[int, ...], budget: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-    arrange = partial(shared, widths=widths, budget=budget)
-    return run_plan(q, k, v, call, call.layout.plan((widths,), lambda: make_plan(call, arrange, q, k)), core)
+def _run(
+    core: Core, widths: tuple[int, ...], budget: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
+) -> Tensor:
+    arrange = partial(share_lines, widths=widths, budget=budget)
+    return run_plan(q, k, v, call, call.layout.cached((widths,), lambda: make_plan(call, arrange, q, k)), core)
 
 
 def make_batches(case: Case, tokens: int) -> list[Batch]:
@@ -86,7 +88,7 @@ def runner(kernel: Kernel, batches: list[Batch]) -> tuple[Callable[[], list[Tens
         for (qkv, gradient, _), layout in zip(batches, layouts, strict=True):
             q, k, v = qkv.unbind(1)
             with torch.set_grad_enabled(qkv.requires_grad):
-                mixed = kernel.run(q, k, v, Call(layout=layout, scale=q.shape[-1] ** -0.5))
+                mixed = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=q.shape[-1] ** -0.5))
             made += [mixed.detach(), *(torch.autograd.grad(mixed, qkv, gradient) if qkv.requires_grad else ())]
         return made
 

@@ -46,7 +46,7 @@ def ours(job: Job, given: list[list[int]]) -> Prepared:
     import torch
 
     import heedful
-    from heedful.model.decode import Greedy, stream, write
+    from heedful.model.decode import Greedy, generate, stream
 
     loaded = heedful.load(job.folder, dtype=getattr(torch, job.precision))
     head: Any = loaded.head
@@ -59,7 +59,7 @@ def ours(job: Job, given: list[list[int]]) -> Prepared:
         return rows
 
     return Prepared(
-        run=lambda: write(loaded.model, head, prompts, Greedy(), max_new_tokens=job.written, stop=[]),
+        run=lambda: generate(loaded.model, head, prompts, Greedy(), max_new_tokens=job.written, stop=[]),
         sample=sample,
         tokens=job.written * len(given),
         sequences=len(given),

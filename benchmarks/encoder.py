@@ -173,14 +173,14 @@ def vectors(start: str, model: str) -> dict[str, Any]:
     return found
 
 
-def mean_vectors(loaded: heedful.Loaded, texts: list[str]) -> Tensor:
+def mean_vectors(loaded: heedful.ModelBundle, texts: list[str]) -> Tensor:
     """The mean of the last hidden states of each text."""
     assert loaded.tokenizer is not None
     found = []
     with torch.no_grad():
         for start in range(0, len(texts), 64):
             batch = loaded.tokenizer.pack(texts[start : start + 64])
-            found.append(pool(loaded.rows(batch), batch, "mean"))
+            found.append(pool(loaded.hidden_states(batch), batch, "mean"))
     return torch.cat(found)
 
 

@@ -22,7 +22,7 @@ from finetune_data import PLANS, Task, load, sample
 from report import facts
 
 import heedful
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.data import ScoredExample
 from heedful.runs.scoring import measure_split
 from heedful.tasks.classify import Classify
@@ -49,19 +49,19 @@ SHOWN = (
 )
 
 
-def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded]:
+def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.ModelBundle]:
     """The task and the encoder with its head."""
     loaded = heedful.load(minilm())
     common: dict[str, Any] = {"tokenizer": loaded.tokenizer, "limit": longest}
     if task.kind == "regress":
         scores = [each.score for each in task.train if isinstance(each, ScoredExample)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
-        return made, attach(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
+        return made, with_head(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
     if task.kind == "qa":
-        return QuestionAnswering(impossible=False, **common), attach(loaded, "question_answering", seed=seed)
+        return QuestionAnswering(impossible=False, **common), with_head(loaded, "question_answering", seed=seed)
     if task.kind == "tag":
-        return Tag(labels=task.labels, **common), attach(loaded, "token_classification", labels=task.labels, seed=seed)
-    return Classify(labels=task.labels, **common), attach(
+        return Tag(labels=task.labels, **common), with_head(loaded, "token_classification", labels=task.labels, seed=seed)
+    return Classify(labels=task.labels, **common), with_head(
         loaded, "sequence_classification", labels=task.labels, seed=seed
     )
 

@@ -92,11 +92,11 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
 def _fast(job: Job) -> bool:
     """Whether this machine has instructions for an arm; without them one takes minutes, and nobody would choose it."""
     from heedful.csrc import kernels
-    from heedful.device import fast_bfloat16
+    from heedful.device import has_fast_bfloat16
 
     if job.precision == "int8" and job.engine == "packed":
-        return (found := kernels()) is not None and found.bytes
-    return job.precision != "bfloat16" or fast_bfloat16()
+        return (found := kernels()) is not None and found.has_int8
+    return job.precision != "bfloat16" or has_fast_bfloat16()
 
 
 def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:

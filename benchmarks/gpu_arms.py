@@ -189,7 +189,7 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     loaded, drawn = heedful.load(folder).to(device).train(), objective(made.case)
     if backend:
         stack.enter_context(CompiledBlocks(loaded, backend=backend))
-    parameters = {name: each for name, each in loaded.named().items() if each.requires_grad}
+    parameters = {name: each for name, each in loaded.named_tensors().items() if each.requires_grad}
     optimizer = Optimizer(parameters, AdamW(lr=RATE))
 
     def step(batch: Batch) -> float:

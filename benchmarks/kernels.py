@@ -21,11 +21,11 @@ from report import RESULTS, Spread, grid, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.csrc import kernels, why
+from heedful.csrc import kernels, unavailable_reason
 from heedful.nn import cpu_ops
-from heedful.nn.attend import attend_as
-from heedful.nn.inference_linear import Laid, Panels, Rounded
-from heedful.nn.layout import Call, Layout
+from heedful.nn.attend import attend_with
+from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
+from heedful.nn.layout import AttentionArgs, Layout
 
 ABOUT = """{rounds} rounds, every way in turn, in one process with {threads} threads; milliseconds, median (min-max).
 The matrix rate is the best of oneDNN's and our products of 4,096 x 768 with 768 x 3,072 in bfloat16: {rate:,.0f}
@@ -65,7 +65,7 @@ def rate(rounds: int, precision: str = "bfloat16") -> float:
     kind = torch.float32 if precision == "float32" else torch.bfloat16
     x, linear = torch.randn(4096, 768).to(kind), nn.Linear(768, 3072, dtype=kind)
     kinds: dict[str, tuple[type[nn.Module], ...]]
-    kinds = {"float32": (Laid,), "bfloat16": (Laid, Panels), "int8": (Rounded,)}
+    kinds = {"float32": (OneDnnLinear,), "bfloat16": (OneDnnLinear, NativeLinear), "int8": (Int8Linear,)}
     with torch.inference_mode():
         found = taken({each.__name__: partial(each(linear), x) for each in kinds[precision]}, rounds)
     return 2 * 4096 * 768 * 3072 / 1e6 / min(median(each) for each in found.values())
@@ -92,12 +92,12 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     halves, wide_halves = x.bfloat16(), wide.bfloat16()
     up, norm = cpu_ops.Linear(WIDTH, INNER), nn.LayerNorm(WIDTH)
     q, k, v = torch.randn(rows, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
-    call = Call(layout=Layout.of(bounds), scale=(WIDTH // HEADS) ** -0.5)
+    call = AttentionArgs(layout=Layout.of(bounds), scale=(WIDTH // HEADS) ** -0.5)
     laid: dict[str, Any] = {
         "PyTorch": F.linear,
-        "laid out for oneDNN": Laid(up.bfloat16()),
-        "ours": Panels(up),
-        "ours, bytes": Rounded(up),
+        "laid out for oneDNN": OneDnnLinear(up.bfloat16()),
+        "ours": NativeLinear(up),
+        "ours, bytes": Int8Linear(up),
     }
     weight, bias = up.weight.detach(), up.bias.detach()
     up.float()
@@ -106,7 +106,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     scores, targets = torch.randn(chosen, WORDS).bfloat16(), torch.arange(chosen)
 
     def attended(name: str, one: Tensor, other: Tensor, third: Tensor) -> Tensor:
-        return attend_as(one, other, third, call, backend=name)
+        return attend_with(one, other, third, call, backend=name)
 
     def normed(one: Tensor, other: Tensor) -> Tensor:
         found = cpu_ops.add_norm(one, other, norm, 0.1)
@@ -124,7 +124,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
         for name, way in laid.items()
     }
     attending: Ways = {
-        name: partial(attend_as, q, k, v, call, backend=name) for name in ("products", "fused", "native")
+        name: partial(attend_with, q, k, v, call, backend=name) for name in ("products", "fused", "native")
     }
     return [
         ("linear layer, serving", flops, serving),
@@ -211,8 +211,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     given = parser.parse_args()
     found = kernels()
-    if found is None or not found.half:
-        parser.error(f"there are no kernels for bfloat16 here: {why() or 'the processor does not multiply it'}")
+    if found is None or not found.has_bfloat16:
+        parser.error(
+            f"there are no kernels for bfloat16 here: {unavailable_reason() or 'the processor does not multiply it'}"
+        )
     rounds = 3 if given.quick else given.rounds
     best = rate(rounds)
     results = {case: measure(case, rounds, best) for case in CASES}

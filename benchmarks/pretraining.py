@@ -248,7 +248,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
     """What was measured, and in words of what."""
     import torch
 
-    from heedful.device import precision
+    from heedful.device import resolve_dtype
     from heedful.objectives import rows
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -266,7 +266,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
             checked=checked,
         )
         block = Round.of(blocks(texts, case), drawn).save(folder / "blocks.npz")
-        table = measure("mini", arms(common, block, fast=precision("auto") == torch.bfloat16, quick=quick), rounds)
+        table = measure("mini", arms(common, block, fast=resolve_dtype("auto") == torch.bfloat16, quick=quick), rounds)
     found = [length for sample in made for length in np.diff(sample.bounds).tolist()]
     about = ABOUT.format(
         layers=LAYERS,

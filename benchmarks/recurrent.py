@@ -20,8 +20,8 @@ from report import RESULTS, Spread, grid, write
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from heedful.model.classic import by_time
-from heedful.nn.recurrence import over_time
+from heedful.model.classic import time_major_order
+from heedful.nn.recurrence import run_cells
 
 ABOUT = """{rounds} rounds, both ways in turn, in one process with {threads} threads; milliseconds of the sum of all
 rows and its gradients, median (min-max); tokens a second are real ones. Both take the same rows, time by time: torch.nn
@@ -41,12 +41,12 @@ def step(run: Callable[[Tensor], Tensor], x: Tensor, learned: list[nn.Parameter]
 def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
     """One net and its texts, both ways."""
     lengths = draw(*CASES[case])
-    counts = torch.from_numpy(by_time((0, *accumulate(lengths)))[1])
+    counts = torch.from_numpy(time_major_order((0, *accumulate(lengths)))[1])
     cells = CELLS[name](GIVEN, width, bidirectional=True)
     x, learned = torch.randn(sum(lengths), GIVEN), list(cells.parameters())
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "PyTorch": lambda rows: cells(PackedSequence(rows, counts))[0].data,
-        "ours": lambda rows: over_time(cells, rows, counts.tolist()),
+        "ours": lambda rows: run_cells(cells, rows, counts.tolist()),
     }
     theirs, ours = (step(run, x, learned) for run in ways.values())
     for one, other in zip(theirs, ours, strict=True):

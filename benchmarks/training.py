@@ -225,7 +225,7 @@ def _faster(job: Job, given: Examples) -> str:
 
 def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> list[Arm]:
     """Every arm that this machine can run at speed; the first is the reference, and what people run."""
-    from heedful.device import fast_bfloat16
+    from heedful.device import has_fast_bfloat16
 
     packed = Job(
         engine="packed",
@@ -254,16 +254,16 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
-        if job.precision != "bfloat16" or fast_bfloat16()
+        if job.precision != "bfloat16" or has_fast_bfloat16()
     ]
 
 
 def models(folder: Path, attention: float) -> tuple[str, str]:
     """Two folders with the same weights, a seeded head among them: one with dropout, one without."""
     import heedful
-    from heedful.checkpoint.new_head import attach
+    from heedful.checkpoint.new_head import with_head
 
-    made = attach(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
+    made = with_head(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
     for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
         heedful.save(made, folder / name)
         path = folder / name / "config.json"

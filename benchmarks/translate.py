@@ -27,7 +27,7 @@ from report import RESULTS, facts, grid, write
 
 import heedful
 from heedful.data import Seq2SeqExample, read
-from heedful.model.decode import Beam
+from heedful.model.decode import BeamSearch
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
@@ -88,7 +88,7 @@ def scores(said: list[str], golds: list[str]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def perplexity(loaded: heedful.Loaded, folder: Path) -> dict[str, float]:
+def perplexity(loaded: heedful.ModelBundle, folder: Path) -> dict[str, float]:
     """exp of the mean -log p, the right beginning given: of each token with the end, and of each word with the end."""
     source = read(folder, Seq2SeqExample)
     task, loaded = build_eval_task(loaded, source, "test")
@@ -140,7 +140,7 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     golds, found = [example.rewritten for example in examples], {}
     for name, writing in (
         ("greedy", GenerationConfig(max_new_tokens=60)),
-        ("beams", GenerationConfig(how=Beam(width=BEAMS), max_new_tokens=60)),
+        ("beams", GenerationConfig(how=BeamSearch(num_beams=BEAMS), max_new_tokens=60)),
     ):
         start = time.perf_counter()
         said = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)([each.text for each in examples])]

@@ -7,7 +7,7 @@ because each such text has a twin of the same words and the other class. A GRU b
 """
 
 from heedful.data import LabelledExample
-from heedful.model.classic_config import Bag, Recurrent
+from heedful.model.classic_config import BagPooling, Recurrent
 from heedful.study.build import (
     accuracy_by_part,
     classic_classifier,
@@ -30,8 +30,8 @@ def main(steps: int = 150) -> dict[str, dict[str, float]]:
     tokenizer = word_level_tokenizer([*(each.text for each in train), *SAID])
     found = {}
     for name, reader in {
-        "bag of words": Bag(),
-        "GRU, then the same": Bag(over=Recurrent(cell="gru", width=32)),
+        "bag of words": BagPooling(),
+        "GRU, then the same": BagPooling(over=Recurrent(cell="gru", width=32)),
     }.items():
         model = classic_classifier(tokenizer, LABELS, 1, reader)
         task = classification_task(tokenizer, LABELS, model)

@@ -10,7 +10,18 @@ location never sees a key; those with random weights have learned nothing yet; h
 import torch
 
 from heedful.nn.layout import Layout
-from heedful.nn.scores import Additive, General, Location, align, cosine, dot, hard, read, scaled_dot, soft
+from heedful.nn.scores import (
+    Additive,
+    General,
+    Location,
+    align,
+    cosine,
+    dot,
+    hard_weights,
+    scaled_dot,
+    soft_weights,
+    weighted_sum,
+)
 
 WIDTH, KEYS = 8, 5
 
@@ -32,10 +43,10 @@ def main() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     found = {}
     with torch.no_grad():
         for name, score in scores.items():
-            weights = soft(align(score, query, keys, layout))
-            found[name] = weights[0][0], read(weights, values, layout)[0]
-        weights = hard(align(dot, query, keys, layout))
-        found["hard, dot"] = weights[0][0], read(weights, values, layout)[0]
+            weights = soft_weights(align(score, query, keys, layout))
+            found[name] = weights[0][0], weighted_sum(weights, values, layout)[0]
+        weights = hard_weights(align(dot, query, keys, layout))
+        found["hard, dot"] = weights[0][0], weighted_sum(weights, values, layout)[0]
     return found
 
 

@@ -11,8 +11,8 @@ a text read backwards gives the same rows backwards.
 import torch
 
 import heedful
-from heedful.model.classic import SelfAttended
-from heedful.model.classic_config import SelfAttention
+from heedful.model.classic import SelfAttentionMean
+from heedful.model.classic_config import UntrainedSelfAttention
 from heedful.nn.scores import cosine
 
 TEXTS = ("he sat on the bank of the river", "she took the money to the bank")
@@ -22,7 +22,7 @@ def main() -> dict[str, float]:
     """What was found, in numbers."""
     loaded = heedful.load("heedful-mini-en")
     table, tokenizer = loaded.model.embedding.tokens.weight.detach(), loaded.tokenizer
-    attend = SelfAttended(SelfAttention(score="cosine"))
+    attend = SelfAttentionMean(UntrainedSelfAttention(score="cosine"))
     before, after, likeness, backwards = [], [], [], 0.0
     for text in TEXTS:
         encoded = tokenizer.encode(text)

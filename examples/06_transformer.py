@@ -44,7 +44,7 @@ def main(steps: int = 60) -> dict[str, object]:
     example, trace = data["test"][0], Trace(what=["weights"])
     read, written = (Packed.of([tokenizer.encode(text).ids]) for text in example.texts)
     with torch.no_grad():
-        loaded.eval().rows(read, written, trace=trace)
+        loaded.eval().hidden_states(read, written, trace=trace)
     return {
         "count": loaded.count(),
         "formula": formula(stack.width, stack.inner_width, stack.layers, tokenizer.size),

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from heedful.api import finetune as finetune
     from heedful.api import predict as predict
     from heedful.api import pretrain as pretrain
-    from heedful.checkpoint import Loaded as Loaded
+    from heedful.checkpoint import ModelBundle as ModelBundle
     from heedful.checkpoint import load as load
     from heedful.checkpoint import save as save
     from heedful.errors import HeedfulError as HeedfulError
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "load": "heedful.checkpoint",
     "save": "heedful.checkpoint",
-    "Loaded": "heedful.checkpoint",
+    "ModelBundle": "heedful.checkpoint",
     "Packed": "heedful.packed",
     "Tokenizer": "heedful.tokenizer",
     "Engine": "heedful.infer.engine",

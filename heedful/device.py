@@ -12,7 +12,7 @@ from heedful.errors import HeedfulError
 CPU = torch.device("cpu")
 
 
-def device_of(asked: str | torch.device) -> torch.device:
+def resolve_device(asked: str | torch.device) -> torch.device:
     """That device, if it is there; of several processes of one host that torchrun started, each has a GPU of its own.
 
     Raises HeedfulError where "cuda" is asked for and PyTorch sees no GPU, or fewer than processes.
@@ -40,7 +40,7 @@ def device_of(asked: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def fast_bfloat16(device: torch.device = CPU) -> bool:
+def has_fast_bfloat16(device: torch.device = CPU) -> bool:
     """Whether the device has instructions for products of bfloat16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -48,14 +48,14 @@ def fast_bfloat16(device: torch.device = CPU) -> bool:
     return bool(can.get("amx_bf16") or can.get("avx512_bf16"))
 
 
-def precision(asked: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
+def resolve_dtype(asked: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
     """bfloat16 where the device has instructions for it, unless told otherwise."""
     if asked == "auto":
-        return torch.bfloat16 if fast_bfloat16(device) else torch.float32
+        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
     return torch.bfloat16 if asked == "bfloat16" else torch.float32
 
 
-def idle(asked: str | None) -> str:
+def unused_gpu_note(asked: str | None) -> str:
     """That a GPU is here and is not asked for, in words; "" otherwise."""
     if asked == "cuda" or not torch.cuda.is_available():
         return ""

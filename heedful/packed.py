@@ -26,9 +26,9 @@ class Packed:
     positions: Int[Tensor, " rows"]  # from 0 in each sequence
     types: Int[Tensor, " rows"]  # which segment of its sequence a row belongs to
     bounds: tuple[int, ...]  # sequences + 1 row numbers, from 0 to the number of rows
-    before: tuple[int, ...] | None = None  # rows of each sequence that came earlier, while decoding
-    keys: tuple[int, ...] | None = None  # so many first rows of each sequence are seen, the others only look on
-    sees: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all see all
+    past_lengths: tuple[int, ...] | None = None  # rows of each sequence that came earlier, while decoding
+    key_lengths: tuple[int, ...] | None = None  # so many first rows of each sequence are seen, the others only look on
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all see all
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -62,9 +62,9 @@ class Packed:
         return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """How many places the longest sequence has, with the rows that came earlier."""
-        return max((n + m for n, m in zip(self.lengths, self.before or [0] * len(self), strict=True)), default=0)
+        return max((n + m for n, m in zip(self.lengths, self.past_lengths or [0] * len(self), strict=True)), default=0)
 
     def spans(self) -> list[slice]:
         """The rows of each sequence."""
@@ -76,23 +76,23 @@ class Packed:
             raise HeedfulError(f"{rows.shape[0]} rows were given, but this batch has {self.bounds[-1]}")
         return list(rows.split(self.lengths))
 
-    def firsts(self) -> Int[Tensor, " sequences"]:
+    def first_rows(self) -> Int[Tensor, " sequences"]:
         """The row number of each sequence's first token; an empty sequence has none and is refused."""
         if empty := [number for number, length in enumerate(self.lengths) if length == 0]:
             raise HeedfulError(f"sequences {empty} are empty: they have no first token to summarise them")
         return torch.tensor(self.bounds[:-1], dtype=torch.long, device=self.tokens.device)
 
-    def lasts(self) -> Int[Tensor, " sequences"]:
+    def last_rows(self) -> Int[Tensor, " sequences"]:
         """The row number of each sequence's last token; an empty sequence is refused."""
-        self.firsts()
+        self.first_rows()
         return torch.tensor(self.bounds[1:], dtype=torch.long, device=self.tokens.device) - 1
 
-    def ones(self, rows: Int[Tensor, " sequences"]) -> Packed:
+    def select(self, rows: Int[Tensor, " sequences"]) -> Packed:
         """These rows alone, one of each sequence."""
         tokens, positions, types = (each[rows] for each in (self.tokens, self.positions, self.types))
         return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
 
-    def shifted(self, start: int) -> Packed:
+    def shift_right(self, start: int) -> Packed:
         """Each sequence one place to the right, its last token dropped: what a decoder reads to predict this one.
 
         >>> Packed.of([[5, 6, 7], [8]]).shifted(0).tokens.tolist()
@@ -102,7 +102,7 @@ class Packed:
         tokens[[first for first, last in pairwise(self.bounds) if first < last]] = start
         return replace(self, tokens=tokens)
 
-    def filled(self) -> Packed:
+    def pad_to_bucket(self) -> Packed:
         """The same with one more sequence, up to 3 % as long as all rows, so that few numbers of rows occur.
 
         >>> Packed.of([[7] * 130]).filled().bounds
@@ -116,9 +116,9 @@ class Packed:
             positions=F.pad(self.positions, (0, more)),
             types=F.pad(self.types, (0, more)),
             bounds=(*self.bounds, rows + more),
-            before=None if self.before is None else (*self.before, 0),
-            keys=None if self.keys is None else (*self.keys, more),
-            sees=None if self.sees is None else (*self.sees, self.sees[0].new_ones(more, more)),
+            past_lengths=None if self.past_lengths is None else (*self.past_lengths, 0),
+            key_lengths=None if self.key_lengths is None else (*self.key_lengths, more),
+            visibility=None if self.visibility is None else (*self.visibility, self.visibility[0].new_ones(more, more)),
         )
 
     def to(self, device: torch.device | str) -> Packed:
@@ -128,7 +128,9 @@ class Packed:
             tokens=self.tokens.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             types=self.types.to(device, non_blocking=True),
-            sees=None if self.sees is None else tuple(each.to(device, non_blocking=True) for each in self.sees),
+            sees=None
+            if self.visibility is None
+            else tuple(each.to(device, non_blocking=True) for each in self.visibility),
         )
 
 

@@ -30,7 +30,7 @@ LIMITS = {  # bytes, by file name; OTHER for the rest
 SENTENCEPIECE = 64 * MIB  # any *.model
 OTHER = MIB
 MAX_VALUES = 4_000_000  # JSON values in one file, estimated by counting separators
-LONGEST_NAME = 200  # characters of a path inside the folder
+MAX_NAME_LENGTH = 200  # characters of a path inside the folder
 
 
 def size_limit(name: str) -> int:
@@ -55,7 +55,7 @@ def _is_plain(name: str) -> bool:
     """Whether a relative path is normalised, printable and short, and does not lead upwards."""
     path = Path(name)
     inside = not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
-    return inside and name.isprintable() and len(name) <= LONGEST_NAME
+    return inside and name.isprintable() and len(name) <= MAX_NAME_LENGTH
 
 
 def _outside(folder: Path, name: str) -> HeedfulError:
@@ -74,12 +74,12 @@ def check_inside(folder: Path, file: str) -> None:
         raise HeedfulError(f"{folder}: the file {quoted(file)} is missing")
 
 
-def read_bytes(folder: Path, name: str, *, most: int | None = None) -> bytes:
+def read_bytes(folder: Path, name: str, *, max_bytes: int | None = None) -> bytes:
     """Read a file of the folder, of at most `most` bytes (default: its limit in LIMITS).
 
     Raises FileNotFoundError or NotADirectoryError if there is none, HeedfulError for anything else.
     """
-    path, most = folder / name, size_limit(name) if most is None else most
+    path, max_bytes = folder / name, size_limit(name) if max_bytes is None else max_bytes
     if not _is_plain(name):
         raise _outside(folder, name)
     try:
@@ -87,8 +87,8 @@ def read_bytes(folder: Path, name: str, *, most: int | None = None) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise HeedfulError(f"{path} is no plain file")
         check_name(folder, name)
-        if about.st_size > most:
-            raise HeedfulError(f"{path} has {about.st_size} bytes; at most {most} are read")
+        if about.st_size > max_bytes:
+            raise HeedfulError(f"{path} has {about.st_size} bytes; at most {max_bytes} are read")
         with path.open("rb") as file:
             return file.read(about.st_size)
     except (FileNotFoundError, NotADirectoryError):
@@ -97,9 +97,9 @@ def read_bytes(folder: Path, name: str, *, most: int | None = None) -> bytes:
         raise HeedfulError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_json(folder: Path, name: str, *, most: int | None = None) -> Any:
+def read_json(folder: Path, name: str, *, max_bytes: int | None = None) -> Any:
     """The value in a JSON file of the folder, which may begin with a byte order mark; raises as read_bytes does."""
-    return parse_json(read_bytes(folder, name, most=most).removeprefix(b"\xef\xbb\xbf"), folder / name)
+    return parse_json(read_bytes(folder, name, max_bytes=max_bytes).removeprefix(b"\xef\xbb\xbf"), folder / name)
 
 
 def parse_json(raw: bytes, path: Path) -> Any:

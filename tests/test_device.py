@@ -10,7 +10,7 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import device_of, idle, precision
+from heedful.device import resolve_device, resolve_dtype, unused_gpu_note
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.run_folder import resolve_precision
@@ -22,14 +22,14 @@ def test_each_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert device_of("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert device_of("cuda") == torch.device("cuda", 1) and device_of("cuda:0") == torch.device("cuda", 0)
+    assert resolve_device("cuda") == torch.device("cuda", 1) and resolve_device("cuda:0") == torch.device("cuda", 0)
     assert taken == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(HeedfulError, match=r"GPU 2, but this host has 2, counted from 0: start at most as many"):
-        device_of("cuda")
-    assert device_of("cpu") == torch.device("cpu")
+        resolve_device("cuda")
+    assert resolve_device("cpu") == torch.device("cpu")
 
 
 def test_what_is_not_there_is_told(
@@ -46,7 +46,7 @@ def test_what_is_not_there_is_told(
     with pytest.raises(HeedfulError, match=said):
         resolve_precision(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
-        device_of("tpu2")
+        resolve_device("tpu2")
     with pytest.raises(SystemExit) as stop:
         main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
     assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err
@@ -55,11 +55,15 @@ def test_what_is_not_there_is_told(
 def test_what_a_device_can_decides_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    assert precision("auto") == torch.float32 and precision("auto", torch.device("cuda", 0)) == torch.bfloat16
+    assert resolve_dtype("auto") == torch.float32 and resolve_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
     assert resolve_precision(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
 def test_a_gpu_that_nobody_asks_for_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch.cuda.is_available() or not idle(None)
+    assert torch.cuda.is_available() or not unused_gpu_note(None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "train.device=cuda" in idle(None) and "train.device=cuda" in idle("cpu") and not idle("cuda")
+    assert (
+        "train.device=cuda" in unused_gpu_note(None)
+        and "train.device=cuda" in unused_gpu_note("cpu")
+        and not unused_gpu_note("cuda")
+    )

@@ -15,8 +15,8 @@ from typer.main import get_command
 
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
-from heedful.checkpoint import Config, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, create
+from heedful.checkpoint.new_head import with_head
 from heedful.cli import app, main
 from heedful.data import DataSettings
 from heedful.runs import timing
@@ -105,7 +105,7 @@ def stand_in(path: Path) -> None:
     elif path.name == "t5-small":
         tokenizer = train_tokenizer([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
         model = transformer_config(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
-        heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
+        heedful.save(with_head(create(BundleConfig(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(ROOT / "heedful" / "assets" / BUNDLED_ENCODER)

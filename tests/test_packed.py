@@ -54,13 +54,13 @@ def test_unpack_refuses_another_number_of_rows() -> None:
 
 def test_firsts_are_the_rows_of_first_tokens() -> None:
     batch = Packed.of([[7, 1], [8], [9, 2, 3]])
-    assert batch.tokens[batch.firsts()].tolist() == [7, 8, 9]
+    assert batch.tokens[batch.first_rows()].tolist() == [7, 8, 9]
 
 
 def test_firsts_refuse_empty_sequences() -> None:
     text = "sequences [0, 2] are empty: they have no first token to summarise them"
     with pytest.raises(HeedfulError, match=re.escape(text)):
-        Packed.of([[], [1], []]).firsts()
+        Packed.of([[], [1], []]).first_rows()
 
 
 def test_spans() -> None:
@@ -71,7 +71,7 @@ def test_an_empty_batch() -> None:
     batch = Packed.of([])
     assert (len(batch), batch.bounds, batch.lengths, batch.spans()) == (0, (0,), [], [])
     assert batch.unpack(torch.zeros(0, 3)) == []
-    for indices in (batch.tokens, batch.positions, batch.types, batch.firsts()):
+    for indices in (batch.tokens, batch.positions, batch.types, batch.first_rows()):
         assert indices.shape == (0,) and indices.dtype == torch.long
 
 
@@ -87,7 +87,7 @@ def test_filled_has_few_numbers_of_rows_and_at_most_three_percent_more() -> None
     seen = set()
     for rows in range(2000):
         batch = Packed.of([[7] * rows])
-        filled = batch.filled()
+        filled = batch.pad_to_bucket()
         more = filled.bounds[-1] - rows
         assert 0 <= more <= rows / 32 and filled.bounds[:-1] == batch.bounds
         assert len(filled.tokens) == len(filled.positions) == len(filled.types) == filled.bounds[-1]

@@ -45,7 +45,16 @@ def test_public_names() -> None:
     predictions = ["Classification", "Embedding", "Entity", "FillMask", "GeneratedText", "MultiLabelClassification"]
     predictions += ["MultipleChoice", "NextSentence", "Prediction", "Regression", "Similarity", "Span"]
     settings = ["DistilSettings", "FinetuneSettings", "PretrainSettings"]
-    others = ["Engine", "Evaluated", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "RunResult", "Tokenizer"]
+    others = [
+        "Engine",
+        "Evaluated",
+        "HeedfulError",
+        "HeedfulWarning",
+        "ModelBundle",
+        "Packed",
+        "RunResult",
+        "Tokenizer",
+    ]
     functions = ["distil", "evaluate", "finetune", "load", "look", "predict", "pretrain", "save"]
     expected = sorted([*predictions, "TokenClassification", *settings, *others]) + functions
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected

@@ -24,7 +24,7 @@ def test_it_is_small_and_read_by_its_name() -> None:
     assert folder is not None and bundled_model("another") is None
     assert sum(path.stat().st_size for path in folder.iterdir()) < 25_000_000
     loaded = heedful.load(BUNDLED_ENCODER)
-    assert loaded.source == BUNDLED_ENCODER and loaded.limit == 512
+    assert loaded.source == BUNDLED_ENCODER and loaded.max_length == 512
     assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
     assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lower_cases
     card = (folder / "README.md").read_text(encoding="utf-8")

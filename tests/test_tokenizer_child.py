@@ -212,7 +212,9 @@ def run_structured(folder: Path, count: int, seed: int) -> None:
             config = {"added_tokens_decoder": {}, "cls_token": "<s>", "model_max_length": 64, "do_lower_case": True}
             (home / "tokenizer_config.json").write_text(json.dumps(config | {"additional_special_tokens": ["<s>"]}))
     (folder / "sentences").mkdir()
-    sentence_transformers.write(folder / "sentences", SentenceEmbedding(normalise=True, pooling=("mean", "max")), 8)
+    sentence_transformers.write_modules(
+        folder / "sentences", SentenceEmbedding(normalise=True, pooling=("mean", "max")), 8
+    )
     done = subprocess.run(
         [sys.executable, "-c", STRUCTURED, str(folder), str(count), str(seed)],
         **{"capture_output": True, "text": True, "timeout": 3000, "check": False},

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "theirs", "bert", "BertModel", num_hidden_layers=1, vocab_size=200)
     loaded = heedful.load(folder / "theirs")
     heedful.save(loaded, folder / "model")
-    sentence_transformers.write(
+    sentence_transformers.write_modules(
         folder / "model", SentenceEmbedding(normalise=True, max_length=16, similarity="dot"), 32
     )
     (folder / "model" / "3_Empty").mkdir()
@@ -221,7 +221,7 @@ def test_sizes_and_kinds_of_files_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b" " * (1 << 20))
     assert len(read_bytes(tmp_path, "config.json")) == 1 << 20
     with pytest.raises(HeedfulError, match="has 1048576 bytes; at most 9 are read"):
-        read_bytes(tmp_path, "config.json", most=9)
+        read_bytes(tmp_path, "config.json", max_bytes=9)
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path, "nothing.json")
     os.mkfifo(tmp_path / "vocab.txt")

@@ -70,7 +70,7 @@ class Given(Objective):
         weights = torch.ones(len(targets))
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.tensor(rows) if rows else None)
 
-    def loss(self, loaded: heedful.Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: heedful.ModelBundle, batch: Batch) -> Loss:
         """The sum of the cross-entropies."""
         assert loaded.head is not None
         rows = loaded.model(batch.packed)

@@ -1,14 +1,14 @@
 """Model folders in Hugging Face's format: read, built, given another head, written."""
 
-from heedful.checkpoint.bundle import Loaded, assign, create
-from heedful.checkpoint.config import Config, read_config, write_config
+from heedful.checkpoint.bundle import ModelBundle, assign, create
+from heedful.checkpoint.config import BundleConfig, read_config, write_config
 from heedful.checkpoint.loading import RUN_MODEL, config_of, folder_of, load
 from heedful.checkpoint.saving import save
 
 __all__ = [
     "RUN_MODEL",
-    "Config",
-    "Loaded",
+    "BundleConfig",
+    "ModelBundle",
     "assign",
     "config_of",
     "create",

@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError
 
 
 @contextmanager
-def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder that becomes the target when everything in it has been written, or disappears.
 
     What is overwritten is a model folder or empty, so that a slip does not cost a home directory.

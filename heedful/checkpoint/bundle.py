@@ -8,25 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint.config import Config
+from heedful.checkpoint.config import BundleConfig
 from heedful.model.config import Learned, NextToken, SentenceEmbedding
-from heedful.model.heads import make_head, read_of
+from heedful.model.heads import make_head, pooled_row
 from heedful.model.initialise import initialise
 from heedful.model.recurrent_seq2seq import make_model
 from heedful.model.trace import Trace
-from heedful.nn.inference_linear import Laid, Panels, Rounded
+from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
 
-class Loaded(nn.Module):
+class ModelBundle(nn.Module):
     """A model, the head that its folder names, and its tokenizer."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer | None = None, source: str = "") -> None:
+    def __init__(self, config: BundleConfig, tokenizer: Tokenizer | None = None, source: str = "") -> None:
         super().__init__()
         self.config, self.tokenizer, self.source = config, tokenizer, source
-        self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
-        self.spare: dict[str, Tensor] = {}  # of these, what other heads have, by published names: for `attach`
+        self.unused_tensors: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
+        self.other_head_tensors: dict[
+            str, Tensor
+        ] = {}  # of these, what other heads have, by published names: for `attach`
         self.thresholds: dict[str, float] = {}  # of answers: calibrated by label, or "no_answer"; "most" tokens
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of numbers, "low" and "high" of scores of pairs
         self.text_suffix = ""  # appended to a text that a decoder continues
@@ -34,42 +36,56 @@ class Loaded(nn.Module):
         model = config.model
         self.model = make_model(model)
         self.head = None if config.head is None else make_head(config.head, self.model)
-        self.settle: Callable[[], None] = _nothing  # while it is trained: all weights become those of the last step
+        self.flush: Callable[[], None] = _nothing  # while it is trained: all weights become those of the last step
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the weights of the last step."""
-        self.settle()
+        self.flush()
         return self.__dict__.copy()
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
-        return self.rows(batch, target, trace=trace) if self.head is None else self.said(batch, target, trace=trace)
+        return (
+            self.hidden_states(batch, target, trace=trace)
+            if self.head is None
+            else self.head_outputs(batch, target, trace=trace)
+        )
 
-    def said(
-        self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None, wanted: Tensor | None = None
+    def head_outputs(
+        self,
+        batch: Packed,
+        target: Packed | None = None,
+        *,
+        trace: Trace | None = None,
+        output_rows: Tensor | None = None,
     ) -> Any:
         """The head's outputs; of the wanted rows alone, where it scores rows. No more is computed than it reads."""
         assert self.head is not None
         read = batch if target is None else target
-        if wanted is None:
-            wanted, read = read_of(self.head, read)
-        return self.head(self.rows(batch, target, trace=trace, wanted=wanted), read)
+        if output_rows is None:
+            output_rows, read = pooled_row(self.head, read)
+        return self.head(self.hidden_states(batch, target, trace=trace, output_rows=output_rows), read)
 
-    def rows(
-        self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None, wanted: Tensor | None = None
+    def hidden_states(
+        self,
+        batch: Packed,
+        target: Packed | None = None,
+        *,
+        trace: Trace | None = None,
+        output_rows: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states, all or the wanted; a decoder whose head reads the encoder's text reads it shifted."""
         start = self.config.model.start
         if target is None and start is not None and not self.needs_target:
-            target = batch.shifted(start)
-        last: Tensor = self.model(batch, target, trace=trace, wanted=wanted)
+            target = batch.shift_right(start)
+        last: Tensor = self.model(batch, target, trace=trace, wanted=output_rows)
         return last
 
     @property
     def needs_target(self) -> bool:
         """Whether there is a decoder beside the encoder that reads a text of its own; else it reads the same one."""
         head, model = self.config.head, self.config.model
-        both = model.reads and model.writes
+        both = model.has_encoder and model.has_decoder
         return both and (model.start is None or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
@@ -77,13 +93,13 @@ class Loaded(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
-    def limit(self) -> int | None:
+    def max_length(self) -> int | None:
         """How many tokens the model reads at once; None: any number."""
-        limits = (self.limit_written, self.config.model.looks_at)
+        limits = (self.max_target_length, self.config.model.max_source_positions)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
-    def limit_written(self) -> int | None:
+    def max_target_length(self) -> int | None:
         """How many tokens a text may have that the model writes, or learns to; None: any number."""
         place, head = self.config.model.embedding.positions, self.config.head
         limits = [
@@ -93,13 +109,17 @@ class Loaded(nn.Module):
         ]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def named(self) -> dict[str, Tensor]:
+    def named_tensors(self) -> dict[str, Tensor]:
         """Parameters by the names that families' tables use; what is shared stands once.
 
         Also those of layers that were exchanged to answer: as they were loaded, or in whole numbers and their scales.
         """
-        self.settle()
-        exchanged = ((name, each) for name, each in self.named_modules() if isinstance(each, Laid | Panels | Rounded))
+        self.flush()
+        exchanged = (
+            (name, each)
+            for name, each in self.named_modules()
+            if isinstance(each, OneDnnLinear | NativeLinear | Int8Linear)
+        )
         parts = {f"{name}.{part}": each for name, layer in exchanged for part, each in layer.parts().items()}
         return {name.removeprefix("model."): each for name, each in [*self.named_parameters(), *parts.items()]}
 
@@ -108,16 +128,16 @@ def _nothing() -> None:
     pass
 
 
-def create(config: Config, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Loaded:
+def create(config: BundleConfig, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> ModelBundle:
     """A model with fresh weights, drawn by config.model.initialisation from the seed."""
-    loaded = Loaded(config, tokenizer, source="created")
+    loaded = ModelBundle(config, tokenizer, source="created")
     initialise(loaded, config.model.initialisation, torch.Generator().manual_seed(seed))
     return loaded
 
 
-def assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
+def assign(loaded: ModelBundle, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
     """Put the tensors in the place of parameters, in every module that shares them."""
-    given = loaded.named()
+    given = loaded.named_tensors()
     assert tensors.keys() == given.keys(), tensors.keys() ^ given.keys()
     fresh = {
         id(given[name]): nn.Parameter(tensor.to(device), requires_grad=given[name].requires_grad)

@@ -8,35 +8,37 @@ from typing import Any
 
 from heedful.errors import HeedfulError, did_you_mean, quoted
 from heedful.families import FAMILIES
-from heedful.families.config_reader import Keys
+from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
 from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+class BundleConfig:
     """What a folder says: its model_type, our model and head, and config.json as it was read."""
 
     family: str
     model: ModelConfig
     head: Head | None = None
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_config(
     values: Mapping[str, Any], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
-) -> Config:
+) -> BundleConfig:
     """Their config.json as ours; every key is read, known not to matter, or refused."""
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         close = did_you_mean(kind, list(FAMILIES)) if isinstance(kind, str) else ""
         raise HeedfulError(f"{source}: model_type is {quoted(kind)}{close}; Heedful reads {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
-    keys = Keys(values, source)
+    keys = ConfigReader(values, source)
     whole = family.read(keys)
     entry = family.heads[_architecture(family, values, source, head)]
-    model = entry.part(whole)
-    return Config(family=kind, model=model, head=entry.read(keys, model), origin=keys.done(family.irrelevant, ignore))
+    model = entry.used_config(whole)
+    return BundleConfig(
+        family=kind, model=model, head=entry.read(keys, model), hf_config=keys.done(family.ignored_keys, ignore)
+    )
 
 
 def _architecture(family: Family, values: Mapping[str, Any], source: str, head: str | None) -> str:
@@ -54,15 +56,15 @@ def _architecture(family: Family, values: Mapping[str, Any], source: str, head: 
     return str(given[0])
 
 
-def write_config(config: Config) -> dict[str, Any]:
+def write_config(config: BundleConfig) -> dict[str, Any]:
     """Our config as their config.json; one that was only read comes out as it went in."""
     family = FAMILIES[config.family]
-    origin = {name: value for name, value in config.origin.items() if name != "torch_dtype"}
+    origin = {name: value for name, value in config.hf_config.items() if name != "torch_dtype"}
     architecture = family.architecture(config.model, config.head)
     entry = family.heads[architecture]
     if origin and (origin.get("architectures") or [family.bare]) == [architecture]:
-        keys = Keys(origin, "")
-        same_model = entry.part(family.read(keys)) == config.model
+        keys = ConfigReader(origin, "")
+        same_model = entry.used_config(family.read(keys)) == config.model
         no_change = isinstance(config.head, SentenceEmbedding | None) or entry.read(keys, config.model) == config.head
         if same_model and no_change:
             return origin

@@ -13,22 +13,22 @@ class UnfinishedError(HeedfulError):
     """A run that was stopped, or goes on elsewhere."""
 
 
-def read_json(path: Path, *, folder: Path | None = None, most: int | None = None) -> dict[str, Any]:
+def read_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
     """The object in a JSON file; duplicate keys, NaN and endless nesting are refused."""
-    value = read_value(path, folder=folder, most=most)
+    value = read_value(path, folder=folder, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise HeedfulError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
 
 
-def read_value(path: Path, *, folder: Path | None = None, most: int | None = None) -> Any:
+def read_value(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> Any:
     """The value in a JSON file that lies in `folder` (default: where it is), of at most `most` bytes.
 
     The default of `most` is the limit of files with this name, see untrusted_files.LIMITS.
     """
     folder = folder or path.parent
     try:
-        return untrusted_files.read_json(folder, str(path.relative_to(folder)), most=most)
+        return untrusted_files.read_json(folder, str(path.relative_to(folder)), max_bytes=max_bytes)
     except (FileNotFoundError, NotADirectoryError):
         if (path.parent / "run.lock").exists():
             raise UnfinishedError(

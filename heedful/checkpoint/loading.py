@@ -14,20 +14,20 @@ from torch import Tensor
 
 from heedful.bundled import bundled_model
 from heedful.checkpoint import hub, sentence_transformers
-from heedful.checkpoint.bundle import Loaded, assign
-from heedful.checkpoint.config import Config, read_config
+from heedful.checkpoint.bundle import ModelBundle, assign
+from heedful.checkpoint.config import BundleConfig, read_config
 from heedful.checkpoint.folder_json import read_json
 from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
 from heedful.checkpoint.saving import FACTS, NOTES
-from heedful.checkpoint.training_steps import at_step, is_step
-from heedful.checkpoint.validate import check_depth, check_names, warn_of_end_as_padding
-from heedful.device import device_of
+from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
+from heedful.checkpoint.validate import check_depth, check_names, warn_if_padding_ends_texts
+from heedful.device import resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, quoted
 from heedful.families import FAMILIES
-from heedful.families.config_reader import Keys
-from heedful.families.names import Table, claims, load_names, modern_name, save_names
+from heedful.families.config_reader import ConfigReader
+from heedful.families.names import NameTable, claims, load_names, modern_name, save_names
 from heedful.model.config import ModelConfig, Pooled, SentenceEmbedding
-from heedful.model.initialise import undrawn
+from heedful.model.initialise import skip_init
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.sentencepiece_model import NAMES as PIECES
 
@@ -42,14 +42,14 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
-) -> Loaded:
+) -> ModelBundle:
     """Read a model folder, a run's folder, one of its checkpoints, what ships, or NAME[@REVISION] on the hub.
 
     `head` is the kind of head to load instead of the one in config.json: "masked_lm", "sequence_classification", ...
     Raises HeedfulError on unknown config keys (unless listed in `ignore`), on missing, unexpected or misshapen
     tensors, on pickles, and on a tokenizer that does not fit the model. The model is in eval mode.
     """
-    place, folder = device_of(device), folder_of(name, revision)
+    place, folder = resolve_device(device), folder_of(name, revision)
     ignore = tuple(ignore)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
@@ -59,7 +59,7 @@ def load(
             raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
         slots[modern_name(key)] = slot
     check_depth(config.model, slots, values, folder)
-    if _differ([slots[each] for each in FAMILIES[config.family].apart(values) if each in slots], dtype):
+    if _differ([slots[each] for each in FAMILIES[config.family].untied_tensors(values) if each in slots], dtype):
         values |= {"tie_word_embeddings": False}
         config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     every = slots
@@ -70,7 +70,7 @@ def load(
     for copied, name in table.copied.items():  # transformers 4 saves the first name of what it shares
         if name not in slots and copied in slots:
             slots[name] = slots[copied]
-    check_names(table, save_names(table, loaded.named()), slots, values, folder)
+    check_names(table, to_hf_names(table, loaded.named_tensors()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), place)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     if isinstance(config.head, SentenceEmbedding):
@@ -78,10 +78,10 @@ def load(
     loaded.thresholds, loaded.label_scaling, loaded.text_suffix, loaded.pairs = (_fact(folder, name) for name in FACTS)
     asked = hub.name_and_revision(name)[0]
     loaded.source = asked if os.path.isdir(name) or bundled_model(asked) else f"{asked}@{folder.name}"
-    loaded.unused = unused
+    loaded.unused_tensors = unused
     if unused:
-        loaded.spare = _spare(config, every, unused, folder, dtype)
-    warn_of_end_as_padding(config.head, loaded.tokenizer, config.origin, folder)
+        loaded.other_head_tensors = _spare(config, every, unused, folder, dtype)
+    warn_if_padding_ends_texts(config.head, loaded.tokenizer, config.hf_config, folder)
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
         told = "the published models of this kind overflow in float16: load it in bfloat16 or float32"
@@ -94,11 +94,11 @@ def load(
             HeedfulWarning,
             stacklevel=2,
         )
-    loaded = at_step(loaded, Path(name)) if is_step(Path(name)) else loaded
+    loaded = with_checkpoint_weights(loaded, Path(name)) if is_training_checkpoint(Path(name)) else loaded
     return loaded.eval()
 
 
-def config_of(name: str | Path, *, revision: str | None = None) -> Config:
+def config_of(name: str | Path, *, revision: str | None = None) -> BundleConfig:
     """What `load` would read of that folder or name, without its weights."""
     folder = folder_of(name, revision)
     return read_config(read_json(folder / "config.json"), str(folder / "config.json"))
@@ -109,7 +109,7 @@ def folder_of(name: str | Path, revision: str | None) -> Path:
     folder = Path(name)
     if os.path.isfile(name):
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
-    if is_step(folder):
+    if is_training_checkpoint(folder):
         return folder_of(folder.parent.parent, revision)
     if not os.path.isdir(name):
         asked, said = hub.name_and_revision(name) if revision is None else (str(name), revision)
@@ -120,14 +120,14 @@ def folder_of(name: str | Path, revision: str | None) -> Path:
 
 
 def _fit(
-    config: Config, slots: dict[str, Slot], folder: Path, *, chosen: bool
-) -> tuple[Config, dict[str, Slot], tuple[str, ...]]:
+    config: BundleConfig, slots: dict[str, Slot], folder: Path, *, chosen: bool
+) -> tuple[BundleConfig, dict[str, Slot], tuple[str, ...]]:
     """Names with the family's prefix; the head that the tensors and modules.json allow; tensors of other heads."""
     family = FAMILIES[config.family]
     bare = not any(name.startswith(family.prefix) for name in slots)
     slots = {family.inner_name(name, bare): slot for name, slot in slots.items()}
     if not chosen and (folder / sentence_transformers.MODULES).exists():
-        config = replace(config, head=sentence_transformers.read(folder, keeps_pooler=_has_pooler(config, slots)))
+        config = replace(config, head=sentence_transformers.read_modules(folder, keeps_pooler=_has_pooler(config, slots)))
     elif (
         isinstance(config.head, Pooled) and family.architecture(config.model, config.head) == family.bare and not chosen
     ):
@@ -140,43 +140,43 @@ def _fit(
     return config, {name: slot for name, slot in slots.items() if name not in unused}, unused
 
 
-def _others(config: Config, folder: Path) -> Iterator[Table]:
+def _others(config: BundleConfig, folder: Path) -> Iterator[NameTable]:
     """The names of the same model with each head that its family publishes."""
     family = FAMILIES[config.family]
     for entry in family.heads.values():
-        keys = Keys(config.origin, str(folder / "config.json"))
-        model = entry.part(family.read(keys))
+        keys = ConfigReader(config.hf_config, str(folder / "config.json"))
+        model = entry.used_config(family.read(keys))
         yield family.table(model, entry.read(keys, model))
 
 
 def _spare(
-    config: Config, slots: Mapping[str, Slot], unused: Sequence[str], folder: Path, dtype: torch.dtype
+    config: BundleConfig, slots: Mapping[str, Slot], unused: Sequence[str], folder: Path, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """What heads that were not asked for have in this folder; parts of a body that they need beside it are left out."""
     family = FAMILIES[config.family]
     bare = not any(name.startswith(family.prefix) for name in slots)
     known = {family.inner_name(name, bare): slot for name, slot in slots.items()}
     named = {row for each in _others(config, folder) for row in each.rows if row.ours.startswith("head.")}
-    heads = Table(rows=tuple(named))
+    heads = NameTable(rows=tuple(named))
     return read_tensors({name: known[name] for name in unused if claims(heads, name)}, dtype)
 
 
-def _has_pooler(config: Config, slots: Mapping[str, Slot]) -> bool:
+def _has_pooler(config: BundleConfig, slots: Mapping[str, Slot]) -> bool:
     family = FAMILIES[config.family]
     if family.heads[family.bare].head is not Pooled:
         return False
     return bool(_claimed(family.heads[family.bare].table(Pooled()), slots))
 
 
-def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
+def _claimed(table: NameTable, slots: Mapping[str, Slot]) -> set[str]:
     return {name for name in slots if claims(table, name)}
 
 
-def _empty(config: Config, folder: Path) -> Loaded:
+def _empty(config: BundleConfig, folder: Path) -> ModelBundle:
     """The model without memory for its parameters."""
     try:
-        with undrawn():
-            return Loaded(config)
+        with skip_init():
+            return ModelBundle(config)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
 
@@ -186,7 +186,7 @@ def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
     return len(slots) == 2 and not torch.equal(*read_tensors({slot.key: slot for slot in slots}, dtype).values())
 
 
-def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
+def _load_tensors(table: NameTable, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
     wanted = {name: slot for name, slot in slots.items() if not table.skips(name)}
     tensors = read_tensors(wanted, dtype)
     for second, first in table.tied.items():
@@ -195,7 +195,7 @@ def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, f
                 f"{folder}: {second} and {first} should be one tensor, but they differ; "
                 'if they were trained apart, say "tie_word_embeddings": false in config.json'
             )
-    return load_names(table, tensors)
+    return to_our_names(table, tensors)
 
 
 def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer | None:
@@ -203,7 +203,7 @@ def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer 
     names = ("tokenizer.json", "vocab.txt", "vocab.json", *PIECES)
     if not any((folder / file).exists() for file in names):
         return None
-    tokenizer = Tokenizer.load(folder, FAMILIES[family].pieces)
+    tokenizer = Tokenizer.load(folder, FAMILIES[family].sentencepiece_format)
     if tokenizer.size > model.embedding.vocabulary:
         raise HeedfulError(
             f"{folder}: the tokenizer has ids up to {tokenizer.size - 1}, but the model knows "

@@ -34,7 +34,7 @@ _FLAGS: dict[str, Pooling] = {  # earlier, with _FLAG before them: their vectors
 _PACKAGE = "sentence_transformers.models"
 
 
-def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
+def read_modules(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
     """The head that modules.json describes: a Transformer, one Pooling, and perhaps Normalize."""
     path = folder / MODULES
     modules = read_value(path)
@@ -131,7 +131,7 @@ def _max_length(folder: Path) -> int | None:
     return None
 
 
-def write(folder: Path, head: SentenceEmbedding, width: int) -> None:
+def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
     """Write modules.json and what it points to, in the form that every version since 2 reads.
 
     Several poolings in another order than that of the flags are read by version 6 alone.

@@ -8,19 +8,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from heedful.checkpoint.bundle import Loaded
+from heedful.checkpoint.bundle import ModelBundle
 from heedful.checkpoint.new_head import rescaled
 from heedful.errors import HeedfulError
 
 MODEL = "model/"  # begins the names of the model's weights; others are the optimizer's
 
 
-def is_step(folder: Path) -> bool:
+def is_training_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint of a run."""
     return folder.parent.name == "state" and folder.name.startswith("step-") and (folder / "manifest.json").is_file()
 
 
-def at_step(loaded: Loaded, folder: Path) -> Loaded:
+def with_checkpoint_weights(loaded: ModelBundle, folder: Path) -> ModelBundle:
     """The run's model with the weights of a checkpoint; weights that training did not change are the run's own."""
     file = folder / "tensors.safetensors"
     if not file.is_file():
@@ -29,7 +29,7 @@ def at_step(loaded: Loaded, folder: Path) -> Loaded:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise HeedfulError(f"{file} cannot be read: {error}") from None
-    mine = loaded.named()
+    mine = loaded.named_tensors()
     weights = {name: tensors[MODEL + name] for name in mine if MODEL + name in tensors}  # others are the objective's
     wrong = [name for name, weight in weights.items() if weight.shape != mine[name].shape]
     if wrong or not weights:

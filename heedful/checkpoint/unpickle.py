@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.atomic_folder import whole_folder
+from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_index
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.untrusted_files import check_inside, is_inside
@@ -40,7 +40,7 @@ class Unpickled:
         return f"{self.tensors} tensors were read in a child process {where}"
 
 
-def unpickle(folder: Path, out: Path) -> Unpickled:
+def convert_pickles(folder: Path, out: Path) -> Unpickled:
     """Make a safe folder of one that has its weights in pytorch_model.bin, or in shards of that name.
 
     The child refuses everything that is no plain table of tensors; its memory (four times the weights), its time and
@@ -59,7 +59,7 @@ def unpickle(folder: Path, out: Path) -> Unpickled:
     if not (folder / "config.json").is_file():
         raise HeedfulError(f"{folder} is not a model folder: it needs config.json beside its weights")
     renamed = _renamed(placed)
-    with whole_folder(out, overwrite=False) as temporary:
+    with atomic_folder(out, overwrite=False) as temporary:
         done = _read_in_child([(folder / file, temporary / name) for file, name in renamed.items()])
         _copy(folder, temporary)
         if any(placed.values()):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint.safetensors_files import Slot
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.families.names import Table
+from heedful.families.names import NameTable
 from heedful.model.config import Classes, Head, ModelConfig
 from heedful.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ def check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[s
 
 
 def check_names(
-    table: Table, expected: Mapping[str, Tensor], slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path
+    table: NameTable, expected: Mapping[str, Tensor], slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path
 ) -> None:
     """Names and shapes in the headers equal what config.json implies, before anything is allocated."""
     wrong = []
@@ -66,12 +66,12 @@ def _see(values: Mapping[str, Any], sizes: set[int | None]) -> str:
     return f" (see {', '.join(fields)})" if fields else ""
 
 
-def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:
+def _beyond(name: str, expected: Mapping[str, Tensor], table: NameTable) -> bool:
     """Not part of this model: unknown, a layer too many, a bias where there is none."""
     return not (name in expected or name in table.tied or table.skips(name))
 
 
-def warn_of_end_as_padding(
+def warn_if_padding_ends_texts(
     head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, Any], folder: Path
 ) -> None:
     """Warn where transformers classifies by another row: the last one whose token is not `pad_token_id`."""

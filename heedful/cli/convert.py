@@ -41,16 +41,16 @@ def convert(
     name = source
     with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
         if pickle:
-            from heedful.checkpoint.unpickle import unpickle
+            from heedful.checkpoint.unpickle import convert_pickles
 
             if not os.path.isdir(name):
                 raise ModelError(f"{name} is not a folder: --pickle only reads local folders")
-            note(str(unpickle(Path(name), Path(temporary) / "safe")))
+            note(str(convert_pickles(Path(name), Path(temporary) / "safe")))
             name = str(Path(temporary) / "safe")
         loaded = load(name, head=head_kind, dtype=getattr(torch, dtype))
         save(loaded, out, overwrite=overwrite)
     facts = {**model_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
-        return write_json(facts | {"left_out": list(loaded.unused)})
-    facts["left out"] = ", ".join(loaded.unused) or "nothing"
+        return write_json(facts | {"left_out": list(loaded.unused_tensors)})
+    facts["left out"] = ", ".join(loaded.unused_tensors) or "nothing"
     print_table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])

@@ -11,7 +11,7 @@ from heedful.checkpoint import read_config
 from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli.output import note, print_table, write_json
 from heedful.families import FAMILIES
-from heedful.families.family_facts import PORTRAITS, Portrait
+from heedful.families.family_facts import FAMILY_FACTS, FamilyFacts
 from heedful.model.config import ModelConfig
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"  # only in a checkout, not in a package
@@ -39,7 +39,7 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
         as_json: Print JSON instead.
         records: Folder of recorded benchmark results.
     """
-    families = [family_row(facts, records) for facts in PORTRAITS]
+    families = [family_row(facts, records) for facts in FAMILY_FACTS]
     if as_json:
         return write_json(families)
     rows = []
@@ -57,7 +57,7 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
         note(f"There are no recorded results in {records}.")
 
 
-def family_row(facts: Portrait, records: Path) -> FamilyRow:
+def family_row(facts: FamilyFacts, records: Path) -> FamilyRow:
     """Return one row; parameters, sharing and positions are read from the family's configurations."""
     kind, published = facts.kind, FAMILIES[facts.kind].sizes
     config = dict(published[facts.sizes[0]]) | {"model_type": kind}

@@ -25,7 +25,7 @@ def kernels(
     """
     from heedful.csrc import library
 
-    loaded, reason = library.kernels(), library.why()
+    loaded, reason = library.kernels(), library.unavailable_reason()
     if what == "build" and loaded is None:
         raise HeedfulError(f"the kernels were not built: {reason}")
     facts = {
@@ -33,7 +33,7 @@ def kernels(
         "why_not": reason or None,
         "library": None if loaded is None else str(loaded.path),
         "compiler": None if loaded is None else loaded.compiler,
-        "bfloat16": loaded is not None and loaded.half,
+        "bfloat16": loaded is not None and loaded.has_bfloat16,
         "vector": 0 if loaded is None else loaded.lanes,
     }
     if as_json:
@@ -45,6 +45,6 @@ def kernels(
             ["kernels", str(loaded.path)],
             ["compiler", str(loaded.compiler)],
             ["vectors", f"{loaded.lanes} numbers"],
-            ["bfloat16", "multiplied" if loaded.half else "not multiplied by this processor"],
+            ["bfloat16", "multiplied" if loaded.has_bfloat16 else "not multiplied by this processor"],
         ]
     )

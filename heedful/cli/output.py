@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from heedful.errors import HeedfulError, HeedfulWarning
 
 if TYPE_CHECKING:
-    from heedful.checkpoint import Loaded
+    from heedful.checkpoint import ModelBundle
     from heedful.data import DataSettings
 
 
@@ -90,7 +90,7 @@ def _answer_rows(item: Any, answer: Mapping[str, Any], top_k: int) -> Iterator[l
                 yield [f"{value:.4f}" if isinstance(value, float) else escape(str(value)), name]
 
 
-def model_facts(loaded: Loaded) -> dict[str, object]:
+def model_facts(loaded: ModelBundle) -> dict[str, object]:
     """Return source, family, head and number of parameters of a model."""
     head = loaded.config.head
     return {

@@ -136,18 +136,18 @@ def generation_settings(
     top_k: int, num_beams: int | None, temperature: float | None, max_new_tokens: int | None, seed: int | None
 ) -> GenerationConfig:
     """Return the generation settings: greedy search, beam search or sampling."""
-    from heedful.model.decode import Beam, Greedy, How, Sample
+    from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
     from heedful.tasks.seq2seq import GenerationConfig
 
     if num_beams is not None and temperature is not None:
         raise HeedfulError(
             "--num-beams and --temperature were given: beam search does not sample; leave one of them out"
         )
-    how: How = Greedy()
+    how: DecodingMethod = Greedy()
     if num_beams is not None:
-        how = Beam(width=num_beams, best=max(1, min(top_k, num_beams)))
+        how = BeamSearch(num_beams=num_beams, num_return_sequences=max(1, min(top_k, num_beams)))
     elif temperature is not None:
-        how = Sample(temperature=temperature)
+        how = Sampling(temperature=temperature)
     if seed is not None and temperature is None:
         raise HeedfulError("--seed is for sampling, which needs --temperature: give both or none")
     return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)

@@ -4,6 +4,6 @@
 """
 
 from heedful.csrc.abi import Kernels
-from heedful.csrc.library import OFF, kernels, unused, why
+from heedful.csrc.library import KERNELS_VARIABLE, kernels, unavailable_reason, unused_note
 
-__all__ = ["OFF", "Kernels", "kernels", "unused", "why"]
+__all__ = ["KERNELS_VARIABLE", "Kernels", "kernels", "unavailable_reason", "unused_note"]

@@ -47,8 +47,8 @@ class Kernels:
     """The library: its functions as attributes, by the names of SIGNATURES (see the sources for what they take)."""
 
     path: Path
-    half: bool  # whether it multiplies bfloat16
-    bytes: bool  # whether it multiplies bytes
+    has_bfloat16: bool  # whether it multiplies bfloat16
+    has_int8: bool  # whether it multiplies bytes
     lanes: int  # widths are whole multiples of that
     compiler: str  # what built it, and its version
     pack: Any

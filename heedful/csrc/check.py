@@ -23,7 +23,7 @@ SINGLE, HALF = 1e-4, 3e-2  # of the largest number, so much may be off
 Case = tuple[str, Tensor, Tensor, float]  # what it is, ours, PyTorch's, and by how much they may differ
 
 
-def wrong(found: Kernels) -> str:
+def find_error(found: Kernels) -> str:
     """What is off, and by how much; nothing where all is as it should be."""
     # the first to ask may be in the middle of anything
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.no_grad():
@@ -37,14 +37,14 @@ def _off(case: Case) -> str:
 
 
 def _all(found: Kernels) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16) if found.half else (torch.float32,):
+    for dtype in (torch.float32, torch.bfloat16) if found.has_bfloat16 else (torch.float32,):
         for cases in (_linears, _rows, _scores, _attentions):
             for name, mine, theirs in cases(found, _Draw(dtype)):
                 most = SINGLE if dtype == torch.float32 else HALF
                 yield f"{name} in {str(dtype).removeprefix('torch.')}", mine, theirs, most
     yield from _steps(found, _Draw(torch.float32))
     yield from _whole_numbers(found, _Draw(torch.float32))
-    if found.half:
+    if found.has_bfloat16:
         yield _block(found, _Draw(torch.bfloat16))
 
 
@@ -126,7 +126,7 @@ def _whole_numbers(found: Kernels, draw: _Draw) -> Iterator[Case]:
     whole, scales = _room(ROWS, WIDTH, dtype=torch.uint8), _room(ROWS, 2)
     found.round_rows(x.data_ptr(), WIDTH, ROWS, WIDTH, 0, whole.data_ptr(), scales.data_ptr(), 1)
     yield "round_rows", whole * scales[:, :1] + scales[:, 1:], x, 1e-2
-    if not found.bytes:
+    if not found.has_int8:
         return
     weight = (40 * draw(columns, WIDTH)).clamp(-127, 127).to(torch.int8)
     of_weight, sums, bias = draw(columns).abs() / 100, weight.float().sum(1), draw(columns)

@@ -28,11 +28,11 @@ import torch
 from heedful import cache
 from heedful.atomic_io import remove_stale, sync_folder, temporary_path
 from heedful.csrc.abi import SIGNATURES, Kernels
-from heedful.csrc.check import wrong
-from heedful.csrc.scratch import Start, workshop
+from heedful.csrc.check import find_error
+from heedful.csrc.scratch import Start, scratch_folder
 from heedful.errors import HeedfulError, HeedfulWarning
 
-OFF = "HEEDFUL_KERNELS"  # "off": they are not used
+KERNELS_VARIABLE = "HEEDFUL_KERNELS"  # "off": they are not used
 COMPILERS = ("g++", "c++")  # with GNU's OpenMP, whose threads PyTorch has too
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-w")
 SECONDS = 300  # a compiler has that long
@@ -45,7 +45,7 @@ def kernels() -> Kernels | None:
     return found if isinstance(found, Kernels) else None
 
 
-def why() -> str:
+def unavailable_reason() -> str:
     """Why there is none, in a few words; nothing where there is one."""
     found = _found()
     return found if isinstance(found, str) else ""
@@ -53,26 +53,26 @@ def why() -> str:
 
 @functools.cache  # it is asked many times in each step
 def _found() -> Kernels | str:
-    said = os.environ.get(OFF, "")
+    said = os.environ.get(KERNELS_VARIABLE, "")
     if said == "off":
-        return f"{OFF} is off"
+        return f"{KERNELS_VARIABLE} is off"
     if said not in ("", "on"):
-        raise HeedfulError(f'{OFF} is "{said}": say on or off')
+        raise HeedfulError(f'{KERNELS_VARIABLE} is "{said}": say on or off')
     try:
         folder = cache.folder()
         if folder is None:
             return "HEEDFUL_CACHE is empty, so that nothing can be kept"
         found = load(build(folder))
-        off = wrong(found)
+        off = find_error(found)
         return f"what was built computes wrongly here: {off}" if off else found
     except (OSError, HeedfulError, subprocess.SubprocessError) as error:
         return str(error).splitlines()[0][:400]
 
 
-def unused() -> str:
+def unused_note() -> str:
     """A sentence where there are none and nobody asked for that."""
-    reason = why()
-    return f"kernels in C++ are not used: {reason}" if reason and os.environ.get(OFF) != "off" else ""
+    reason = unavailable_reason()
+    return f"kernels in C++ are not used: {reason}" if reason and os.environ.get(KERNELS_VARIABLE) != "off" else ""
 
 
 def sources() -> list[Path]:
@@ -98,7 +98,7 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) 
     with cache.lock(folder / "kernels.lock", "building the kernels"):
         if not _is_sound(path):
             warnings.warn(
-                f"{damaged}building kernels for this processor with {shlex.join(found)}, once; {OFF}=off does "
+                f"{damaged}building kernels for this processor with {shlex.join(found)}, once; {KERNELS_VARIABLE}=off does "
                 "without them",
                 HeedfulWarning,
                 stacklevel=2,
@@ -149,7 +149,7 @@ def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bo
     """Compile each source by a process of its own, and link all into one file that appears whole."""
     remove_stale(path.parent, path.name)  # what was left when the machine stopped in a build
     scratch = temporary_path(path)
-    with workshop(scratch) as start:
+    with scratch_folder(scratch) as start:
         files = [(each, scratch / f"{each.stem}.o") for each in sources() if each.suffix == ".cpp"]
         _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files], start)
         linking = [each for each in flags if each.startswith("-fsanitize")]
@@ -169,7 +169,7 @@ def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bo
 def _verify(made: Path, given: list[str]) -> None:
     """Refuse a new library that cannot be loaded or computes wrongly, so that it is not kept."""
     try:
-        off = wrong(load(made))
+        off = find_error(load(made))
     except (OSError, HeedfulError) as error:
         raise HeedfulError(f"what {shlex.join(given)} built cannot be used: {error}") from None
     if off:

@@ -18,7 +18,7 @@ _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf 
 
 
 @contextmanager
-def workshop(folder: Path) -> Iterator[Start]:
+def scratch_folder(folder: Path) -> Iterator[Start]:
     """Make a folder that only this user can enter, and yield a function that starts commands, with it as their TMPDIR.
 
     At the end the commands and their children are killed, and the folder is removed. They are one process group. A

@@ -21,7 +21,7 @@ FAMILIES: dict[str, Family] = {
     "heedful-classic": classic.FAMILY,
 }
 
-USUAL = {  # which family a fresh model of an objective is, unless one is named
+DEFAULT_FAMILIES = {  # which family a fresh model of an objective is, unless one is named
     "mlm": "bert",
     "mlm+nsp": "bert",
     "mlm+sop": "albert",

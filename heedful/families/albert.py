@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.families import bert, head_maps
-from heedful.families.config_reader import Keys
+from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
-from heedful.families.names import JOIN, Table, rows
+from heedful.families.names import CONCAT, NameTable, name_maps
 from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
 
 MEMORY = "memories and gaps of the first programs were never trained"
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """BERT's config, with shared blocks and projected embeddings; the MLP's result is not dropped out."""
     keys.only("inner_group_num", 1, why="several blocks in a group are not built")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
@@ -41,14 +41,14 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
+def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> NameTable:
     tokens = "albert.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, ours=ours)
 
 
-def _pretraining(head: Pretraining) -> Table:
-    order = rows(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
-    return _masked(head, "head.masked").joined(Table(rows=order))
+def _pretraining(head: Pretraining) -> NameTable:
+    order = name_maps(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
+    return _masked(head, "head.masked").joined(NameTable(rows=order))
 
 
 def size(layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -72,15 +72,15 @@ FAMILY = Family(
     prefix="albert.",
     read=read,
     write=write,
-    irrelevant=bert.IRRELEVANT | {"classifier_dropout_prob"},
-    body=lambda model: Table(
-        rows=rows(
+    ignored_keys=bert.IGNORED_KEYS | {"classifier_dropout_prob"},
+    body=lambda model: NameTable(
+        rows=name_maps(
             ("albert.embeddings.word_embeddings", "embedding.tokens"),
             ("albert.embeddings.position_embeddings", "embedding.positions"),
             ("albert.embeddings.token_type_embeddings", "embedding.types"),
             ("albert.embeddings.LayerNorm", "embedding.norm"),
             ("albert.encoder.embedding_hidden_mapping_in", "embedding.project"),
-            (tuple(f"{_LAYER}attention.{x}" for x in ("query", "key", "value")), f"{_BLOCK}attention.qkv", JOIN),
+            (tuple(f"{_LAYER}attention.{x}" for x in ("query", "key", "value")), f"{_BLOCK}attention.qkv", CONCAT),
             (f"{_LAYER}attention.dense", f"{_BLOCK}attention.out"),
             (f"{_LAYER}attention.LayerNorm", f"{_BLOCK}attention_norm"),
             (f"{_LAYER}ffn", f"{_BLOCK}mlp.up"),
@@ -91,7 +91,7 @@ FAMILY = Family(
     ),
     heads={
         "AlbertModel": head_maps.pooled(_POOLER),
-        "AlbertForPreTraining": head_maps.saying(
+        "AlbertForPreTraining": head_maps.with_settings(
             head_maps.masked(_pretraining, "hidden_act", Pretraining, lambda keys: {"dropout": keys.number(*_KEY)}),
             lambda head: {_KEY[0]: head.dropout},
         ),
@@ -101,7 +101,7 @@ FAMILY = Family(
         "AlbertForMultipleChoice": head_maps.choice(_POOLER, _OUT, **_DROPOUT),
         "AlbertForQuestionAnswering": head_maps.span(),
     },
-    pieces={
+    sentencepiece_format={
         "single": "[CLS]:0 $A:0 [SEP]:0",
         "pair": "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         "special": {"pad_token": "<pad>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
@@ -109,7 +109,7 @@ FAMILY = Family(
         "keep_accents": False,
         "quotes": True,
     },
-    special={"bos_token_id": "first", "eos_token_id": "separator"},
+    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator"},
     sizes={
         "albert-base-v2": size(12, 768, 12),
         "albert-large-v2": size(24, 1024, 16),

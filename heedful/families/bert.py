@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.families import head_maps
-from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import JOIN, REVERSE, Table, rows
+from heedful.families.names import CONCAT, REVERSE, NameTable, name_maps
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -37,7 +37,7 @@ NAMES = {  # our word -> their key
 }
 ABSOLUTE = {"absolute": "absolute"}
 POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # of relative_key_query: both, not built
-IRRELEVANT = frozenset(
+IGNORED_KEYS = frozenset(
     {
         "classifier_dropout",  # of no matter without a classifier
         "pooler_fc_size",
@@ -50,7 +50,7 @@ IRRELEVANT = frozenset(
 
 
 def read(
-    keys: Keys,
+    keys: ConfigReader,
     names: Mapping[str, str] = NAMES,
     *,
     offset: int = 0,
@@ -125,18 +125,18 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
     return {theirs: ours[word] for word, theirs in names.items()} | kind
 
 
-def body(model: ModelConfig, prefix: str) -> Table:
+def body(model: ModelConfig, prefix: str) -> NameTable:
     """Names of embedding and encoder."""
     encoder = model.encoder
     relative = isinstance(encoder and encoder.relation, Shaw)
     layer, block = f"{prefix}encoder.layer.{{}}.", "encoder.blocks.{}."
-    return Table(
-        rows=rows(
+    return NameTable(
+        rows=name_maps(
             (f"{prefix}embeddings.word_embeddings", "embedding.tokens"),
             (f"{prefix}embeddings.position_embeddings", "embedding.positions"),
             (f"{prefix}embeddings.token_type_embeddings", "embedding.types"),
             (f"{prefix}embeddings.LayerNorm", "embedding.norm"),
-            (tuple(f"{layer}attention.self.{x}" for x in ("query", "key", "value")), f"{block}attention.qkv", JOIN),
+            (tuple(f"{layer}attention.self.{x}" for x in ("query", "key", "value")), f"{block}attention.qkv", CONCAT),
             (f"{layer}attention.output.dense", f"{block}attention.out"),
             (f"{layer}attention.output.LayerNorm", f"{block}attention_norm"),
             (f"{layer}intermediate.dense", f"{block}mlp.up"),
@@ -155,7 +155,7 @@ def body(model: ModelConfig, prefix: str) -> Table:
     )
 
 
-def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
+def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> NameTable:
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
@@ -166,10 +166,10 @@ def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
     )
 
 
-def _pretraining(head: Pretraining) -> Table:
+def _pretraining(head: Pretraining) -> NameTable:
     tokens = _masked(head, "head.masked")
-    following = rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
-    return Table(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
+    following = name_maps(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
+    return NameTable(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
 
 
 def size(
@@ -197,7 +197,7 @@ FAMILY = Family(
     read=read,
     write=write,
     body=lambda model: body(model, "bert."),
-    irrelevant=IRRELEVANT,
+    ignored_keys=IGNORED_KEYS,
     heads={
         "BertModel": head_maps.pooled(_POOLER),
         "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),

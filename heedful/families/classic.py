@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.families.config_reader import Keys
-from heedful.families.family import Family, HeadEntry
-from heedful.families.names import Table, rows
+from heedful.families.config_reader import ConfigReader
+from heedful.families.family import Family, HeadMap
+from heedful.families.names import NameTable, name_maps
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig, NextToken, TokenClasses
 from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """The key "model"."""
     model: ClassicConfig = read_settings(ClassicConfig, keys.mapping("model"), source=f"{keys.source}: model")
     return model
@@ -26,12 +26,12 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return {"model": to_mapping(model)}
 
 
-def _entry(head: type) -> HeadEntry:
-    def read_head(keys: Keys, model: ModelConfig) -> Head:
-        if model.writes != (head is NextToken):
+def _entry(head: type) -> HeadMap:
+    def read_head(keys: ConfigReader, model: ModelConfig) -> Head:
+        if model.has_decoder != (head is NextToken):
             does = (
                 'writes texts: it has the head "language_model" alone'
-                if model.writes
+                if model.has_decoder
                 else "reads texts and writes none"
             )
             raise HeedfulError(f"{keys.source}: this classic model {does}")
@@ -39,16 +39,16 @@ def _entry(head: type) -> HeadEntry:
         # the model's reader makes the vectors of a text, so that there is no dense layer
         return replace(found, dense=False, activation=None) if isinstance(found, Classes) else found
 
-    return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+    return HeadMap(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
 
 
 FAMILY = Family(
     prefix="",
     read=read,
     write=write,
-    body=lambda model: Table(rows=rows(("{any}", "{any}"))),
+    body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
     heads={
-        "HeedfulClassicModel": HeadEntry(head=type(None), read=lambda keys, model: None),
+        "HeedfulClassicModel": HeadMap(head=type(None), read=lambda keys, model: None),
         **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses, NextToken)},
     },
 )

@@ -11,7 +11,7 @@ from heedful.model.config import Activation, ProblemType
 _REQUIRED: Any = object()
 
 # what every configuration may hold and what never changes what a model computes
-IRRELEVANT = frozenset(
+IGNORED_KEYS = frozenset(
     """
     architectures model_type transformers_version dtype torch_dtype _name_or_path name_or_path _commit_hash
     bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id forced_bos_token_id
@@ -29,7 +29,7 @@ IRRELEVANT = frozenset(
 
 _CODE = "Heedful runs no code that a folder names"
 _ENCODER = "it is an encoder here"
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that can be loaded, why no others
+REFUSED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that can be loaded, why no others
     "auto_map": ((None, {}), _CODE),
     "custom_pipelines": ((None, {}), _CODE),
     "trust_remote_code": ((None, False), _CODE),
@@ -45,13 +45,13 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that ca
 PROBLEM_TYPES: tuple[ProblemType, ...] = get_args(ProblemType)
 
 
-class Keys:
+class ConfigReader:
     """Their config.json, read key by key; what nobody read is refused at the end."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values, self.source = values, source
         self._read: set[str] = set()
-        for name, (accepted, why) in REFUSED.items():
+        for name, (accepted, why) in REFUSED_KEYS.items():
             self.only(name, *accepted, why=why)
 
     def _take(self, name: str, default: Any, expected: str, fits: Callable[[Any], bool]) -> Any:
@@ -139,7 +139,7 @@ class Keys:
 
     def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
         """Refuse keys that nobody read, but those to ignore; the others are what saving keeps."""
-        known = self._read | irrelevant | IRRELEVANT
+        known = self._read | irrelevant | IGNORED_KEYS
         ignored = set(ignore)
         if unread := [name for name in self.values if name not in known | ignored]:
             first = unread[0]
@@ -168,7 +168,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_activation(keys: Keys, name: str, default: Any = _REQUIRED) -> Activation:
+def read_activation(keys: ConfigReader, name: str, default: Any = _REQUIRED) -> Activation:
     """Their name of an activation, as ours."""
     found: Activation = keys.choice(name, _ACTIVATIONS, default)
     return found

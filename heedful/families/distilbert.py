@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.families import bert, head_maps
 from heedful.families.family import Family
-from heedful.families.names import JOIN, Table, rows
+from heedful.families.names import CONCAT, NameTable, name_maps
 from heedful.model.config import MaskedTokens
 
 NAMES = {  # our word -> their key; the eps of the norms, 1e-12, is not in their file
@@ -25,12 +25,12 @@ NAMES = {  # our word -> their key; the eps of the norms, 1e-12, is not in their
 }
 
 
-def _masked(head: MaskedTokens) -> Table:
-    named = rows(
+def _masked(head: MaskedTokens) -> NameTable:
+    named = name_maps(
         ("vocab_transform", "head.dense"), ("vocab_layer_norm", "head.norm"), ("vocab_projector", "head.decoder")
     )
     tied = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
-    return Table(rows=named, tied=tied if head.tied else {})
+    return NameTable(rows=named, tied=tied if head.tied else {})
 
 
 def size(vocabulary: int) -> dict[str, Any]:
@@ -46,13 +46,13 @@ FAMILY = Family(
     prefix="distilbert.",
     read=partial(bert.read, names=NAMES, attention_out_dropout=0.0, relative=False),
     write=partial(bert.write, names=NAMES),
-    irrelevant=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
-    body=lambda model: Table(
-        rows=rows(
+    ignored_keys=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
+    body=lambda model: NameTable(
+        rows=name_maps(
             ("distilbert.embeddings.word_embeddings", "embedding.tokens"),
             ("distilbert.embeddings.position_embeddings", "embedding.positions"),
             ("distilbert.embeddings.LayerNorm", "embedding.norm"),
-            (tuple(f"{_LAYER}attention.{x}_lin" for x in "qkv"), f"{_BLOCK}attention.qkv", JOIN),
+            (tuple(f"{_LAYER}attention.{x}_lin" for x in "qkv"), f"{_BLOCK}attention.qkv", CONCAT),
             (f"{_LAYER}attention.out_lin", f"{_BLOCK}attention.out"),
             (f"{_LAYER}sa_layer_norm", f"{_BLOCK}attention_norm"),
             (f"{_LAYER}ffn.lin1", f"{_BLOCK}mlp.up"),

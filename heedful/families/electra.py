@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.families import bert, head_maps
-from heedful.families.config_reader import Keys, read_activation
-from heedful.families.family import Family, HeadEntry
-from heedful.families.names import Table, rows
+from heedful.families.config_reader import ConfigReader, read_activation
+from heedful.families.family import Family, HeadMap
+from heedful.families.names import NameTable, name_maps
 from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """As BERT's, with embeddings of their own width."""
     model = bert.read(keys)
     return replace(model, embedding=replace(model.embedding, width=keys.integer("embedding_size", 128)))
@@ -23,21 +23,21 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return bert.write(model) | {"embedding_size": model.embedding.width}
 
 
-def body(model: ModelConfig) -> Table:
+def body(model: ModelConfig) -> NameTable:
     """BERT's names, and the projection of the embeddings."""
-    project = Table(rows=rows(("electra.embeddings_project", "embedding.project")))
+    project = NameTable(rows=name_maps(("electra.embeddings_project", "embedding.project")))
     return bert.body(model, "electra.").joined(project)
 
 
-def _masked(head: MaskedTokens) -> Table:
-    named = rows(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
+def _masked(head: MaskedTokens) -> NameTable:
+    named = name_maps(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
     decoder = "generator_lm_head.bias" if head.tied else "generator_lm_head"
     ours = "head.decoder.bias" if head.tied else "head.decoder"
     tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if head.tied else {}
-    return Table(rows=(*named, *rows((decoder, ours))), tied=tied)
+    return NameTable(rows=(*named, *name_maps((decoder, ours))), tied=tied)
 
 
-def _summary(keys: Keys) -> dict[str, Any]:
+def _summary(keys: ConfigReader) -> dict[str, Any]:
     """Of multiple choice: the first row through a dense layer."""
     keys.only("summary_type", "first", why="it is the published value")
     keys.only("summary_use_proj", True, why="it is the published value")
@@ -45,7 +45,7 @@ def _summary(keys: Keys) -> dict[str, Any]:
     return {"activation": "gelu", "dropout": keys.number("summary_last_dropout", 0.1)}
 
 
-_REPLACED = rows(
+_REPLACED = name_maps(
     ("discriminator_predictions.dense", "head.first.dense"),
     ("discriminator_predictions.dense_prediction", "head.out"),
 )
@@ -62,13 +62,13 @@ FAMILY = Family(
     read=read,
     write=write,
     body=body,
-    irrelevant=bert.IRRELEVANT | {"summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"},
+    ignored_keys=bert.IGNORED_KEYS | {"summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"},
     heads={
         "ElectraModel": head_maps.bare(),
-        "ElectraForPreTraining": HeadEntry(
+        "ElectraForPreTraining": HeadMap(
             head=ReplacedTokens,
             read=lambda keys, model: ReplacedTokens(activation=read_activation(keys, "hidden_act")),
-            table=lambda head: Table(rows=_REPLACED),
+            table=lambda head: NameTable(rows=_REPLACED),
         ),
         "ElectraForMaskedLM": head_maps.masked(_masked, None),
         "ElectraForSequenceClassification": head_maps.classes(
@@ -78,7 +78,7 @@ FAMILY = Family(
             fixed=lambda keys: {"activation": "gelu"},
         ),
         "ElectraForTokenClassification": head_maps.token_classes(_OUT),
-        "ElectraForMultipleChoice": head_maps.saying(
+        "ElectraForMultipleChoice": head_maps.with_settings(
             head_maps.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary),
             lambda head: {"summary_last_dropout": head.dropout},
         ),

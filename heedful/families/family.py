@@ -9,19 +9,19 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.families.config_reader import Keys
-from heedful.families.names import Table, claims
+from heedful.families.config_reader import ConfigReader
+from heedful.families.names import NameTable, claims
 from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeadEntry:
+class HeadMap:
     """One of their architectures: our head, and how its settings and tensors are called there."""
 
     head: type
-    read: Callable[[Keys, ModelConfig], Head | None]
+    read: Callable[[ConfigReader, ModelConfig], Head | None]
     write: Callable[[Any], dict[str, Any]] = lambda head: {}
-    table: Callable[[Any], Table] = lambda head: Table(rows=())
+    table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())
     encoder_only: bool = False  # of a family with encoder and decoder: it has no decoder
     prefix: str | None = None  # before the names of the body, where it is not the family's
     name: str | None = None  # our name for it, where the head's kind is not enough
@@ -33,7 +33,7 @@ class HeadEntry:
             return self.name or "none"
         return next(str(each.default) for each in fields(self.head) if each.name == "kind")
 
-    def part(self, model: ModelConfig) -> ModelConfig:
+    def used_config(self, model: ModelConfig) -> ModelConfig:
         """What it uses of the whole model."""
         return replace(model, decoder=None, start=None) if self.encoder_only else model
 
@@ -43,15 +43,21 @@ class Family:
     """A model_type: how its config.json reads and is written, what its tensors are called, its published sizes."""
 
     prefix: str  # before the names of the body, except in folders of the bare model
-    read: Callable[[Keys], ModelConfig]
+    read: Callable[[ConfigReader], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    body: Callable[[ModelConfig], Table]
-    heads: Mapping[str, HeadEntry]  # by their architecture; the first is the bare model
-    irrelevant: frozenset[str] = frozenset()
+    body: Callable[[ModelConfig], NameTable]
+    heads: Mapping[str, HeadMap]  # by their architecture; the first is the bare model
+    ignored_keys: frozenset[str] = frozenset()
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
-    pieces: Mapping[str, Any] | None = None  # what its SentencePiece models do not say (see tokenizer/pieces.py)
-    special: Mapping[str, str] = field(default_factory=dict)  # ids that a fresh config.json names -> what they are for
-    apart: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda values: ()  # two tied tensors that may yet differ
+    sentencepiece_format: Mapping[str, Any] | None = (
+        None  # what its SentencePiece models do not say (see tokenizer/pieces.py)
+    )
+    special_token_ids: Mapping[str, str] = field(
+        default_factory=dict
+    )  # ids that a fresh config.json names -> what they are for
+    untied_tensors: Callable[[Mapping[str, Any]], tuple[str, ...]] = (
+        lambda values: ()
+    )  # two tied tensors that may yet differ
 
     @property
     def bare(self) -> str:
@@ -76,14 +82,14 @@ class Family:
 
     def ids(self, special: object) -> dict[str, int]:
         """The special tokens of a fresh model, which transformers would take for the published ones' else."""
-        found = {key: getattr(special, role) for key, role in self.special.items()}
+        found = {key: getattr(special, role) for key, role in self.special_token_ids.items()}
         return {key: id for key, id in found.items() if id is not None}
 
     def kinds(self) -> dict[str, str]:
         """Our name of each head -> their architecture."""
         return {entry.kind: name for name, entry in self.heads.items()}
 
-    def table(self, model: ModelConfig, head: Head | None) -> Table:
+    def table(self, model: ModelConfig, head: Head | None) -> NameTable:
         """The names of the body and of that head, as in a folder with a task."""
         body = self.body(model)
         if head is None or (isinstance(head, SentenceEmbedding) and not head.keeps_pooler):

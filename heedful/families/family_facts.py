@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Portrait:
+class FamilyFacts:
     """A family beside others: what cannot be read off its configurations. Results are of `best`."""
 
     name: str
@@ -23,8 +23,8 @@ class Portrait:
 SQUAD_RACE = "Lan et al. 2020, results on SQuAD and RACE, single models, dev (RACE: test)"
 README = "README of DistilBERT in transformers' research projects"
 
-PORTRAITS = (
-    Portrait(
+FAMILY_FACTS = (
+    FamilyFacts(
         name="BERT",
         kind="bert",
         sizes=("bert-base-uncased", "bert-large-uncased"),
@@ -35,7 +35,7 @@ PORTRAITS = (
         source=SQUAD_RACE,
         records=("forward-minilm", "finetune"),
     ),
-    Portrait(
+    FamilyFacts(
         name="RoBERTa",
         kind="roberta",
         sizes=("roberta-base", "roberta-large"),
@@ -45,7 +45,7 @@ PORTRAITS = (
         results="SQuAD 1.1 F1 94.6, SQuAD 2.0 F1 89.4, RACE 83.2",
         source=SQUAD_RACE,
     ),
-    Portrait(
+    FamilyFacts(
         name="DistilBERT",
         kind="distilbert",
         sizes=("distilbert-base-uncased",),
@@ -55,7 +55,7 @@ PORTRAITS = (
         results="GLUE 77.0 (BERT base: 79.5), SQuAD 1.1 F1 86.9 (88.5)",
         source=README,
     ),
-    Portrait(
+    FamilyFacts(
         name="XLNet",
         kind="xlnet",
         sizes=("xlnet-base-cased", "xlnet-large-cased"),
@@ -65,7 +65,7 @@ PORTRAITS = (
         results="SQuAD 1.1 F1 94.5, SQuAD 2.0 F1 88.8, RACE 81.8",
         source=SQUAD_RACE,
     ),
-    Portrait(
+    FamilyFacts(
         name="ALBERT",
         kind="albert",
         sizes=("albert-base-v2", "albert-large-v2", "albert-xlarge-v2", "albert-xxlarge-v2"),
@@ -76,7 +76,7 @@ PORTRAITS = (
         source=f"{SQUAD_RACE}, 1.5M steps; v1 is as large as v2",
         records=("forward-albert",),
     ),
-    Portrait(
+    FamilyFacts(
         name="T5",
         kind="t5",
         sizes=("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
@@ -87,7 +87,7 @@ PORTRAITS = (
         source="the SuperGLUE leaderboard of November 2020",
         records=("forward-t5",),
     ),
-    Portrait(
+    FamilyFacts(
         name="GPT-2",
         kind="gpt2",
         sizes=("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),

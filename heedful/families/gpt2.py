@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.families import head_maps
-from heedful.families.config_reader import Keys, activation_name, read_activation
-from heedful.families.family import Family, HeadEntry
-from heedful.families.names import FLIP, Row, Table, rows
+from heedful.families.config_reader import ConfigReader, activation_name, read_activation
+from heedful.families.family import Family, HeadMap
+from heedful.families.names import TRANSPOSE, NameMap, NameTable, name_maps
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -22,7 +22,7 @@ from heedful.model.config import (
 )
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """Their config.json."""
     why = "the published models scale by the head's width alone"
     keys.only("scale_attn_weights", True, why=why)
@@ -75,7 +75,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _double(keys: Keys, model: ModelConfig) -> NextTokenAndChoice:
+def _double(keys: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
     """Their summary: the last row, straight to a score."""
     keys.only("summary_type", "cls_index", "last", why="the last row is looked at")
     keys.only("summary_use_proj", True, why="it is the published value")
@@ -86,9 +86,9 @@ def _double(keys: Keys, model: ModelConfig) -> NextTokenAndChoice:
     return NextTokenAndChoice(pooling="last", dense=False, dropout=dropout, tied=tied)
 
 
-def _double_table(head: NextTokenAndChoice) -> Table:
+def _double_table(head: NextTokenAndChoice) -> NameTable:
     tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", ours="head.tokens").table(head)
-    return tokens.joined(Table(rows=rows(("multiple_choice_head.summary", "head.choice.out"))))
+    return tokens.joined(NameTable(rows=name_maps(("multiple_choice_head.summary", "head.choice.out"))))
 
 
 def size(layers: int, width: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ FAMILY = Family(
     prefix="transformer.",
     read=read,
     write=write,
-    irrelevant=frozenset(
+    ignored_keys=frozenset(
         {
             *(
                 "pad_token_id",
@@ -122,23 +122,23 @@ FAMILY = Family(
             *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
         }
     ),
-    body=lambda model: Table(
+    body=lambda model: NameTable(
         rows=(
-            *rows(
+            *name_maps(
                 ("transformer.wte", "embedding.tokens"),
                 ("transformer.wpe", "embedding.positions"),
                 (f"{_LAYER}ln_1", f"{_BLOCK}attention_norm"),
                 (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
                 ("transformer.ln_f", "decoder.norm"),
             ),
-            *(Row((f"{_LAYER}{theirs}",), f"{_BLOCK}{ours}", FLIP) for theirs, ours in _LINEAR.items()),
+            *(NameMap((f"{_LAYER}{theirs}",), f"{_BLOCK}{ours}", TRANSPOSE) for theirs, ours in _LINEAR.items()),
         ),
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),
     heads={
         "GPT2Model": head_maps.bare(),
         "GPT2LMHeadModel": head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte"),
-        "GPT2DoubleHeadsModel": HeadEntry(
+        "GPT2DoubleHeadsModel": HeadMap(
             head=NextTokenAndChoice,
             read=_double,
             write=lambda head: {"tie_word_embeddings": head.tied, "summary_first_dropout": head.dropout},
@@ -152,7 +152,7 @@ FAMILY = Family(
             fixed=lambda keys: {"no_answer": "last"}
         ),  # the first sees itself alone
     },
-    special={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
+    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={
         "gpt2": size(12, 768),
         "gpt2-medium": size(24, 1024),

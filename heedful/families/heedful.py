@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families.config_reader import Keys
-from heedful.families.family import Family, HeadEntry
-from heedful.families.names import Table, rows
+from heedful.families.config_reader import ConfigReader
+from heedful.families.family import Family, HeadMap
+from heedful.families.names import NameTable, name_maps
 from heedful.model.config import (
     Choice,
     Classes,
@@ -23,12 +23,12 @@ from heedful.model.config import (
     Span,
     TokenClasses,
 )
-from heedful.model.vaswani import PUBLISHED, original
+from heedful.model.vaswani import PUBLISHED_SIZES, vaswani_config
 from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """The key "model"."""
     model: ModelConfig = read_settings(ModelConfig, keys.mapping("model"), source=f"{keys.source}: model")
     return model
@@ -39,13 +39,13 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return {"model": to_mapping(model)}
 
 
-def _entry(head: type) -> HeadEntry:
-    def read_head(keys: Keys, model: ModelConfig) -> Head:
+def _entry(head: type) -> HeadMap:
+    def read_head(keys: ConfigReader, model: ModelConfig) -> Head:
         found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
         return found
 
     # no table: the body's one row claims the head's names as well
-    return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+    return HeadMap(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
 
 
 HEADS = (
@@ -57,10 +57,10 @@ FAMILY = Family(
     prefix="",
     read=read,
     write=write,
-    body=lambda model: Table(rows=rows(("{any}", "{any}"))),
+    body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
     heads={
-        "HeedfulModel": HeadEntry(head=type(None), read=lambda keys, model: None),
+        "HeedfulModel": HeadMap(head=type(None), read=lambda keys, model: None),
         **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
     },
-    sizes={f"transformer-{name}": write(original(shape, 37_000)) for name, shape in PUBLISHED.items()},
+    sizes={f"transformer-{name}": write(vaswani_config(shape, 37_000)) for name, shape in PUBLISHED_SIZES.items()},
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.families import head_maps
-from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import Table, rows
+from heedful.families.names import NameTable, name_maps
 from heedful.model.config import (
     EmbeddingConfig,
     MaskedTokens,
@@ -21,7 +21,7 @@ from heedful.model.config import (
 FULL, LOCAL = "full_attention", "sliding_attention"
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """Their config.json, as published or as transformers 5 writes it."""
     width, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     keys.divides("num_attention_heads", heads, "hidden_size", width)
@@ -70,7 +70,7 @@ def read(keys: Keys) -> ModelConfig:
     )
 
 
-def _bases(keys: Keys) -> tuple[float, float]:
+def _bases(keys: ConfigReader) -> tuple[float, float]:
     """Of layers that see everything, and of the others."""
     bases = {
         FULL: keys.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
@@ -79,7 +79,7 @@ def _bases(keys: Keys) -> tuple[float, float]:
     given = keys.mapping("rope_parameters") if keys.values.get("rope_parameters") is not None else {}
     keys.only("rope_scaling", None, why="stretched rotary positions are not built")
     for kind, values in given.items():
-        part = Keys(
+        part = ConfigReader(
             values if isinstance(values, dict) and kind in bases else {"": kind}, f"{keys.source}: rope_parameters"
         )
         part.only("rope_type", "default", why="stretched rotary positions are not built")
@@ -88,7 +88,7 @@ def _bases(keys: Keys) -> tuple[float, float]:
     return float(bases[FULL]), float(bases[LOCAL])
 
 
-def _every(keys: Keys, layers: int) -> int:
+def _every(keys: ConfigReader, layers: int) -> int:
     """Every how many layers one sees everything, said as a number or layer by layer."""
     every: int = keys.integer("global_attn_every_n_layers", 3)
     kinds = keys.values.get("layer_types")
@@ -129,7 +129,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _dense(keys: Keys) -> dict[str, Any]:
+def _dense(keys: ConfigReader) -> dict[str, Any]:
     """Their prediction head, before the last layer of a classifier."""
     return {
         "dense": True,
@@ -140,20 +140,20 @@ def _dense(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _summary(keys: Keys) -> dict[str, Any]:
+def _summary(keys: ConfigReader) -> dict[str, Any]:
     """The same of one vector for each sequence."""
     return _dense(keys) | {"pooling": keys.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
 
 
-def _masked(head: MaskedTokens) -> Table:
-    named = rows(("head.dense", "head.dense"), ("head.norm", "head.norm"))
+def _masked(head: MaskedTokens) -> NameTable:
+    named = name_maps(("head.dense", "head.dense"), ("head.norm", "head.norm"))
     if not head.tied:
-        return Table(rows=(*named, *rows(("decoder", "head.decoder"))))
-    bias = rows(("decoder.bias", "head.decoder.bias")) if head.bias else ()
-    return Table(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
+        return NameTable(rows=(*named, *name_maps(("decoder", "head.decoder"))))
+    bias = name_maps(("decoder.bias", "head.decoder.bias")) if head.bias else ()
+    return NameTable(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
 
 
-def _masked_settings(keys: Keys) -> dict[str, Any]:
+def _masked_settings(keys: ConfigReader) -> dict[str, Any]:
     given = {name: value for name, value in _dense(keys).items() if name != "dense"}
     return given | {"bias": keys.flag("decoder_bias", True)}
 
@@ -191,7 +191,7 @@ FAMILY = Family(
     prefix="model.",
     read=read,
     write=write,
-    irrelevant=frozenset(
+    ignored_keys=frozenset(
         {
             *("max_position_embeddings", "deterministic_flash_attn", "sparse_prediction"),
             *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "position_embedding_type"),
@@ -199,8 +199,8 @@ FAMILY = Family(
             *("gradient_checkpointing", "layer_norm_eps"),
         }
     ),
-    body=lambda model: Table(
-        rows=rows(
+    body=lambda model: NameTable(
+        rows=name_maps(
             ("model.embeddings.tok_embeddings", "embedding.tokens"),
             ("model.embeddings.norm", "embedding.norm"),
             (f"{_LAYER}attn.Wqkv", f"{_BLOCK}attention.qkv"),
@@ -215,7 +215,7 @@ FAMILY = Family(
     heads={
         "ModernBertModel": head_maps.bare(),
         **{
-            f"ModernBertFor{name}": head_maps.saying(entry, _said)
+            f"ModernBertFor{name}": head_maps.with_settings(entry, _said)
             for name, entry in {
                 "MaskedLM": head_maps.masked(_masked, None, fixed=_masked_settings),
                 "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary),
@@ -225,7 +225,7 @@ FAMILY = Family(
             }.items()
         },
     },
-    special={
+    special_token_ids={
         "bos_token_id": "first",
         "eos_token_id": "separator",
         "cls_token_id": "first",

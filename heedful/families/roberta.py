@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.families import bert, head_maps
-from heedful.families.config_reader import Keys
+from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
-from heedful.families.names import Table
+from heedful.families.names import NameTable
 from heedful.model.config import MaskedTokens, ModelConfig
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """As BERT's, but what BERT's code would assume must stand in the file: the published values are others."""
     keys.number("layer_norm_eps")
     return bert.read(keys, offset=keys.integer("pad_token_id", least=0) + 1)
 
 
-def _masked(head: MaskedTokens) -> Table:
+def _masked(head: MaskedTokens) -> NameTable:
     tokens = "roberta.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, ours="head")
 
@@ -46,8 +46,8 @@ def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
         read=read,
         write=bert.write,
         body=lambda model: bert.body(model, "roberta."),
-        irrelevant=bert.IRRELEVANT,
-        special={"bos_token_id": "first", "eos_token_id": "separator"},
+        ignored_keys=bert.IGNORED_KEYS,
+        special_token_ids={"bos_token_id": "first", "eos_token_id": "separator"},
         sizes=sizes,
         heads={
             f"{name}Model": head_maps.pooled(_POOLER),

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.families import head_maps
-from heedful.families.config_reader import Keys
-from heedful.families.family import Family, HeadEntry
-from heedful.families.names import JOIN, Row, Table, rows
+from heedful.families.config_reader import ConfigReader
+from heedful.families.family import Family, HeadMap
+from heedful.families.names import CONCAT, NameMap, NameTable, name_maps
 from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
 MLPS = {  # their word -> activation, gated
@@ -23,7 +23,7 @@ MLPS = {  # their word -> activation, gated
 }
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """Their config.json."""
     keys.only("is_encoder_decoder", True, False, why="both are read where the head needs them")
     width, dropout = keys.integer("d_model"), keys.number("dropout_rate", 0.1)
@@ -89,38 +89,38 @@ def write(model: ModelConfig) -> dict[str, Any]:
     )
 
 
-def _side(side: str, mlp: int, gated: bool) -> tuple[Row, ...]:
+def _side(side: str, mlp: int, gated: bool) -> tuple[NameMap, ...]:
     """Encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
     layer, block = f"{side}.block.{{}}.layer.", f"{side}.blocks.{{}}."
     attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
-    return rows(
+    return name_maps(
         (f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{side}.relations.0.table"),
-        (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", JOIN),
+        (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", CONCAT),
         (f"{attention}o", f"{block}attention.out"),
         (f"{layer}0.layer_norm", f"{block}attention_norm"),
-        (tuple(inner + x for x in ("wi_0", "wi_1")) if gated else f"{inner}wi", f"{block}mlp.up", JOIN),
+        (tuple(inner + x for x in ("wi_0", "wi_1")) if gated else f"{inner}wi", f"{block}mlp.up", CONCAT),
         (f"{inner}wo", f"{block}mlp.down"),
         (f"{layer}{mlp}.layer_norm", f"{block}mlp_norm"),
         (f"{side}.final_layer_norm", f"{side}.norm"),
     )
 
 
-_CROSS = rows(
+_CROSS = name_maps(
     ("decoder.block.{}.layer.1.EncDecAttention.q", "decoder.blocks.{}.cross.q"),
-    (tuple(f"decoder.block.{{}}.layer.1.EncDecAttention.{x}" for x in "kv"), "decoder.blocks.{}.cross.kv", JOIN),
+    (tuple(f"decoder.block.{{}}.layer.1.EncDecAttention.{x}" for x in "kv"), "decoder.blocks.{}.cross.kv", CONCAT),
     ("decoder.block.{}.layer.1.EncDecAttention.o", "decoder.blocks.{}.cross.out"),
     ("decoder.block.{}.layer.1.layer_norm", "decoder.blocks.{}.cross_norm"),
 )
 
 
-def body(model: ModelConfig) -> Table:
+def body(model: ModelConfig) -> NameTable:
     """Names of the embedding, the encoder, and the decoder where there is one."""
     assert model.encoder is not None
-    tokens, gated = rows(("shared", "embedding.tokens")), model.encoder.gated
+    tokens, gated = name_maps(("shared", "embedding.tokens")), model.encoder.gated
     tied = {"encoder.embed_tokens.weight": "shared.weight"}
     if model.decoder is None:
-        return Table(rows=(*tokens, *_side("encoder", 1, gated)), tied=tied)
-    return Table(
+        return NameTable(rows=(*tokens, *_side("encoder", 1, gated)), tied=tied)
+    return NameTable(
         rows=(*tokens, *_side("encoder", 1, gated), *_side("decoder", 2, gated), *_CROSS),
         tied=tied | {"decoder.embed_tokens.weight": "shared.weight"},
         ignored=frozenset({"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias"}),
@@ -130,7 +130,7 @@ def body(model: ModelConfig) -> Table:
 _LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 
 
-def _next_token(keys: Keys, model: ModelConfig) -> NextToken:
+def _next_token(keys: ConfigReader, model: ModelConfig) -> NextToken:
     """Version 1.0 ties the output to the embedding and scales rows by width^-0.5; 1.1 does neither."""
     tied = keys.flag("tie_word_embeddings", True)
     scaled = keys.flag("scale_decoder_outputs", tied)
@@ -162,7 +162,7 @@ FAMILY = Family(
     read=read,
     write=write,
     body=body,
-    irrelevant=frozenset(
+    ignored_keys=frozenset(
         {
             "n_positions",
             "dense_act_fn",
@@ -174,8 +174,8 @@ FAMILY = Family(
     ),
     heads={
         "T5Model": head_maps.bare(),
-        "T5EncoderModel": HeadEntry(head=type(None), read=lambda keys, model: None, encoder_only=True, name="encoder"),
-        "T5ForConditionalGeneration": HeadEntry(
+        "T5EncoderModel": HeadMap(head=type(None), read=lambda keys, model: None, encoder_only=True, name="encoder"),
+        "T5ForConditionalGeneration": HeadMap(
             head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
         ),
         "T5ForSequenceClassification": head_maps.classes(
@@ -191,9 +191,9 @@ FAMILY = Family(
         ),
         "T5ForQuestionAnswering": head_maps.span(),
     },
-    special={"eos_token_id": "separator", "pad_token_id": "pad"},
-    apart=_apart,
-    pieces={
+    special_token_ids={"eos_token_id": "separator", "pad_token_id": "pad"},
+    untied_tensors=_apart,
+    sentencepiece_format={
         "single": "$A:0 </s>:0",
         "pair": "$A:0 </s>:0 $B:0 </s>:0",
         "special": {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.families import head_maps
-from heedful.families.config_reader import Keys, activation_name, read_activation
+from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import FLAT, Row, Table, heads_in, heads_out, rows
+from heedful.families.names import RESHAPE, NameMap, NameTable, name_maps, split_heads_in, split_heads_out
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 
 
-def read(keys: Keys) -> ModelConfig:
+def read(keys: ConfigReader) -> ModelConfig:
     """Their config.json."""
     keys.only("attn_type", "bi", why="attention to one side is Transformer-XL's")
     keys.only("bi_data", False, why="half a batch read backwards was for pre-training")
@@ -61,20 +61,20 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def body(model: ModelConfig) -> Table:
+def body(model: ModelConfig) -> NameTable:
     """Names; projections to heads keep heads apart there."""
     assert model.encoder is not None
     heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
     attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
     names = {"r_w_bias": "content_bias", "r_r_bias": "place_bias", "r_s_bias": "type_bias", "seg_embed": "same_type"}
-    return Table(
+    return NameTable(
         rows=(
-            Row(("transformer.mask_emb",), "embedding.query", FLAT),
-            Row(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", heads_in(heads)),
-            Row((f"{attention}o",), f"{block}attention.out.weight", heads_out(heads)),
-            Row((f"{attention}r",), f"{relation}place.weight", heads_in(heads)),
-            *(Row((f"{attention}{theirs}",), f"{relation}{ours}") for theirs, ours in names.items()),
-            *rows(
+            NameMap(("transformer.mask_emb",), "embedding.query", RESHAPE),
+            NameMap(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", split_heads_in(heads)),
+            NameMap((f"{attention}o",), f"{block}attention.out.weight", split_heads_out(heads)),
+            NameMap((f"{attention}r",), f"{relation}place.weight", split_heads_in(heads)),
+            *(NameMap((f"{attention}{theirs}",), f"{relation}{ours}") for theirs, ours in names.items()),
+            *name_maps(
                 ("transformer.word_embedding", "embedding.tokens"),
                 (f"{attention}layer_norm", f"{block}attention_norm"),
                 (f"{layer}ff.layer_1", f"{block}mlp.up"),
@@ -85,7 +85,7 @@ def body(model: ModelConfig) -> Table:
     )
 
 
-def _summary(keys: Keys) -> dict[str, Any]:
+def _summary(keys: ConfigReader) -> dict[str, Any]:
     """The last row through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
         keys.only(name, value, why="it is the published value")
@@ -106,7 +106,7 @@ FAMILY = Family(
     read=read,
     write=write,
     body=body,
-    irrelevant=frozenset(
+    ignored_keys=frozenset(
         {
             *("mem_len", "reuse_len", "use_mems", "use_mems_eval", "use_mems_train", "n_token", "pad_token_id"),
             *("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "start_n_top"),
@@ -123,13 +123,13 @@ FAMILY = Family(
         "XLNetForMultipleChoice": head_maps.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForQuestionAnsweringSimple": head_maps.span(),
     },
-    pieces={
+    sentencepiece_format={
         "single": "$A:0 <sep>:0 <cls>:2",
         "pair": "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
         "special": {"pad_token": "<pad>", "cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"},
         "keep_accents": False,
         "quotes": True,
     },
-    special={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
+    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={"xlnet-base-cased": size(12, 768, 3072), "xlnet-large-cased": size(24, 1024, 4096)},
 )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.model.kv_cache import Cache
+from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
 from heedful.nn.layout import Layout
 from heedful.packed import Packed
@@ -25,7 +25,7 @@ from heedful.packed import Packed
 LONGEST, MOST, WARM = 256, 128, 3  # tokens of a text; graphs that are kept; runs before one is recorded
 
 
-class CapturedLayout(Cache):
+class CapturedLayout(KVCache):
     """Remembers no rows, but one layout, so that kernels plan on the host once and not in each run."""
 
     def __init__(self, layout: Layout) -> None:
@@ -36,7 +36,7 @@ class CapturedLayout(Cache):
         """The one that was given."""
         return self._layout
 
-    def join(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The rows' own keys and values."""
         return k, v
 
@@ -99,7 +99,7 @@ class CudaGraphs:
             return "what is recorded has no gradients and no dropout"
         if torch.is_autocast_enabled("cuda"):
             return "autocast's copies of weights, which would be recorded, go with it"
-        if len(batch) != 1 or batch.keys is not None or batch.before is not None:
+        if len(batch) != 1 or batch.key_lengths is not None or batch.past_lengths is not None:
             return "only a text alone is recorded"
         if not 0 < batch.bounds[-1] <= self.longest:
             return f"a text of 1 to {self.longest} tokens is recorded, not one of {batch.bounds[-1]}"

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded, load
-from heedful.device import device_of
+from heedful.checkpoint import ModelBundle, load
+from heedful.device import resolve_device
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
 from heedful.infer.cuda_graphs import CudaGraphs
@@ -23,10 +23,10 @@ from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
 from heedful.infer.tuning.autotune import ExecutionPlan, activation_dtype, autotune, example_bias
 from heedful.model.config import Head, SentenceEmbedding
 from heedful.model.decode import Decoding
-from heedful.model.heads import PretrainingHead, read_of
-from heedful.model.stack import Transformer, only
+from heedful.model.heads import PretrainingHead, pooled_row
+from heedful.model.stack import Transformer, select_rows
 from heedful.nn.attend import explain
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 from heedful.tasks.answer_heads import answer_heads_of
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
@@ -69,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | Path | Loaded,
+        model: str | Path | ModelBundle,
         *,
         revision: str | None = None,
         head: str | None = None,
@@ -95,13 +95,13 @@ class Engine:
             raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
         self.way: ExecutionPlan | None = None  # None: as it was loaded
         self.why: tuple[str, ...] = ()  # it is in this precision
-        if isinstance(model, Loaded):
+        if isinstance(model, ModelBundle):
             if any(given is not None for given in (revision, head, precision, dtype, device)):
                 raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
             self.loaded = model
             self.parameters = model.count()
         else:
-            place = device_of(device or "cpu")
+            place = resolve_device(device or "cpu")
             chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32", place)
             how = dtype or activation_dtype(chosen or "float32")
             self.loaded = load(model, revision=revision, head=head, dtype=how, device=place)
@@ -116,7 +116,7 @@ class Engine:
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit = self.loaded.limit
+        self.limit = self.loaded.max_length
         self.cut = cut
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
@@ -325,7 +325,7 @@ class Engine:
         first = self.way.attention if self.way else ""
         bias = example_bias(stack, len(q), length, q.dtype, q.device)
         seen: dict[str, Any] = {"causal": stack.causal, "window": stack.window, "bias": bias}
-        call = Call(layout=layout, scale=stack.head_width**-0.5, first=first, **seen)
+        call = AttentionArgs(layout=layout, scale=stack.head_width**-0.5, preferred=first, **seen)
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
             yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
@@ -405,7 +405,7 @@ class Engine:
             return answerer.writes(self.loaded, self.tokenizer, batch, writing).run()
         head = self._module(answerer)
         if answerer.places is None:
-            wanted, read = read_of(head, batch)
+            wanted, read = pooled_row(head, batch)
             return list(_on_host(head(self._rows(batch, wanted), read)))
         places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
         rows, counts = (
@@ -425,8 +425,8 @@ class Engine:
 
     def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
         if self._graphs is None or self._graphs.cannot(batch):
-            return self.loaded.rows(batch, wanted=wanted)
-        return only(self._graphs(batch), wanted)
+            return self.loaded.hidden_states(batch, output_rows=wanted)
+        return select_rows(self._graphs(batch), wanted)
 
     def _module(self, answerer: AnswerHead) -> nn.Module:
         head = self.loaded.head
@@ -440,7 +440,7 @@ def _on_host(scores: Tensor) -> Tensor:
     return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)
 
 
-def _able(loaded: Loaded) -> tuple[Head, tuple[AnswerHead, ...]]:
+def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
     if head is not None and (answerers := answer_heads_of(head.kind)):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.classic import Classic
@@ -115,7 +115,7 @@ def _scores(inspection: Inspection, score: Score, rows: Tensor, copies: int) -> 
 
 
 @contextmanager
-def _replaced_embeddings(loaded: Loaded, rows: Tensor) -> Iterator[None]:
+def _replaced_embeddings(loaded: ModelBundle, rows: Tensor) -> Iterator[None]:
     """Context in which the first batch that is embedded gets these rows instead."""
     replacements = [rows]
 

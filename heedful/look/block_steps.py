@@ -15,7 +15,7 @@ from heedful.look.inspection import Inspection
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Block, Stack
-from heedful.model.trace import within
+from heedful.model.trace import check_numbers
 from heedful.nn.positions import sinusoid
 
 BlockRecord = dict[str, tuple[Tensor, Tensor]]  # input and output of each module of a block
@@ -86,7 +86,7 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
         raise RequestError(f'steps of "{part}" are not available: use encoder or decoder')
     side = inspection.sides[view.rows]
     for what, number, count in (("layers", layer, view.layers), ("heads", head, view.heads), ("rows", row, len(side))):
-        within(what, [number], count)
+        check_numbers(what, [number], count)
     model = inspection.loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     assert stack is not None
@@ -109,7 +109,7 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
     loaded.eval()
     try:
         with torch.no_grad(), _recording(stack, layer, record), suppress(_BlockRecorded):
-            loaded.rows(inspection.source, inspection.target)
+            loaded.hidden_states(inspection.source, inspection.target)
     finally:
         loaded.train(training)
     inspection.block_record = (part, layer), record
@@ -123,7 +123,7 @@ def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[St
     config = embedding.config
     id = inspection.sides[inspection.view(part).rows][row]["id"]
     assert id is not None
-    inspection.loaded.settle()
+    inspection.loaded.flush()
     vector = embedding.tokens.weight[id] * config.scale
     about = "The token's own vector, a row of the embedding table; the same at every position."
     yield Step(name="Embedding", formula="e = E[token]", about=about, vectors={"e": vector})

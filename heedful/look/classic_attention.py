@@ -10,19 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
-from heedful.model.classic import Classic, SelfAttended, sentences
+from heedful.checkpoint import ModelBundle
+from heedful.model.classic import Classic, SelfAttentionMean, sentence_bounds
 from heedful.model.config import Classes
-from heedful.model.pooling import ReadClasses
-from heedful.nn.attend import weights as weights_of
-from heedful.nn.layout import Call, Layout
+from heedful.model.pooling import PooledClassesHead
+from heedful.nn.attend import attention_weights as weights_of
+from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 
 BAG_NAMES = ("each word alike",)  # uniform weights: the mean or sum of the words
 HIERARCHY_NAMES = ("word in its sentence", "sentence in the text", "word in the text")
 
 
-def attention_parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
+def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], str]]:
     """Return the parts of a classic model that have attention weights.
 
     Returns:
@@ -30,9 +30,9 @@ def attention_parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
     """
     model, head = cast(Classic, loaded.model), loaded.head
     parts: list[tuple[str, tuple[str, ...], str]] = []
-    if isinstance(model.over, SelfAttended):
+    if isinstance(model.over, SelfAttentionMean):
         parts.append(("over", ("cosine" if model.over.cosine else "dot product",), "tokens"))
-    if isinstance(head, ReadClasses):
+    if isinstance(head, PooledClassesHead):
         if hasattr(head, "bag"):
             parts.append(("reader", BAG_NAMES, "text"))
         elif hasattr(head, "hierarchy"):
@@ -45,15 +45,15 @@ def attention_parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
     return parts
 
 
-def attention_weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
+def attention_weights(loaded: ModelBundle, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
     """Return the weights of one part, "over" or "reader", for a batch of one sequence."""
     model, head = cast(Classic, loaded.model), loaded.head
     below: Tensor = super(Classic, model).forward(batch)  # without self-attention or a recurrent network
     if part == "over":
-        assert isinstance(model.over, SelfAttended)
+        assert isinstance(model.over, SelfAttentionMean)
         k = (F.normalize(below, dim=-1) if model.over.cosine else below)[:, None]
-        return weights_of(k, k, Call(layout=Layout.of(batch.bounds), scale=1.0), 0)
-    assert isinstance(head, ReadClasses)
+        return weights_of(k, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=1.0), 0)
+    assert isinstance(head, PooledClassesHead)
     if hasattr(head, "bag"):
         return below.new_full((1, 1, len(below)), 1 / len(below))
     rows = below if model.over is None else model.over(below, batch.bounds)
@@ -61,12 +61,12 @@ def attention_weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor,
         weights: Tensor = head.queries.weights(rows, batch.bounds)[0]
         return weights[:, None]
     reader = head.hierarchy
-    sentence_bounds, text_bounds = sentences(batch, reader.ends)
-    word_weights = torch.cat([weights[0] for weights in reader.words.weights(rows, sentence_bounds)])
-    vectors = reader.words(rows, sentence_bounds)[:, 0]
+    bounds, text_bounds = sentence_bounds(batch, reader.ends)
+    word_weights = torch.cat([weights[0] for weights in reader.words.weights(rows, bounds)])
+    vectors = reader.words(rows, bounds)[:, 0]
     if reader.over is not None:
         vectors = reader.over(vectors, text_bounds)
     sentence_weights = reader.sentences.weights(vectors, text_bounds)[0][0]
-    lengths = torch.tensor([stop - start for start, stop in pairwise(sentence_bounds)])
+    lengths = torch.tensor([stop - start for start, stop in pairwise(bounds)])
     per_word = sentence_weights.repeat_interleave(lengths)
     return torch.stack([word_weights, per_word, word_weights * per_word])[:, None]

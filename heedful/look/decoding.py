@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
-from heedful.model.decode import Beam, Greedy, search, stream
+from heedful.model.decode import BeamSearch, Greedy, beam_search, stream
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import sequence_ends
 
@@ -87,8 +87,8 @@ def decoding_report(
         steps.append({"token": token, "entropy": entropy, "candidates": candidates})
         greedy_ids.append(step.tokens[0])
         log_probability += step.log_probabilities[0]
-    beam = Beam(width=num_beams, best=num_beams, penalty="none")
-    (sequences, *_) = search(
+    beam = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
+    (sequences, *_) = beam_search(
         loaded.model, loaded.head, prompt, beam, max_new_tokens=max_new_tokens, stop=stop, source=source
     )
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.model.stack import Block, Placed, Transformer
+from heedful.model.stack import Block, LayerContext, Transformer
 
 Gates = Mapping[str, Float[Tensor, "layers heads"]]  # by part: encoder, decoder, cross
 ForwardPreHook = Callable[[nn.Module, tuple[object, ...]], tuple[Tensor] | None]
@@ -48,9 +48,9 @@ def unfused(block: Block) -> Iterator[None]:
         block.at_once = before
 
 
-def layer_context(inputs: tuple[object, ...]) -> Placed:
+def layer_context(inputs: tuple[object, ...]) -> LayerContext:
     """Return the context of the layer among the inputs of a block."""
-    return next(value for value in inputs if isinstance(value, Placed))
+    return next(value for value in inputs if isinstance(value, LayerContext))
 
 
 @contextmanager

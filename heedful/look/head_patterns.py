@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, TokenRecord, encode_item, readable_token
-from heedful.nn.layout import allowed, gaps
+from heedful.nn.layout import allowed_pairs, relative_distances
 
 PATTERNS = {
     "next": "the token that follows",
@@ -115,7 +115,7 @@ PatternSums = dict[tuple[str, str], _Sums]  # by part and pattern
 
 
 def find_head_patterns(
-    loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, max_texts: int = MAX_TEXTS, related: bool = True
+    loaded: ModelBundle, texts: Iterable[str | tuple[str, str]], *, max_texts: int = MAX_TEXTS, related: bool = True
 ) -> list[HeadPatterns]:
     """Score all patterns in every self-attention head.
 
@@ -144,7 +144,7 @@ def find_head_patterns(
     return _named_heads(sums)
 
 
-def readable_indices(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> list[int]:
+def readable_indices(loaded: ModelBundle, texts: Sequence[str | tuple[str, str]]) -> list[int]:
     """Return the indices of texts that are neither empty nor too long for the model.
 
     Raises:
@@ -189,7 +189,7 @@ def _add_text(
 
 def _visible_keys(inspection: Inspection, part: str, layer: int) -> Bool[Tensor, "n n"]:
     q, *_, call = inspection.trace.calls[part, layer]
-    return allowed(gaps(len(q), len(q)), call)
+    return allowed_pairs(relative_distances(len(q), len(q)), call)
 
 
 def _add_rows(
@@ -316,9 +316,9 @@ def _share_stem(a: str, b: str) -> bool:
     return common >= 4 and common >= 0.5 * max(len(a), len(b)) and a[:common].isalpha()
 
 
-def _static_unit_vectors(loaded: Loaded) -> Float[Tensor, "tokens width"]:
+def _static_unit_vectors(loaded: ModelBundle) -> Float[Tensor, "tokens width"]:
     """Return the embedding table, centred, as unit vectors."""
-    loaded.settle()
+    loaded.flush()
     table = loaded.model.embedding.tokens.weight.detach().float()
     return torch.nn.functional.normalize(table - table.mean(0), dim=-1)
 
@@ -326,7 +326,7 @@ def _static_unit_vectors(loaded: Loaded) -> Float[Tensor, "tokens width"]:
 # -- words that predict words -------------------------------------------------------------------------------------
 
 
-def _word_sets(loaded: Loaded, items: Sequence[str | tuple[str, str]]) -> list[set[str]]:
+def _word_sets(loaded: ModelBundle, items: Sequence[str | tuple[str, str]]) -> list[set[str]]:
     """Return the words of each text, without punctuation."""
     assert loaded.tokenizer is not None
     sets = []

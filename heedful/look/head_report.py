@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Dataset, DataSettings, Skip, read
 from heedful.errors import HeedfulError, RequestError
 from heedful.look.head_masking import gated_heads, open_gates
@@ -80,7 +80,7 @@ class HeadImportance:
 
 
 def head_importance(
-    loaded: Loaded, batches: Sequence[BatchLoss], counts: Sequence[float], measure: str
+    loaded: ModelBundle, batches: Sequence[BatchLoss], counts: Sequence[float], measure: str
 ) -> HeadImportance:
     """Measure the importance of heads by gradients of their gates and by masking (Michel et al. 2019).
 
@@ -129,7 +129,7 @@ def _indices(values: Tensor) -> list[tuple[int, int]]:
     return [(layer, head) for layer in range(values.shape[0]) for head in range(values.shape[1])]
 
 
-def _masking_gates(loaded: Loaded, heads: Sequence[HeadIndex]) -> dict[str, Tensor]:
+def _masking_gates(loaded: ModelBundle, heads: Sequence[HeadIndex]) -> dict[str, Tensor]:
     """Return gates that mask these heads."""
     gates = open_gates(loaded.model)
     for part, layer, head in heads:
@@ -140,7 +140,7 @@ def _masking_gates(loaded: Loaded, heads: Sequence[HeadIndex]) -> dict[str, Tens
 # -- losses -----------------------------------------------------------------------------------------------------
 
 
-def task_losses(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[BatchLoss], list[float]]:
+def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Any]) -> tuple[list[BatchLoss], list[float]]:
     """Return the task's loss of each batch of samples, and the number of losses in each batch."""
     groups: list[list[Any]] = []
     rows = 0
@@ -169,7 +169,7 @@ class _MaskedBatch(NamedTuple):
 
 
 def mlm_losses(
-    loaded: Loaded, texts: Sequence[str | tuple[str, str]], seed: int = 0
+    loaded: ModelBundle, texts: Sequence[str | tuple[str, str]], seed: int = 0
 ) -> tuple[list[BatchLoss], list[float]]:
     """Return the masked language modelling loss of batches of texts, and the number of masked tokens in each.
 
@@ -207,7 +207,7 @@ def mlm_losses(
     assert head is not None
 
     def loss(batch: _MaskedBatch) -> Tensor:
-        logits = head(loaded.rows(batch.packed, wanted=batch.rows), batch.packed)
+        logits = head(loaded.hidden_states(batch.packed, output_rows=batch.rows), batch.packed)
         return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="sum")
 
     return [partial(loss, batch) for batch in batches], [float(len(batch.rows)) for batch in batches]
@@ -217,7 +217,7 @@ def mlm_losses(
 
 
 def head_report(
-    loaded: Loaded, data: str | Path, *, max_texts: int = MAX_TEXTS, settings: DataSettings | None = None
+    loaded: ModelBundle, data: str | Path, *, max_texts: int = MAX_TEXTS, settings: DataSettings | None = None
 ) -> HeadReport:
     """Describe every head: name, patterns, and if the model has a loss on the data, importance and effect.
 
@@ -324,7 +324,7 @@ def _pruning_curve(importance: HeadImportance) -> PruningCurve:
     }
 
 
-def _importance(loaded: Loaded, task: Task | str, examples: Sequence[Example]) -> HeadImportance | None:
+def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Example]) -> HeadImportance | None:
     """Return the importance of the heads, or None if the model has no loss on such examples."""
     if isinstance(task, Task):
         encoded = task.read(examples)
@@ -337,7 +337,7 @@ def _importance(loaded: Loaded, task: Task | str, examples: Sequence[Example]) -
     return None
 
 
-def _open_data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Dataset[Any], Task | str, str]:
+def _open_data(loaded: ModelBundle, data: str | Path, settings: DataSettings) -> tuple[Dataset[Any], Task | str, str]:
     """Open the data for the model's head, or else as any texts.
 
     Returns:

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look import classic_attention
 from heedful.model.classic import Classic
-from heedful.model.trace import Attended, Part, Trace, What, within
-from heedful.nn.layout import Call
+from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_numbers
+from heedful.nn.layout import AttentionArgs
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, sequence_ends, start_generation
 from heedful.tokenizer import Encoding, Tokenizer
@@ -57,9 +57,9 @@ class View:
 class ProjectionTrace(Trace):
     """A trace that keeps q, k and v of all layers, so that any head's scores can be computed afterwards."""
 
-    calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, Call]] = field(default_factory=dict, init=False)
+    calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, AttentionArgs]] = field(default_factory=dict, init=False)
 
-    def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+    def record_attention(self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> None:
         """Keep the arguments of an attention call; compute nothing."""
         self.calls[part, layer] = q, k, v, call
 
@@ -82,7 +82,7 @@ class Inspection:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: ModelBundle,
         item: str | tuple[str, str],
         *,
         target: str | None = None,
@@ -97,13 +97,13 @@ class Inspection:
         self.name, self.choices = name or loaded.source, tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
         self.target, self.target_is_generated = self._decoder_input(target)
-        wanted: tuple[What, ...] = ("states", "weights")
-        self.trace = ProjectionTrace(what=[what for what in wanted if what in loaded.model.gives])
+        wanted: tuple[TraceItem, ...] = ("states", "weights")
+        self.trace = ProjectionTrace(what=[what for what in wanted if what in loaded.model.traceable])
         training = loaded.training
         loaded.eval()
         try:
             with torch.no_grad():
-                self.last_hidden_state: Tensor = loaded.rows(self.source, self.target, trace=self.trace)
+                self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
         finally:
             loaded.train(training)
         # inputs and outputs of the modules of one block, by (part, layer); a cache of block_steps.py
@@ -126,7 +126,7 @@ class Inspection:
                 raise RequestError("a target was given, but this model has no decoder that reads one: leave it out")
             return None, False
         if target is None and loaded.head is None:
-            return self.source.shifted(loaded.config.model.start or 0), False
+            return self.source.shift_right(loaded.config.model.start or 0), False
         ends = sequence_ends(loaded.config.model, self.tokenizer)
         start = 0 if ends.start is None else ends.start
         if target is not None:
@@ -154,7 +154,7 @@ class Inspection:
         model = self.loaded.config.model
         if model.encoder is None or model.decoder is None or model.start is None:
             return None
-        return self.source.shifted(model.start)
+        return self.source.shift_right(model.start)
 
     def _views(self) -> list[View]:
         model = self.loaded.config.model
@@ -191,11 +191,11 @@ class Inspection:
         self,
         part: str,
         layer: int,
-        what: Sequence[What] = ("weights",),
+        what: Sequence[TraceItem] = ("weights",),
         *,
         heads: Sequence[int] | None = None,
         rows: Sequence[int] | None = None,
-    ) -> Attended:
+    ) -> AttentionTrace:
         """Return one layer's attention.
 
         Args:
@@ -206,16 +206,16 @@ class Inspection:
             rows: Which rows, from 0; None: all.
         """
         view = self.view(part)
-        within("layers", [layer], view.layers)
+        check_numbers("layers", [layer], view.layers)
         with torch.no_grad():
             if (part, layer) not in self.trace.calls:
                 weights = self._traced_weights(part, layer)
-                chosen = list(within("heads", heads, len(weights)))
-                return Attended(scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)])
+                chosen = list(check_numbers("heads", heads, len(weights)))
+                return AttentionTrace(scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)])
             q, k, v, call = self.trace.calls[part, layer]
             stack_part = cast(Part, part)
             trace = Trace(what=what, heads=heads, rows=rows)
-            trace.take(stack_part, layer, 1, q, k, v, call)
+            trace.record_attention(stack_part, layer, 1, q, k, v, call)
             return trace.attention[stack_part, layer, 0]
 
     def _traced_weights(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
@@ -262,7 +262,7 @@ class Inspection:
         return [self.trace.states[stack_part, layer, 0] for layer in range(count + 1)]
 
 
-def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoding, str]:
+def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encoding, str]:
     """Tokenize a text or pair.
 
     Returns:
@@ -272,7 +272,7 @@ def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoding, 
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
     text = item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = decoder_prompts(loaded, loaded.tokenizer, [loaded.tokenizer.encode(text)])
-    limit = MAX_TOKENS if loaded.limit is None else loaded.limit
+    limit = MAX_TOKENS if loaded.max_length is None else loaded.max_length
     if 1 <= len(encoded) <= limit:
         return encoded, ""
     advice = "a shorter one" if encoded.ids else "one with words"
@@ -280,7 +280,7 @@ def encode_item(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoding, 
 
 
 def inspect_choices(
-    loaded: Loaded, prompt: str, choices: Sequence[str], *, target: str | None = None, name: str = ""
+    loaded: ModelBundle, prompt: str, choices: Sequence[str], *, target: str | None = None, name: str = ""
 ) -> list[Inspection]:
     """Return an inspection of each candidate of a multiple-choice prompt."""
     head = loaded.config.head

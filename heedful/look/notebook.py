@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection, inspect_choices
 from heedful.look.page import STYLE, bundled_script, read_asset
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TextInput: TypeAlias = str | tuple[str, str] | dict[str, object]  # a text, a pair, {"prompt": ..., "choices": [...]}
 
 
-def look(model: str | Path | Loaded, *texts: TextInput, target: str | None = None, word: str = "") -> AnyWidget:
+def look(model: str | Path | ModelBundle, *texts: TextInput, target: str | None = None, word: str = "") -> AnyWidget:
     """Show attention and hidden states of a model in a notebook. Needs pip install 'heedful[notebook]'.
 
     Args:
@@ -35,12 +35,12 @@ def look(model: str | Path | Loaded, *texts: TextInput, target: str | None = Non
 
 
 def make_page_api(
-    model: str | Path | Loaded, texts: Sequence[TextInput], *, target: str | None = None, word: str = ""
+    model: str | Path | ModelBundle, texts: Sequence[TextInput], *, target: str | None = None, word: str = ""
 ) -> PageAPI:
     """Return what answers a page about these texts; see `look` for the arguments."""
     if not texts:
         raise RequestError("no text was given: give one after the model")
-    loaded = model if isinstance(model, Loaded) else load(model)
+    loaded = model if isinstance(model, ModelBundle) else load(model)
     plain = [text for text in texts if not isinstance(text, dict)]
     if len(plain) < len(texts):
         match texts:

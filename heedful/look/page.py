@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection
 from heedful.look.page_api import NOT_FINITE, Json, PageAPI
 from heedful.model.config import Classes, NextToken
-from heedful.model.trace import within
+from heedful.model.trace import check_numbers
 
 MODULES = (  # each imports only modules before it
     *("parts.js", "numbers.js", "source.js", "draw.js", "plots.js", "tokens.js"),
@@ -110,7 +110,7 @@ def collect_answers(
         ("layers", layers, max(view.layers for view in views)),
         ("heads", heads, max(view.heads for view in views)),
     ):
-        within(what, numbers, count)
+        check_numbers(what, numbers, count)
         if numbers is not None and not numbers:
             raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
     answers: dict[str, Json] = {}

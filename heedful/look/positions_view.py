@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
-from heedful.model.classic_config import ClassicConfig, Recurrent, Writer
+from heedful.checkpoint import ModelBundle
+from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal, StackConfig, TransformerXl
 from heedful.model.stack import Stack
-from heedful.nn.positions import BucketRelation, ShawRelation, buckets, sinusoid
+from heedful.nn.positions import BucketedPosition, ShawPosition, distance_buckets, sinusoid
 
 RECURRENT = (
     "A recurrent network reads one token after another, so that each state depends on the order of the tokens before "
@@ -35,7 +35,7 @@ class PositionsView:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def positions_view(loaded: Loaded, max_positions: int = MAX_POSITIONS) -> list[PositionsView]:
+def positions_view(loaded: ModelBundle, max_positions: int = MAX_POSITIONS) -> list[PositionsView]:
     """Return the ways in which a model represents positions; empty if it does not."""
     views = []
     with torch.no_grad():
@@ -54,7 +54,7 @@ def positions_view(loaded: Loaded, max_positions: int = MAX_POSITIONS) -> list[P
             if stack is not None and stack.config.relation is not None:
                 views.append(_relation_view(stack, max_positions))
     if isinstance(config := loaded.config.model, ClassicConfig):
-        is_recurrent = isinstance(config.reader, Writer) or isinstance(config.reader.over, Recurrent)
+        is_recurrent = isinstance(config.reader, RecurrentSeq2Seq) or isinstance(config.reader.over, Recurrent)
         views += [PositionsView(name="Order itself", about=RECURRENT)] if is_recurrent else []
     return views
 
@@ -83,8 +83,8 @@ def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
             return PositionsView(name=f"{part}: rotary", about=about, tensors=tensors)
         case Buckets(count=count, reach=reach):
             (relation,) = stack.relations
-            assert isinstance(relation, BucketRelation)
-            numbers = buckets(gaps, count, reach, config.causal)
+            assert isinstance(relation, BucketedPosition)
+            numbers = distance_buckets(gaps, count, reach, config.causal)
             about = (
                 f"Distances fall into {count} buckets, exact for near ones and coarse for far ones, up to {reach}; "
                 "each head has a trained bias for each bucket, which is added to its scores."
@@ -93,7 +93,7 @@ def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
             return PositionsView(name=f"{part}: buckets", about=about, tensors=tensors)
         case Shaw(reach=reach):
             relation = stack.relations[0]
-            assert isinstance(relation, ShawRelation)
+            assert isinstance(relation, ShawPosition)
             about = f"A trained vector for each distance up to {reach}, added to keys (those of the first layer)."
             tensors = _table_tensors(relation.keys.weight)
             del tensors["distance"]  # rows of the table are distances already

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.model.stack import Block
-from heedful.model.trace import within
-from heedful.nn.inference_linear import Laid, Panels, Rounded
+from heedful.model.trace import check_numbers
+from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,15 +46,15 @@ class QKSpectrum:
         return f"No metric: {'; '.join(reasons)}."
 
 
-def qk_spectrum(loaded: Loaded, part: str, layer: int, head: int) -> QKSpectrum:
+def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpectrum:
     """Return the spectrum of one head of "encoder", "decoder" or "cross", computed in float64."""
     model = loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
         raise RequestError(f'part "{part}" of this model has no queries and keys: choose another part')
     config = stack.config
-    within("layers", [layer], config.layers)
-    within("heads", [head], config.heads)
+    check_numbers("layers", [layer], config.layers)
+    check_numbers("heads", [head], config.heads)
     block = stack.blocks[layer * len(stack.blocks) // config.layers]
     assert isinstance(block, Block)
     width, inner = config.head_width, config.heads * config.head_width
@@ -67,7 +67,9 @@ def qk_spectrum(loaded: Loaded, part: str, layer: int, head: int) -> QKSpectrum:
 
 def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
     """Return the weight of a linear layer, dequantized if the layer was converted for inference."""
-    tensors = layer.parts() if isinstance(layer, Laid | Panels | Rounded) else dict(layer.named_parameters())
+    tensors = (
+        layer.parts() if isinstance(layer, OneDnnLinear | NativeLinear | Int8Linear) else dict(layer.named_parameters())
+    )
     weight: Tensor = tensors["weight"].detach().double()
     return weight * tensors["scale"] if "scale" in tensors else weight
 

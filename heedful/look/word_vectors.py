@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look.inspection import Inspection, readable_token
 from heedful.model.classic import Classic, SelfAttended
-from heedful.model.recurrent_seq2seq import RecurrentWriter
+from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
 NEIGHBOURS = 10  # that are listed
 
@@ -111,7 +111,7 @@ def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor,
         return ["in the embedding", *(f"after block {layer}" for layer in range(len(states) - 1))], states
     with torch.no_grad():
         embeddings = model.embedding(inspection.source)
-        if isinstance(model, RecurrentWriter):
+        if isinstance(model, RecurrentSeq2SeqModel):
             states = [embeddings, model.reading(embeddings, inspection.source.bounds)]
             return ["in the embedding", "after the recurrent network"], states
     if not isinstance(model, Classic) or model.over is None:
@@ -146,7 +146,7 @@ def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour
 # -- static vectors ---------------------------------------------------------------------------------------------
 
 
-def static_vector(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
+def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
     """Return the mean of the embedding table's rows of a word's tokens, and the ids of these tokens.
 
     Raises:
@@ -161,17 +161,17 @@ def static_vector(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], l
         raise RequestError(f'"{word}" has no tokens: give a word')
     if tokenizer.special.unknown in ids:
         raise RequestError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
-    loaded.settle()
+    loaded.flush()
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 
-def neighbours(loaded: Loaded, word: str, count: int = NEIGHBOURS) -> list[Neighbour]:
+def neighbours(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> list[Neighbour]:
     """Return the tokens whose static vectors are most similar to that of a word."""
     vector, ids = static_vector(loaded, word)
     return nearest_tokens(loaded, vector, set(ids), count)
 
 
-def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
+def analogy(loaded: ModelBundle, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
     """Return the tokens d for which a is to b as c is to d (Mikolov et al. 2013).
 
     These are the tokens nearest to b - a + c, with a, b and c as unit vectors.
@@ -181,7 +181,7 @@ def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> 
     return nearest_tokens(loaded, unit_b - unit_a + unit_c, {id for _, ids in parts for id in ids}, count)
 
 
-def nearest_tokens(loaded: Loaded, vector: Tensor, exclude: set[int], count: int) -> list[Neighbour]:
+def nearest_tokens(loaded: ModelBundle, vector: Tensor, exclude: set[int], count: int) -> list[Neighbour]:
     """Return the tokens whose static vectors are most similar to a vector, without special tokens.
 
     Args:
@@ -190,7 +190,7 @@ def nearest_tokens(loaded: Loaded, vector: Tensor, exclude: set[int], count: int
     """
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    loaded.settle()
+    loaded.flush()
     table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
     cosines = F.cosine_similarity(table, vector[None])
     special = tokenizer.special

@@ -14,14 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention, Writer
+from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq, UntrainedSelfAttention
 from heedful.model.embedding import Embedding
-from heedful.model.stack import Transformer, only
-from heedful.model.trace import Trace, What
+from heedful.model.stack import Transformer, select_rows
+from heedful.model.trace import Trace, TraceItem
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
-from heedful.nn.recurrence import over_time
-from heedful.nn.scores import unit
+from heedful.nn.recurrence import run_cells
+from heedful.nn.scores import unit_vectors
 from heedful.packed import Packed
 
 Bounds = tuple[int, ...]
@@ -40,8 +40,8 @@ class Classic(Transformer):
         else:
             super().__init__(config)
         self.classic = config
-        assert not isinstance(config.reader, Writer)  # it writes: model/recurrent.py
-        self.over = make_over(config.reader.over, config.below)
+        assert not isinstance(config.reader, RecurrentSeq2Seq)  # it writes: model/recurrent.py
+        self.over = make_contextualizer(config.reader.over, config.word_width)
         if config.frozen:
             for part in self._fixed():
                 part.requires_grad_(False)
@@ -51,9 +51,9 @@ class Classic(Transformer):
         return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
 
     @property
-    def gives(self) -> tuple[What, ...]:
+    def traceable(self) -> tuple[TraceItem, ...]:
         """What its encoder gives; how a text is read off the rows is another matter."""
-        return () if self.encoder is None else super().gives
+        return () if self.encoder is None else super().traceable
 
     def train(self, mode: bool = True) -> Classic:
         """As usual, but what is frozen drops nothing out."""
@@ -74,20 +74,20 @@ class Classic(Transformer):
         """The rows, sequences end to end; of the wanted ones alone, where they are given."""
         if self.over is None:
             return super().forward(source, target, trace=trace, wanted=wanted)
-        return only(self.over(super().forward(source, target, trace=trace), source.bounds), wanted)
+        return select_rows(self.over(super().forward(source, target, trace=trace), source.bounds), wanted)
 
 
-def make_over(config: Recurrent | SelfAttention | None, width: int) -> nn.Module | None:
+def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width: int) -> nn.Module | None:
     """What goes over rows of that width."""
     match config:
         case Recurrent():
-            return BothWays(config, width)
-        case SelfAttention():
-            return SelfAttended(config)
+            return BidirectionalRnn(config, width)
+        case UntrainedSelfAttention():
+            return SelfAttentionMean(config)
     return None
 
 
-class BothWays(nn.Module):
+class BidirectionalRnn(nn.Module):
     """A recurrent net from left to right and one from right to left, in each sequence alone (Graves et al. 2005).
 
     Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up. On a CPU
@@ -103,20 +103,20 @@ class BothWays(nn.Module):
     def forward(self, x: Rows, bounds: Bounds) -> Float[Tensor, "rows both_widths"]:
         if len(x) == 0:
             return x.new_zeros(0, self.width)
-        order, counts = by_time(bounds)
+        order, counts = time_major_order(bounds)
         there = torch.from_numpy(order).to(x.device)
         back = torch.from_numpy(np.argsort(order)).to(x.device)
         if x.is_cuda:
             self.cells.flatten_parameters()
         given = x.to(next(self.parameters()).dtype).index_select(0, there)
         if torch.is_grad_enabled() and given.device.type == "cpu":
-            return over_time(self.cells, given, counts.tolist()).index_select(0, back)
+            return run_cells(self.cells, given, counts.tolist()).index_select(0, back)
         out, _ = self.cells(PackedSequence(given, torch.from_numpy(counts)))
         rows: Tensor = out.data.index_select(0, back)
         return rows
 
 
-def by_time(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+def time_major_order(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers place by place, longer sequences first, and how many sequences have each place.
 
     >>> [each.tolist() for each in by_time((0, 1, 1, 4))]
@@ -131,19 +131,19 @@ def by_time(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
     return order, np.bincount(place).astype(np.int64)
 
 
-class SelfAttended(nn.Module):
+class SelfAttentionMean(nn.Module):
     """softmax(X X) X over each sequence, with dot products or cosines as scores; there is nothing to train."""
 
-    def __init__(self, config: SelfAttention) -> None:
+    def __init__(self, config: UntrainedSelfAttention) -> None:
         super().__init__()
         self.cosine = config.score == "cosine"
 
     def forward(self, x: Rows, bounds: Bounds) -> Rows:
-        k = (unit(x) if self.cosine else x)[:, None]
+        k = (unit_vectors(x) if self.cosine else x)[:, None]
         return attend(k, k, x[:, None], Layout.of(bounds), scale=1.0)[:, 0]
 
 
-def sentences(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
+def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
     """Where sentences begin and end among the rows, and which sentences make up each sequence; an empty one has none.
 
     >>> sentences(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))

@@ -32,7 +32,7 @@ class Recurrent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelfAttention:
+class UntrainedSelfAttention:
     """softmax(X X) X, or of cosines: each word becomes a mean of its text's words by likeness; nothing is trained.
 
     A demonstration: two words always attend to each other as much, whatever stands around them.
@@ -46,15 +46,15 @@ class SelfAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reader:
+class PoolingConfig:
     """What all of them have."""
 
-    over: Recurrent | SelfAttention | None = None  # None: the rows of words as they are
+    over: Recurrent | UntrainedSelfAttention | None = None  # None: the rows of words as they are
     binary: Literal["softmax", "sigmoid"] = "softmax"  # of two labels: two scores, or one for the second label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bag(Reader):
+class BagPooling(PoolingConfig):
     """The sum or the mean of the rows: a bag of words, in which order does not count."""
 
     kind: Literal["bag"] = "bag"
@@ -62,7 +62,7 @@ class Bag(Reader):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attention(Reader):
+class AttentionPooling(PoolingConfig):
     """softmax(K q) V with a trained query: what the classifier looks for (Yang et al. 2016; Lin et al. 2017).
 
     K are the rows, W x, or tanh(W x + b); V are the rows or W x.
@@ -81,7 +81,7 @@ class Attention(Reader):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Structured(Reader):
+class StructuredPooling(PoolingConfig):
     """Several mixtures of a text's rows side by side, A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
 
     penalty |A A - 1|^2 (Frobenius) is added to the loss of each text, so that the mixtures differ (section 2.2). The
@@ -89,7 +89,7 @@ class Structured(Reader):
     """
 
     kind: Literal["structured"] = "structured"
-    over: Recurrent | SelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
+    over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
     hops: int = 30  # how many mixtures
     inner: int = 350  # width of the hidden layer that scores positions
     penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
@@ -100,7 +100,7 @@ class Structured(Reader):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hierarchical(Reader):
+class HierarchicalPooling(PoolingConfig):
     """Words to sentences to the document, with attention in both: softmax(tanh(W h + b) u) h (Yang et al. 2016).
 
     A sentence ends after tokens of `ends`, several in a row count as one end, and where the second text of a pair
@@ -109,7 +109,7 @@ class Hierarchical(Reader):
 
     kind: Literal["hierarchical"] = "hierarchical"
     # encoder over the words of a sentence; None: none
-    over: Recurrent | SelfAttention | None = Recurrent(cell="gru", width=50)
+    over: Recurrent | UntrainedSelfAttention | None = Recurrent(cell="gru", width=50)
     sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # over the rows of sentences
     inner: int = 100  # width of the hidden layer that scores words and sentences
     ends: tuple[int, ...] = ()  # token ids
@@ -118,7 +118,7 @@ class Hierarchical(Reader):
         _least(self, inner=1)
 
 
-Readers = Bag | Attention | Structured | Hierarchical
+PoolingConfigs = BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling
 
 
 # -- writing: what is looked at of the text that was read, and the pair of recurrent nets ----------------------------
@@ -127,7 +127,7 @@ ScoreName = Literal["cosine", "additive", "location", "general", "dot", "scaled_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looking:
+class SourceAttentionConfig:
     """What all of them have."""
 
     score: ScoreName = "additive"  # how a decoder state is compared with encoder states
@@ -141,7 +141,7 @@ class Looking:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Everywhere(Looking):
+class GlobalAttention(SourceAttentionConfig):
     """At all places, each a little: softmax (Bahdanau et al. 2015; Luong et al. 2015, section 3.1)."""
 
     kind: Literal["global"] = "global"
@@ -152,7 +152,7 @@ class Everywhere(Looking):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hard(Looking):
+class HardAttention(SourceAttentionConfig):
     """At one place: the one with the highest score, or in training one that is drawn (Xu et al. 2015, section 4.1).
 
     The gradient goes straight through to what softmax would have given.
@@ -168,34 +168,34 @@ class Hard(Looking):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Monotonic(Looking):
+class LocalM(SourceAttentionConfig):
     """Token t looks at the places t - radius to t + radius: local-m (Luong et al. 2015, section 3.2)."""
 
     kind: Literal["local_m"] = "local_m"
     radius: int = 10  # source tokens on each side of the window's centre
 
     def __post_init__(self) -> None:
-        Looking.__post_init__(self)
+        SourceAttentionConfig.__post_init__(self)
         _least(self, radius=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Predictive(Looking):
+class LocalP(SourceAttentionConfig):
     """Around a place that is predicted, less and less with the distance: local-p (Luong et al. 2015, section 3.2)."""
 
     kind: Literal["local_p"] = "local_p"
     radius: int = 10  # source tokens on each side of the predicted centre
 
     def __post_init__(self) -> None:
-        Looking.__post_init__(self)
+        SourceAttentionConfig.__post_init__(self)
         _least(self, radius=1)
 
 
-Looks = Everywhere | Hard | Monotonic | Predictive
+SourceAttentionConfigs = GlobalAttention | HardAttention | LocalM | LocalP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Writer:
+class RecurrentSeq2Seq:
     """A recurrent net reads a text in both directions, and another writes one (Sutskever et al. 2014).
 
     The second begins with what the first knows at both ends. With `look` it looks at the first one's rows at each
@@ -208,7 +208,7 @@ class Writer:
     width: int = 512  # of the writing net, and of both directions of the reading one together
     layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
     # attention over the source; None: only the encoder's last state
-    look: Everywhere | Hard | Monotonic | Predictive | None = Everywhere()
+    look: GlobalAttention | HardAttention | LocalM | LocalP | None = GlobalAttention()
     feed: bool = True  # feed the attended vector into the decoder's next step (input feeding, Luong et al. 2015)
     dropout: float = 0.0  # of words, between the layers of both nets, and of what is written from
 
@@ -224,45 +224,45 @@ class Writer:
 class ClassicConfig(ModelConfig):
     """A classic model: an embedding of words, or with an encoder their rows in context, and what reads or writes."""
 
-    reader: Bag | Attention | Structured | Hierarchical | Writer = Bag()
+    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling | RecurrentSeq2Seq = BagPooling()
     frozen: bool = False  # embedding and encoder stay as they are, and nothing is dropped out in them
     initialisation: Initialisation = Xavier()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.decoder is not None:
             raise HeedfulError("a classic model reads the rows of words or of an encoder: it has no decoder")
-        if self.writes and (self.encoder is not None or self.frozen):
+        if self.has_decoder and (self.encoder is not None or self.frozen):
             raise HeedfulError(
                 "recurrent nets that write learn their own words: give them no encoder, and frozen = false"
             )
 
     @property
-    def below(self) -> int:
+    def word_width(self) -> int:
         """The width of the rows of words."""
         return self.embedding.width if self.encoder is None else self.encoder.width
 
     @property
-    def reads(self) -> bool:
+    def has_encoder(self) -> bool:
         """Each takes a text."""
         return True
 
     @property
-    def writes(self) -> bool:
+    def has_decoder(self) -> bool:
         """A pair of recurrent nets does."""
-        return isinstance(self.reader, Writer)
+        return isinstance(self.reader, RecurrentSeq2Seq)
 
     @property
-    def looks_at(self) -> int | None:
+    def max_source_positions(self) -> int | None:
         """Location scores know so many places; the text that is written may have any length."""
         match self.reader:
-            case Writer(look=Everywhere() | Hard() as look) if look.score == "location":
+            case RecurrentSeq2Seq(look=GlobalAttention() | HardAttention() as look) if look.score == "location":
                 return look.longest
         return None
 
     @property
     def width(self) -> int:
         """Of the rows that come out."""
-        if isinstance(self.reader, Writer):
+        if isinstance(self.reader, RecurrentSeq2Seq):
             return self.embedding.width
         over = self.reader.over
-        return 2 * over.width if isinstance(over, Recurrent) else self.below
+        return 2 * over.width if isinstance(over, Recurrent) else self.word_width

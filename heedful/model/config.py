@@ -233,24 +233,24 @@ class ModelConfig:
     initialisation: Initialisation = TruncatedNormal()
 
     @property
-    def reads(self) -> bool:
+    def has_encoder(self) -> bool:
         """Whether it reads a text beside the one that it may write."""
         return self.encoder is not None
 
     @property
-    def writes(self) -> bool:
+    def has_decoder(self) -> bool:
         """Whether it writes texts, token by token."""
         return self.decoder is not None
 
     @property
-    def tells_types(self) -> bool:
+    def uses_token_types(self) -> bool:
         """Whether it makes a difference of which type a token's segment is."""
         stacks = (self.encoder, self.decoder)
         related = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
         return related or self.embedding.types > 1
 
     @property
-    def looks_at(self) -> int | None:
+    def max_source_positions(self) -> int | None:
         """How many places of the text that it reads it can look at while it writes another; None: any number."""
         return None
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.model.config import Learned
-from heedful.model.kv_cache import Cache
+from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 
-STRONGEST = 10.0  # of a beam's penalty, which is a power
-LEAST_TEMPERATURE = 1e-6  # of sampling; scores divided by much less overflow
+MAX_LENGTH_PENALTY = 10.0  # of a beam's penalty, which is a power
+MIN_TEMPERATURE = 1e-6  # of sampling; scores divided by much less overflow
 Score = Callable[[Tensor, Packed], Tensor]  # rows and their batch -> [rows, vocabulary], a vocabulary head
 
 
@@ -31,7 +31,7 @@ class Greedy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class Sampling:
     """A token drawn from softmax(scores / temperature), cut to the top_k best and to the best that reach top_p.
 
     top_p is nucleus sampling (Holtzman et al. 2020). What is drawn depends on the seed and on what is read, not
@@ -44,9 +44,9 @@ class Sample:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= LEAST_TEMPERATURE:
+        if not self.temperature >= MIN_TEMPERATURE:
             raise HeedfulError(
-                f"temperature is {self.temperature}; give a number from {LEAST_TEMPERATURE:g}, or write greedily, "
+                f"temperature is {self.temperature}; give a number from {MIN_TEMPERATURE:g}, or write greedily, "
                 "without a temperature"
             )
         if self.top_k is not None and self.top_k < 1:
@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beam:
+class BeamSearch:
     """The `width` most probable beginnings are followed; the `best` complete ones come out, best first.
 
     Complete ones are compared by log p / penalty, n tokens with the last: "none" 1; "power" n^strength; "gnmt"
@@ -65,34 +65,38 @@ class Beam:
     """
 
     kind: Literal["beam"] = "beam"
-    width: int = 4
-    best: int = 1
-    penalty: Literal["none", "power", "gnmt"] = "power"
-    strength: float = 1.0
-    ends: Literal["likely", "sure", "full"] = "likely"
+    num_beams: int = 4
+    num_return_sequences: int = 1
+    normalization: Literal["none", "power", "gnmt"] = "power"
+    length_penalty: float = 1.0
+    early_stopping: Literal["likely", "sure", "full"] = "likely"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.best <= self.width:
-            raise HeedfulError(f"best is {self.best} of {self.width} beams; expected 1 to the width")
-        if not -STRONGEST <= self.strength <= STRONGEST:
-            raise HeedfulError(f"strength is {self.strength}; expected a number from -{STRONGEST:g} to {STRONGEST:g}")
+        if not 1 <= self.num_return_sequences <= self.num_beams:
+            raise HeedfulError(
+                f"best is {self.num_return_sequences} of {self.num_beams} beams; expected 1 to the width"
+            )
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            raise HeedfulError(
+                f"strength is {self.length_penalty}; expected a number from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+            )
 
     def divisor(self, tokens: int) -> float:
         """By which the log-probability of so many tokens is divided."""
-        match self.penalty:
+        match self.normalization:
             case "none":
                 return 1.0
             case "power":
-                return float(max(tokens, 1) ** self.strength)
+                return float(max(tokens, 1) ** self.length_penalty)
             case "gnmt":
-                return float(((5 + tokens) / 6) ** self.strength)
+                return float(((5 + tokens) / 6) ** self.length_penalty)
 
 
-How = Greedy | Sample | Beam
+DecodingMethod = Greedy | Sampling | BeamSearch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Step:
+class DecodingStep:
     """One token more for each sequence that is not complete; `sequences` are their numbers in the batch."""
 
     sequences: tuple[int, ...]
@@ -102,7 +106,7 @@ class Step:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Written:
+class GeneratedTokens:
     """What was written after a prompt; the token that stopped it is not part of it."""
 
     tokens: list[int] = field(default_factory=list)
@@ -125,34 +129,34 @@ class Decoding(ABC):
         self._dropped: set[int] = set()
 
     @abstractmethod
-    def _advance(self) -> dict[int, list[Written]]:
+    def _advance(self) -> dict[int, list[GeneratedTokens]]:
         """One step: the finished sequences by number, with their texts, best first; sets `done` after the last."""
 
-    def step(self) -> dict[int, list[Written]]:
+    def step(self) -> dict[int, list[GeneratedTokens]]:
         """Write one token more; returns the sequences, by number, that this finished, with their texts, best first."""
         with torch.inference_mode():
             finished = self._advance()
         self.steps += 1
         return {number: texts for number, texts in finished.items() if number not in self._dropped}
 
-    def drop(self, sequences: Iterable[int]) -> None:
+    def cancel(self, sequences: Iterable[int]) -> None:
         """Give up these sequences: they leave the batch with the next step, and are never returned."""
         self._dropped.update(sequences)
         self.done = self.done or len(self._dropped) == self.count
 
-    def run(self) -> list[list[Written]]:
+    def run(self) -> list[list[GeneratedTokens]]:
         """Take all remaining steps; returns the texts of each sequence, best first."""
-        finished: dict[int, list[Written]] = {}
+        finished: dict[int, list[GeneratedTokens]] = {}
         while not self.done:
             finished.update(self.step())
-        return [finished.get(number, [Written()]) for number in range(self.count)]
+        return [finished.get(number, [GeneratedTokens()]) for number in range(self.count)]
 
 
 def decode(
     model: Transformer,
     score: Score,
     prompts: Packed,
-    how: How,
+    method: DecodingMethod,
     *,
     max_new_tokens: int,
     stop: Sequence[int],
@@ -160,24 +164,26 @@ def decode(
     seed: int = 0,
 ) -> Decoding:
     """Prepare generation after each prompt; the encoder reads `source`, and no step is taken yet."""
-    if isinstance(how, Beam):
-        return _BeamSearch(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source)
-    return _Tokens(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
+    if isinstance(method, BeamSearch):
+        return _BeamSearch(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
+    return _Tokens(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
 
 
-def write(
+def generate(
     model: Transformer,
     score: Score,
     prompts: Packed,
-    how: How,
+    method: DecodingMethod,
     *,
     max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
-) -> list[list[Written]]:
+) -> list[list[GeneratedTokens]]:
     """The text generated after each prompt: a single one, or the best of its beams."""
-    return decode(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed).run()
+    return decode(
+        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
+    ).run()
 
 
 # -- one token at a time ----------------------------------------------------------------------------------------
@@ -187,16 +193,18 @@ def stream(
     model: Transformer,
     score: Score,
     prompts: Packed,
-    how: Greedy | Sample,
+    method: Greedy | Sampling,
     *,
     max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
     distribution: bool = False,
-) -> Iterator[Step]:
+) -> Iterator[DecodingStep]:
     """Yield steps until a token of `stop`, `max_new_tokens` steps or the model's last position."""
-    decoding = _Tokens(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
+    decoding = _Tokens(
+        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
+    )
     while not decoding.done:
         with torch.inference_mode():
             step = decoding.next_step(distribution)
@@ -211,7 +219,7 @@ class _Tokens(Decoding):
         model: Transformer,
         score: Score,
         prompts: Packed,
-        how: Greedy | Sample,
+        how: Greedy | Sampling,
         *,
         max_new_tokens: int,
         stop: Sequence[int],
@@ -222,22 +230,22 @@ class _Tokens(Decoding):
         self._model, self._score, self._how, self._stop = model, score, how, stop
         self._room = _room(model, prompts, max_new_tokens)
         self._cache = _begin(model, prompts, source)
-        self._generators = _generators(seed, prompts, source) if isinstance(how, Sample) else []
+        self._generators = _generators(seed, prompts, source) if isinstance(how, Sampling) else []
         self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
         self._batch = prompts
-        self._written = [Written() for _ in range(len(prompts))]
+        self._written = [GeneratedTokens() for _ in range(len(prompts))]
 
-    def next_step(self, distribution: bool = False) -> Step:
+    def next_step(self, distribution: bool = False) -> DecodingStep:
         """Choose one token for each open sequence, and close those that end with it."""
         log_p = _next(self._model, self._score, self._batch, self._cache)
         if isinstance(self._how, Greedy):
             chosen = log_p.argmax(-1)
         else:
             numbers = [torch.rand(1, generator=self._generators[each], dtype=torch.float64) for each in self._open]
-            chosen = draw(log_p, self._how, torch.cat(numbers).to(log_p.device))
+            chosen = sample_next(log_p, self._how, torch.cat(numbers).to(log_p.device))
         found = log_p.gather(-1, chosen[:, None])[:, 0]
         tokens = chosen.tolist()
-        step = Step(
+        step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
             log_probabilities=tuple(found.tolist()),
@@ -249,14 +257,14 @@ class _Tokens(Decoding):
         self._open = [self._open[place] for place in kept]
         self.done = not kept
         if kept:
-            self._cache.choose(kept)
+            self._cache.reorder(kept)
             self._batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
         return step
 
     def _goes_on(self, number: int, token: int) -> bool:
         return token not in self._stop and self._room[number] > 0 and number not in self._dropped
 
-    def _advance(self) -> dict[int, list[Written]]:
+    def _advance(self) -> dict[int, list[GeneratedTokens]]:
         step = self.next_step()
         for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
             written = self._written[number]
@@ -276,7 +284,7 @@ def _generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch
     return [torch.Generator().manual_seed(each) for each in seeds]
 
 
-def draw(log_p: Float[Tensor, "rows vocabulary"], how: Sample, uniform: Float[Tensor, " rows"]) -> Tensor:
+def sample_next(log_p: Float[Tensor, "rows vocabulary"], how: Sampling, uniform: Float[Tensor, " rows"]) -> Tensor:
     """One token for each row, by a number from 0 to 1: where the summed probabilities, best first, exceed it."""
     scaled, order = (log_p.double() / how.temperature).sort(stable=True, dim=-1, descending=True)
     if how.top_k is not None:
@@ -299,22 +307,22 @@ class _Search:
     """The beginnings of one prompt that are followed, best first, and what is complete, best first."""
 
     max_new_tokens: int  # tokens that there is room for
-    open: list[Written]
-    complete: list[Written] = field(default_factory=list)
+    open: list[GeneratedTokens]
+    complete: list[GeneratedTokens] = field(default_factory=list)
 
 
-def search(
+def beam_search(
     model: Transformer,
     score: Score,
     prompts: Packed,
-    how: Beam,
+    method: BeamSearch,
     *,
     max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
-) -> list[list[Written]]:
+) -> list[list[GeneratedTokens]]:
     """The best complete continuations of each prompt by beam search."""
-    return _BeamSearch(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source).run()
+    return _BeamSearch(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source).run()
 
 
 class _BeamSearch(Decoding):
@@ -325,7 +333,7 @@ class _BeamSearch(Decoding):
         model: Transformer,
         score: Score,
         prompts: Packed,
-        how: Beam,
+        how: BeamSearch,
         *,
         max_new_tokens: int,
         stop: Sequence[int],
@@ -335,18 +343,18 @@ class _BeamSearch(Decoding):
         self._model, self._score, self._how, self._stop = model, score, how, stop
         room = _room(model, prompts, max_new_tokens)
         self._searches = {
-            number: _Search(max_new_tokens=room[number], open=[Written()]) for number in range(len(prompts))
+            number: _Search(max_new_tokens=room[number], open=[GeneratedTokens()]) for number in range(len(prompts))
         }
         self._batch, self._cache = prompts, _begin(model, prompts, source)
-        self._candidates = max(2, 1 + len(stop)) * how.width
+        self._candidates = max(2, 1 + len(stop)) * how.num_beams
 
-    def _advance(self) -> dict[int, list[Written]]:
+    def _advance(self) -> dict[int, list[GeneratedTokens]]:
         length, running = self.steps + 1, list(self._searches.values())
         log_p = _next(self._model, self._score, self._batch, self._cache)
         sums = [each.log_probability for one in running for each in one.open]
         begun = torch.tensor(sums, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
         summed = (log_p + begun[:, None]).unflatten(0, (len(running), -1)).flatten(1)
-        best = greatest(summed, min(self._candidates, summed.shape[1]))
+        best = top_candidates(summed, min(self._candidates, summed.shape[1]))
         going: dict[int, _Search] = {}
         parents: list[int] = []
         row = 0
@@ -359,18 +367,20 @@ class _BeamSearch(Decoding):
                 parents += [row + parent for parent in taken]
             row += beams
         finished = {
-            number: one.complete[: self._how.best] for number, one in self._searches.items() if number not in going
+            number: one.complete[: self._how.num_return_sequences]
+            for number, one in self._searches.items()
+            if number not in going
         }
         self._searches = going
         self.done = not going
         if going:
-            self._cache.choose(parents)
+            self._cache.reorder(parents)
             tokens = [[each.tokens[-1]] for one in going.values() for each in one.open]
             self._batch = Packed.of(tokens).to(log_p.device)
         return finished
 
 
-def greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
+def top_candidates(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
     """The greatest of each row with their places, best first: NaN above all, of equal ones the first, as `argmax`."""
     least = rows.topk(count, -1).values[:, -1:]
     for row, enough in zip(rows, ~(rows < least), strict=True):
@@ -380,52 +390,54 @@ def greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tu
 
 
 def _follow(
-    one: _Search, found: list[tuple[float, int, int]], how: Beam, stop: Sequence[int], *, last: bool
+    one: _Search, found: list[tuple[float, int, int]], how: BeamSearch, stop: Sequence[int], *, last: bool
 ) -> list[int]:
     """Follow the best candidates (log-probability, beginning, token); returns which beginning each one follows."""
-    opened: list[Written] = []
+    opened: list[GeneratedTokens] = []
     parents, begun = [], one.open
     for rank, (value, parent, token) in enumerate(found):
         ends = token in stop
         tokens = begun[parent].tokens if ends else [*begun[parent].tokens, token]
         count = len(begun[parent].tokens) + 1
-        written = Written(tokens=list(tokens), log_probability=value, score=value / how.divisor(count), complete=ends)
-        if (ends or last) and rank < how.width:
+        written = GeneratedTokens(
+            tokens=list(tokens), log_probability=value, score=value / how.divisor(count), complete=ends
+        )
+        if (ends or last) and rank < how.num_beams:
             one.complete.append(written)
-        elif not ends and len(opened) < how.width:
+        elif not ends and len(opened) < how.num_beams:
             opened.append(written)
             parents.append(parent)
     one.complete.sort(key=lambda each: -each.score)
-    del one.complete[how.width :]
+    del one.complete[how.num_beams :]
     one.open = opened
     return parents
 
 
-def _can_improve(one: _Search, how: Beam, length: int) -> bool:
+def _can_improve(one: _Search, how: BeamSearch, length: int) -> bool:
     """Whether a beginning may still end better than the worst of what is complete."""
-    if len(one.complete) < how.width:
+    if len(one.complete) < how.num_beams:
         return bool(one.open)
-    if how.ends == "full" or not one.open:
+    if how.early_stopping == "full" or not one.open:
         return False
-    longest = one.max_new_tokens if how.ends == "sure" and how.strength > 0 else length
+    longest = one.max_new_tokens if how.early_stopping == "sure" and how.length_penalty > 0 else length
     return one.open[0].log_probability / how.divisor(longest) > one.complete[-1].score
 
 
 # -- one step ---------------------------------------------------------------------------------------------------
 
 
-def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
+def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
     """An empty cache, or one with the encoder's rows."""
     if model.training:
         raise HeedfulError("the model is in training mode: call eval() before it writes")
-    prompts.firsts()  # refuses empty prompts
-    if (source is None) == model.config.reads:
+    prompts.first_rows()  # refuses empty prompts
+    if (source is None) == model.config.has_encoder:
         need = "needs a source" if source is None else "takes no source"
         raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
     if source is not None and len(source) != len(prompts):
         raise HeedfulError(f"there are {len(prompts)} prompts, but {len(source)} sources: give each prompt its own")
     with torch.inference_mode():
-        return model.remember(len(prompts) if source is None else source)
+        return model.init_cache(len(prompts) if source is None else source)
 
 
 def _room(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int, int]:
@@ -438,10 +450,10 @@ def _room(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int,
     }
 
 
-def _next(model: Transformer, score: Score, batch: Packed, cache: Cache) -> Float[Tensor, "sequences vocabulary"]:
+def _next(model: Transformer, score: Score, batch: Packed, cache: KVCache) -> Float[Tensor, "sequences vocabulary"]:
     """Log-probabilities of the token that follows each sequence; in float32 at least."""
     with torch.inference_mode():
-        rows = model.go_on(batch, cache)
+        rows = model.decode_step(batch, cache)
         lasts = rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
         scores = score(lasts, batch)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)

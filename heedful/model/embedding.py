@@ -40,14 +40,14 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(batch.tokens)
         if config.scale != 1.0:
             x = x * config.scale
-        if batch.keys is not None:
+        if batch.key_lengths is not None:
             x = torch.where(self._looks_on(batch), self.query, x)
         place: Tensor | None = None
         match config.positions:
             case Learned(offset=offset):
                 place = self.positions(batch.positions + offset)
             case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
-                steps = torch.arange(offset, offset + batch.longest, device=x.device)
+                steps = torch.arange(offset, offset + batch.max_length, device=x.device)
                 place = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
         if place is not None and config.positions is not None:
             x = torch.cat([x, place], -1) if config.positions.join == "concatenate" else x + place
@@ -61,15 +61,15 @@ class Embedding(nn.Module):
         """Which rows are not part of their sequence."""
         if not self.config.query:
             raise HeedfulError("this model has one stream: all rows of a batch must be keys")
-        assert batch.keys is not None
-        at = [torch.arange(length) >= keys for length, keys in zip(batch.lengths, batch.keys, strict=True)]
+        assert batch.key_lengths is not None
+        at = [torch.arange(length) >= keys for length, keys in zip(batch.lengths, batch.key_lengths, strict=True)]
         return torch.cat(at)[:, None].to(batch.tokens.device)
 
     def _check(self, batch: Packed) -> None:
         place = self.config.positions
-        most = place.count - place.offset if isinstance(place, Learned) else batch.longest
-        if batch.longest > most and batch.positions.max() >= most:  # all of a sequence that only fills are 0
-            lengths = [n + m for n, m in zip(batch.lengths, batch.before or [0] * len(batch), strict=True)]
+        most = place.count - place.offset if isinstance(place, Learned) else batch.max_length
+        if batch.max_length > most and batch.positions.max() >= most:  # all of a sequence that only fills are 0
+            lengths = [n + m for n, m in zip(batch.lengths, batch.past_lengths or [0] * len(batch), strict=True)]
             number = next(number for number, length in enumerate(lengths) if length > most)
             raise HeedfulError(
                 f"sequence {number} has {lengths[number]} tokens, but the model has positions for {most}: cut it into "

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from heedful.errors import HeedfulError
 from heedful.model import config as c
 from heedful.model.classic import Classic
-from heedful.model.pooling import ReadClasses
+from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
-from heedful.nn.layers import ACTIVATIONS, Exact, make_norm, means
+from heedful.nn.layers import ACTIVATIONS, FullPrecisionLinear, make_norm, segment_means
 from heedful.packed import Packed
 
 Rows = Float[Tensor, "rows width"]
@@ -146,7 +146,7 @@ class ClassesHead(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.first = SummaryVector(config, model.config.width)
-        last = Exact if config.problem_type == "regression" else nn.Linear
+        last = FullPrecisionLinear if config.problem_type == "regression" else nn.Linear
         self.out = last(model.config.width, len(config.labels), bias=config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
@@ -226,16 +226,16 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
         made[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), how)
         return made
     if how == "first":
-        return rows[batch.firsts()]
+        return rows[batch.first_rows()]
     if how == "last":
-        return rows[batch.lasts()]
+        return rows[batch.last_rows()]
     if how == "max":
         return torch.segment_reduce(rows, "max", lengths=lengths)
     owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
-    return means(rows, owner, lengths, power=0.5 if how == "mean_sqrt_length" else 1.0)
+    return segment_means(rows, owner, lengths, power=0.5 if how == "mean_sqrt_length" else 1.0)
 
 
-def read_of(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
+def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
     """The one row of each sequence that the head reads, and a batch of these alone; None, batch: it reads more."""
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
@@ -246,8 +246,8 @@ def read_of(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] |
             return None, batch
     if 0 in (len(batch), *batch.lengths) or len(poolings) > 1 or poolings[0] not in ("first", "last"):
         return None, batch
-    rows = batch.firsts() if poolings[0] == "first" else batch.lasts()
-    return rows, batch.ones(rows)
+    rows = batch.first_rows() if poolings[0] == "first" else batch.last_rows()
+    return rows, batch.select(rows)
 
 
 _HEADS: dict[type, type[nn.Module]] = {
@@ -272,5 +272,5 @@ def make_head(config: c.Head, model: Transformer) -> nn.Module:
     if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
         raise HeedfulError(f'a "{config.kind}" head needs at least one label, but none was given')
     if isinstance(model, Classic) and isinstance(config, c.Classes):
-        return ReadClasses(config, model)
+        return PooledClassesHead(config, model)
     return _HEADS[type(config)](config, model)

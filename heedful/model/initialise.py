@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from heedful.model.config import FanIn, Initialisation, Normal, TruncatedNormal, Xavier
 from heedful.model.stack import Attention, CrossAttention, Stack
 from heedful.nn.layers import Mlp
-from heedful.nn.positions import BucketRelation
+from heedful.nn.positions import BucketedPosition
 
 
 class _Undrawn(TorchFunctionMode):
@@ -26,7 +26,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
+def skip_init() -> Iterator[None]:
     """What is made within has no memory, and its weights are not drawn: that alone would import PyTorch's compiler,
     which takes longer than to read a small model."""
     with torch.device("meta"), _Undrawn():
@@ -73,7 +73,7 @@ def _special(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, S
             return [(part.up, (1.0, 1.0) if part.gated else (1.0,)), (part.down, ends)]
         case Stack() if unscaled:
             width = part.config.width**-0.5
-            return [(each.table, (width,)) for each in part.relations if isinstance(each, BucketRelation)]
+            return [(each.table, (width,)) for each in part.relations if isinstance(each, BucketedPosition)]
     return []
 
 

@@ -17,26 +17,37 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.errors import HeedfulError
-from heedful.model.classic import BothWays, Bounds, Classic, Rows, by_time
+from heedful.model.classic import BidirectionalRnn, Bounds, Classic, Rows, time_major_order
 from heedful.model.classic_config import (
     ClassicConfig,
-    Everywhere,
-    Hard,
-    Looks,
-    Monotonic,
-    Predictive,
+    GlobalAttention,
+    HardAttention,
+    LocalM,
+    LocalP,
     Recurrent,
-    Writer,
+    RecurrentSeq2Seq,
+    SourceAttentionConfigs,
 )
 from heedful.model.config import ModelConfig
 from heedful.model.embedding import Embedding
-from heedful.model.kv_cache import Cache
-from heedful.model.stack import Transformer, only
-from heedful.model.trace import Trace, What
+from heedful.model.kv_cache import KVCache
+from heedful.model.stack import Transformer, select_rows
+from heedful.model.trace import Trace, TraceItem
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Layout
 from heedful.nn.local_attention import LocalPredictive, local_monotonic
-from heedful.nn.scores import Additive, General, Location, Score, cosine, dot, drawn, hard, scaled_dot, soft
+from heedful.nn.scores import (
+    Additive,
+    General,
+    Location,
+    Score,
+    cosine,
+    dot,
+    hard_weights,
+    sample_weights,
+    scaled_dot,
+    soft_weights,
+)
 from heedful.packed import Packed
 
 Lines = Float[Tensor, "lines places width"]  # a line of places for each sequence, those behind its end are never seen
@@ -47,20 +58,20 @@ def make_model(config: ModelConfig) -> Transformer:
     """The model of that config."""
     if not isinstance(config, ClassicConfig):
         return Transformer(config)
-    return RecurrentWriter(config) if config.writes else Classic(config)
+    return RecurrentSeq2SeqModel(config) if config.has_decoder else Classic(config)
 
 
 # -- what is looked at ----------------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """The rows that were read, as they are compared and as they are taken."""
 
     keys: Float[Tensor, "lines places key_width"]
     values: Float[Tensor, "lines places width"]
     lengths: tuple[int, ...]
 
-    def there(self) -> Bool[Tensor, "lines places"]:
+    def is_row(self) -> Bool[Tensor, "lines places"]:
         """Which places hold a row."""
         lengths = torch.tensor(self.lengths, device=self.keys.device)
         return torch.arange(self.keys.shape[1], device=self.keys.device) < lengths[:, None]
@@ -71,30 +82,30 @@ class Source(NamedTuple):
         spans = tuple((line * places, line * places + length) for line, length in enumerate(self.lengths))
         return Layout(Layout.of(range(0, lines * queries + 1, queries)).queries, spans)
 
-    def choose(self, numbers: Sequence[int]) -> Source:
+    def select(self, numbers: Sequence[int]) -> EncodedSource:
         """These lines, in this order."""
         lines = torch.tensor(list(numbers), dtype=torch.long, device=self.keys.device)
         lengths = tuple(self.lengths[number] for number in numbers)
-        return Source(self.keys.index_select(0, lines), self.values.index_select(0, lines), lengths)
+        return EncodedSource(self.keys.index_select(0, lines), self.values.index_select(0, lines), lengths)
 
-    def first(self, count: int) -> Source:
+    def first(self, count: int) -> EncodedSource:
         """So many lines."""
-        return Source(self.keys[:count], self.values[:count], self.lengths[:count])
+        return EncodedSource(self.keys[:count], self.values[:count], self.lengths[:count])
 
-    def shown(self) -> Source:
+    def with_identity_values(self) -> EncodedSource:
         """Whose values say where they stand, so that what is taken of them are the weights themselves."""
         count = self.keys.shape[1]
         one = torch.eye(count, dtype=self.values.dtype, device=self.values.device)
         return self._replace(values=one.expand(len(self.keys), -1, -1))
 
 
-class Look(nn.Module):
+class SourceAttention(nn.Module):
     """Attention of the writing net to the rows that were read."""
 
-    def __init__(self, config: Looks, width: int) -> None:
+    def __init__(self, config: SourceAttentionConfigs, width: int) -> None:
         super().__init__()
         self.config = config
-        longest = config.longest if isinstance(config, Everywhere | Hard) else 1
+        longest = config.longest if isinstance(config, GlobalAttention | HardAttention) else 1
         made: dict[str, Callable[[], Score]] = {
             "cosine": lambda: cosine,
             "additive": lambda: Additive(width=width, key_width=width, inner_width=width // 2),
@@ -105,7 +116,7 @@ class Look(nn.Module):
         }
         self.score = made[config.score]()
         self.place = None
-        if isinstance(config, Predictive):
+        if isinstance(config, LocalP):
             self.place = LocalPredictive(self.compare, width=width, inner_width=width // 2, radius=config.radius)
 
     def keys(self, rows: Lines) -> Float[Tensor, "lines places key_width"]:
@@ -118,33 +129,33 @@ class Look(nn.Module):
         return score(q, keys)
 
     def forward(
-        self, q: Float[Tensor, "lines n width"], places: Int[Tensor, "lines n"], source: Source
+        self, q: Float[Tensor, "lines n width"], places: Int[Tensor, "lines n"], source: EncodedSource
     ) -> Float[Tensor, "lines n value_width"]:
         """What each state takes of its line; `places` say how many tokens were written before it."""
         count = q.shape[1]
-        if isinstance(self.config, Monotonic | Predictive):
+        if isinstance(self.config, LocalM | LocalP):
             k, v = source.keys.flatten(0, 1), source.values.flatten(0, 1)
             layout, states = source.layout(count), q.flatten(0, 1)
             if self.place is not None:
                 near: Tensor = self.place(states, k, v, layout)
             else:
-                assert isinstance(self.config, Monotonic)
+                assert isinstance(self.config, LocalM)
                 radius = self.config.radius
-                near = local_monotonic(self.compare, states, k, v, layout, radius=radius, places=places.flatten())
+                near = local_monotonic(self.compare, states, k, v, layout, radius=radius, positions=places.flatten())
             return near.view(len(q), count, near.shape[1])
         scores = (self.compare(q, source.keys).flatten(0, 1),)
-        sees = (source.there().repeat_interleave(count, 0),)
+        sees = (source.is_row().repeat_interleave(count, 0),)
         match self.config:
-            case Hard(how="drawn") if self.training:
-                (weights,) = drawn(scores, sees).weights
-            case Hard():
-                (weights,) = hard(scores, sees)
+            case HardAttention(how="drawn") if self.training:
+                (weights,) = sample_weights(scores, sees).weights
+            case HardAttention():
+                (weights,) = hard_weights(scores, sees)
             case _:
-                (weights,) = soft(scores, sees)
+                (weights,) = soft_weights(scores, sees)
         return weights.view(len(q), count, weights.shape[1]) @ source.values
 
 
-def lines(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
+def pad_rows(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
     """The rows in lines, and where each row stands among all places end to end."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
     places = max(lengths, default=0)
@@ -158,41 +169,43 @@ def lines(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
 # -- the two nets ---------------------------------------------------------------------------------------------------
 
 
-class States(Cache):
+class RecurrentCache(KVCache):
     """Where the writing net stands in each sequence."""
 
-    def __init__(self, state: State, fed: Float[Tensor, "sequences width"], source: Source) -> None:
+    def __init__(self, state: State, fed: Float[Tensor, "sequences width"], source: EncodedSource) -> None:
         super().__init__(len(fed))
         self.state, self.fed, self.read = state, fed, source
 
-    def choose(self, numbers: Sequence[int]) -> None:
+    def reorder(self, numbers: Sequence[int]) -> None:
         """Go on with these sequences in this order."""
         if list(numbers) == list(range(len(self.lengths))):
             return
-        super().choose(numbers)
+        super().reorder(numbers)
         at = torch.tensor(list(numbers), dtype=torch.long, device=self.fed.device)
         self.state = tuple(each.index_select(1, at) for each in self.state)
-        self.fed, self.read = self.fed.index_select(0, at), self.read.choose(numbers)
+        self.fed, self.read = self.fed.index_select(0, at), self.read.select(numbers)
 
 
-class RecurrentWriter(Transformer):
+class RecurrentSeq2SeqModel(Transformer):
     """One net reads, the other writes; rows are tanh(W [what it saw; its state]), as wide as the embedding."""
 
     def __init__(self, config: ClassicConfig) -> None:
         nn.Module.__init__(self)  # a Transformer has stacks; this one has none
-        assert isinstance(config.reader, Writer)
+        assert isinstance(config.reader, RecurrentSeq2Seq)
         self.config, self.writer, self.fills = config, config.reader, False
         writer, given = config.reader, config.embedding.width
         self.embedding = Embedding(config.embedding, given)
         self.encoder = self.decoder = None
         width, layers, lstm = writer.width, writer.layers, writer.cell == "lstm"
         between = writer.dropout if layers > 1 else 0.0
-        self.reading = BothWays(Recurrent(cell=writer.cell, width=width // 2, layers=layers), given, dropout=between)
+        self.reading = BidirectionalRnn(
+            Recurrent(cell=writer.cell, width=width // 2, layers=layers), given, dropout=between
+        )
         self.bridge = nn.Linear(width, layers * width * (2 if lstm else 1))
         self.feeds = writer.feed and writer.look is not None
         cell = nn.LSTM if lstm else nn.GRU
         self.writing = cell(given + (given if self.feeds else 0), width, layers, dropout=between)
-        self.look = None if writer.look is None else Look(writer.look, width)
+        self.look = None if writer.look is None else SourceAttention(writer.look, width)
         self.mix = nn.Linear(width if self.look is None else 2 * width, given)
 
     def forward(
@@ -208,24 +221,24 @@ class RecurrentWriter(Transformer):
             raise HeedfulError("this model needs a target: it reads one text and writes another")
         if len(target) != len(source):
             raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
-        return only(self.go_on(target, self.remember(source), trace=trace), wanted)
+        return select_rows(self.decode_step(target, self.init_cache(source), trace=trace), wanted)
 
     @property
-    def gives(self) -> tuple[What, ...]:
+    def traceable(self) -> tuple[TraceItem, ...]:
         """What its one layer looks at, which is not always by queries and keys."""
         return () if self.look is None else ("weights",)
 
-    def remember(self, source: Packed | int) -> States:
+    def init_cache(self, source: Packed | int) -> RecurrentCache:
         """What is known of these sequences before anything is written."""
         if isinstance(source, int):
             raise HeedfulError("this model reads a text before it writes one: give the batch that it is to read")
         with torch.autocast(source.tokens.device.type, enabled=False):
             rows = self.reading(self.embedding(source), source.bounds)
-            values, _ = lines(rows, source.bounds)
+            values, _ = pad_rows(rows, source.bounds)
             keys = values if self.look is None else self.look.keys(values)
             start = self._start(rows, source.bounds)
             fed = rows.new_zeros(len(source), self.config.width)
-            return States(start, fed, Source(keys, values, tuple(source.lengths)))
+            return RecurrentCache(start, fed, EncodedSource(keys, values, tuple(source.lengths)))
 
     def _start(self, rows: Rows, bounds: Bounds) -> State:
         """h = tanh(W s + b), and of an LSTM c = W' s + b', of what both directions know at their end."""
@@ -243,12 +256,12 @@ class RecurrentWriter(Transformer):
         h, *c = (each.contiguous() for each in parts.unbind(0))
         return (h.tanh(), *c)
 
-    def go_on(self, batch: Packed, cache: Cache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
+    def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
         """The rows of tokens that follow what the cache holds; they are remembered too."""
-        assert isinstance(cache, States), "another model's cache"
+        assert isinstance(cache, RecurrentCache), "another model's cache"
         if trace is not None:
-            trace.check(1, self.gives)
-        wants = self.look is not None and trace is not None and trace.wants("cross", 0, ("weights",))
+            trace.check(1, self.traceable)
+        wants = self.look is not None and trace is not None and trace.records("cross", 0, ("weights",))
         with torch.autocast(batch.tokens.device.type, enabled=False):
             x: Tensor = self.embedding(batch)
             before = torch.tensor(cache.lengths, dtype=torch.long, device=x.device)
@@ -258,12 +271,12 @@ class RecurrentWriter(Transformer):
                 rows, seen = self._at_once(x, batch.bounds, before, cache, wants)
         if trace is not None and seen is not None:
             spans = zip(pairwise(batch.bounds), cache.read.lengths, strict=True)
-            trace.keep_weights("cross", 0, [seen[start:stop, :length][None] for (start, stop), length in spans])
+            trace.record_weights("cross", 0, [seen[start:stop, :length][None] for (start, stop), length in spans])
         cache.advance(batch.lengths)
         return rows
 
     def _at_once(
-        self, x: Rows, bounds: Bounds, before: Tensor, cache: States, wants: bool
+        self, x: Rows, bounds: Bounds, before: Tensor, cache: RecurrentCache, wants: bool
     ) -> tuple[Tensor, Tensor | None]:
         """All tokens through the net, then all their states look."""
         order, back, counts = _orders(bounds, x.device)
@@ -279,15 +292,15 @@ class RecurrentWriter(Transformer):
         states, seen = made.data[back], None
         if self.look is None:
             return self._mixed(states, None), None
-        q, there = lines(states, bounds)
+        q, there = pad_rows(states, bounds)
         places = before[:, None] + torch.arange(q.shape[1], device=x.device)
         saw = self.look(q, places, cache.read).flatten(0, 1)[there]
         if wants:
-            seen = self.look(q, places, cache.read.shown()).flatten(0, 1)[there]
+            seen = self.look(q, places, cache.read.with_identity_values()).flatten(0, 1)[there]
         return self._mixed(states, saw), seen
 
     def _step_by_step(
-        self, x: Rows, bounds: Bounds, before: Tensor, cache: States, wants: bool
+        self, x: Rows, bounds: Bounds, before: Tensor, cache: RecurrentCache, wants: bool
     ) -> tuple[Tensor, Tensor | None]:
         """One token of each sequence at a time, those that are long enough; what each saw goes into the next step."""
         assert self.look is not None
@@ -296,7 +309,7 @@ class RecurrentWriter(Transformer):
             return x.new_zeros(0, self.config.width), None
         longest = _longest_first(bounds)
         state, fed = tuple(each[:, longest] for each in cache.state), cache.fed[longest]
-        read, before = cache.read.choose(longest), before[longest]
+        read, before = cache.read.select(longest), before[longest]
         ended: list[tuple[Tensor, ...]] = []  # states of sequences that have no more tokens, the longest last
         found, shown = [], []
         for number, part in enumerate(x[order].split(counts)):
@@ -310,7 +323,7 @@ class RecurrentWriter(Transformer):
             fed = self._mixed(made[0], self.look(q, places, read)[:, 0])
             found.append(fed)
             if wants:
-                shown.append(self.look(q, places, read.shown())[:, 0])
+                shown.append(self.look(q, places, read.with_identity_values())[:, 0])
         ended.append((*state, fed))
         again = torch.from_numpy(np.argsort(longest)).to(x.device)
         *states, last_fed = (torch.cat(each[::-1], -2) for each in zip(*ended, strict=True))
@@ -325,7 +338,7 @@ class RecurrentWriter(Transformer):
 
 def _orders(bounds: Bounds, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
     """Row numbers place by place, where each row stands among them, and how many sequences have each place."""
-    order, counts = by_time(bounds)
+    order, counts = time_major_order(bounds)
     back = torch.from_numpy(np.argsort(order)).to(device)
     return torch.from_numpy(order).to(device), back, counts.tolist()
 

@@ -23,46 +23,46 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.embedding import Embedding
-from heedful.model.kv_cache import Cache
-from heedful.model.trace import EVERYTHING, Part, Trace, What
-from heedful.nn.attend import attend_as
-from heedful.nn.cpu_attention import parts
+from heedful.model.kv_cache import KVCache
+from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
+from heedful.nn.attend import attend_with
+from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import Linear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
-    BucketRelation,
-    Relation,
-    RotaryRelation,
-    ShawRelation,
-    TransformerXlRelation,
+    BucketedPosition,
+    RelativePosition,
+    RotaryPosition,
+    ShawPosition,
+    TransformerXlPosition,
 )
 from heedful.packed import Packed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Sight:
+class AttentionContext:
     """What the rows that go through a stack may see: each other, and the encoder's rows where there are any."""
 
     layout: Layout
     memory: Float[Tensor, "keys width"] | None = None
-    to_memory: Layout | None = None
-    cache: Cache | None = None  # rows that came earlier
+    memory_layout: Layout | None = None
+    cache: KVCache | None = None  # rows that came earlier
     trace: Trace | None = None
     sequences: int = 0  # of the batch, without one that only fills it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Placed:
+class LayerContext:
     """How places enter one layer: the window, the relation, and what it prepared for the batch."""
 
     part: Part
     layer: int
     window: int | None
-    relation: Relation
+    relation: RelativePosition
     prepared: Any
-    wanted: Int[Tensor, " wanted"] | None = None  # the rows that go on after the attention; None: all
+    output_rows: Int[Tensor, " output_rows"] | None = None  # the rows that go on after the attention; None: all
 
 
 class Attention(nn.Module):
@@ -78,24 +78,24 @@ class Attention(nn.Module):
         self.qkv = Linear(config.width, 3 * inner, bias=config.attention_bias)
         self.out = Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], sight: Sight, placed: Placed) -> Tensor:
-        q, k, v = parts(self.qkv(x), self.heads)
+    def forward(self, x: Float[Tensor, "rows width"], sight: AttentionContext, placed: LayerContext) -> Tensor:
+        q, k, v = split_qkv(self.qkv(x), self.heads)
         bias = placed.relation.bias(q, placed.prepared, self.scale)
-        q, k = placed.relation.turn(q, k, placed.prepared)
+        q, k = placed.relation.rotate(q, k, placed.prepared)
         if sight.cache is not None:
-            k, v = sight.cache.join(placed.layer, k, v, sight.layout)
-        call = Call(
+            k, v = sight.cache.update(placed.layer, k, v, sight.layout)
+        call = AttentionArgs(
             layout=sight.layout,
             scale=self.scale,
             causal=self.causal,
             window=placed.window,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
-            first=self.kernel,
+            preferred=self.kernel,
         )
         if sight.trace is not None:
-            sight.trace.take(placed.part, placed.layer, sight.sequences, q, k, v, call)
-        out: Tensor = self.out(only(attend_as(q, k, v, call).flatten(1), placed.wanted))
+            sight.trace.record_attention(placed.part, placed.layer, sight.sequences, q, k, v, call)
+        out: Tensor = self.out(select_rows(attend_with(q, k, v, call).flatten(1), placed.output_rows))
         return out
 
 
@@ -111,14 +111,16 @@ class CrossAttention(nn.Module):
         self.kv = Linear(config.width, 2 * inner, bias=config.attention_bias)
         self.out = Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], sight: Sight, layer: int) -> Tensor:
-        assert sight.to_memory is not None and sight.memory is not None
+    def forward(self, x: Float[Tensor, "rows width"], sight: AttentionContext, layer: int) -> Tensor:
+        assert sight.memory_layout is not None and sight.memory is not None
         q = self.q(x).unflatten(-1, (self.heads, -1))
-        k, v = self._project(sight.memory) if sight.cache is None else sight.cache.cross(layer, self._project)
-        call = Call(layout=sight.to_memory, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        k, v = self._project(sight.memory) if sight.cache is None else sight.cache.update_cross(layer, self._project)
+        call = AttentionArgs(
+            layout=sight.memory_layout, scale=self.scale, dropout=self.dropout if self.training else 0.0
+        )
         if sight.trace is not None:
-            sight.trace.take("cross", layer, sight.sequences, q, k, v, call)
-        out: Tensor = self.out(attend_as(q, k, v, call).flatten(1))
+            sight.trace.record_attention("cross", layer, sight.sequences, q, k, v, call)
+        out: Tensor = self.out(attend_with(q, k, v, call).flatten(1))
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
@@ -126,7 +128,7 @@ class CrossAttention(nn.Module):
         return k, v
 
 
-def only(x: Float[Tensor, "rows width"], wanted: Int[Tensor, " wanted"] | None) -> Float[Tensor, "some width"]:
+def select_rows(x: Float[Tensor, "rows width"], wanted: Int[Tensor, " wanted"] | None) -> Float[Tensor, "some width"]:
     """The wanted rows; None: all."""
     return x if wanted is None else x.index_select(0, wanted)
 
@@ -158,18 +160,18 @@ class Block(nn.Module):
             inner_dropout=config.inner_dropout,
         )
         # in inference: the block's rows in one call, or None where it cannot
-        self.at_once: Callable[[Block, Tensor, Sight, Placed], Tensor | None] | None = None
+        self.at_once: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
 
     def forward(
         self,
         x: Float[Tensor, "rows width"],
-        sight: Sight,
-        placed: Placed,
+        sight: AttentionContext,
+        placed: LayerContext,
     ) -> Float[Tensor, "some width"]:
         if self.at_once is not None and (done := self.at_once(self, x, sight, placed)) is not None:
-            return only(done, placed.wanted)
+            return select_rows(done, placed.output_rows)
         out = self.attention_out_dropout
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out, placed.wanted)
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out, placed.output_rows)
         if sight.memory is not None:
             x = self._residual(x, self.cross_norm, lambda y: self.cross(y, sight, placed.layer), out)
         return self._residual(x, self.mlp_norm, self.mlp, self.dropout)
@@ -183,8 +185,8 @@ class Block(nn.Module):
         wanted: Tensor | None = None,
     ) -> Tensor:
         if self.norm_first:
-            return only(x, wanted) + dropout(layer(norm(x)), rate, self.training)
-        x, y = only(x, wanted), layer(x)
+            return select_rows(x, wanted) + dropout(layer(norm(x)), rate, self.training)
+        x, y = select_rows(x, wanted), layer(x)
         at_once = add_norm(x, y, norm, rate if self.training else 0.0)
         summed: Tensor = norm(x + dropout(y, rate, self.training)) if at_once is None else at_once
         return summed
@@ -194,20 +196,22 @@ def _norm(config: StackConfig) -> nn.Module:
     return make_norm(config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
-def _relations(config: StackConfig) -> list[Relation]:
+def _relations(config: StackConfig) -> list[RelativePosition]:
     """One for all layers, two (of layers without and with a window), or one for each block."""
     match config.relation:
         case Rotary(base=base, local_base=local):
-            return [RotaryRelation(base), RotaryRelation(base if local is None else local)]
+            return [RotaryPosition(base), RotaryPosition(base if local is None else local)]
         case Buckets(count=count, reach=reach):
-            return [BucketRelation(count=count, reach=reach, heads=config.heads, causal=config.causal)]
+            return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
         case Shaw(reach=reach, values=values):
-            made: Callable[[], Relation] = partial(ShawRelation, reach=reach, width=config.head_width, values=values)
+            made: Callable[[], RelativePosition] = partial(
+                ShawPosition, reach=reach, width=config.head_width, values=values
+            )
         case TransformerXl(reach=reach):
             sizes = {"width": config.width, "heads": config.heads, "head_width": config.head_width}
-            made = partial(TransformerXlRelation, **sizes, reach=reach, dropout=config.dropout)
+            made = partial(TransformerXlPosition, **sizes, reach=reach, dropout=config.dropout)
         case None:
-            return [Relation()]
+            return [RelativePosition()]
     return [made() for _ in range(config.blocks or config.layers)]
 
 
@@ -230,15 +234,17 @@ class Stack(nn.Module):
         batch: Packed,
         memory: Float[Tensor, "keys width"] | None = None,
         to_memory: Layout | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         trace: Trace | None = None,
         sequences: int = 0,
         wanted: Int[Tensor, " wanted"] | None = None,
     ) -> Float[Tensor, "some width"]:
         again = self.recompute and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
-        sight = Sight(layout=layout, memory=memory, to_memory=to_memory, cache=cache, trace=trace, sequences=sequences)
-        relations = [each for each in self.relations if isinstance(each, Relation)]
+        sight = AttentionContext(
+            layout=layout, memory=memory, memory_layout=to_memory, cache=cache, trace=trace, sequences=sequences
+        )
+        relations = [each for each in self.relations if isinstance(each, RelativePosition)]
         prepared = [relation.prepare(batch, x, keep=not again) for relation in relations]
         early = wanted is not None and memory is None and trace is None  # others are not computed to the end
         for layer in range(self.config.layers):
@@ -252,24 +258,24 @@ class Stack(nn.Module):
                     which = number
                 case _:
                     which = 0
-            placed = Placed(
+            placed = LayerContext(
                 part=self.part,
                 layer=layer,
                 window=window,
                 relation=relations[which],
                 prepared=prepared[which],
-                wanted=wanted if early and layer == self.config.layers - 1 else None,
+                output_rows=wanted if early and layer == self.config.layers - 1 else None,
             )
             if trace is not None:
-                trace.keep(self.part, layer, sequences, x, layout.queries)
+                trace.record_states(self.part, layer, sequences, x, layout.queries)
             if again:
                 x = checkpoint(self.blocks[number], x, sight, placed, use_reentrant=False)
             else:
                 x = self.blocks[number](x, sight, placed)
         x = dropout(self.norm(x), self.config.final_dropout, self.training)
         if trace is not None:
-            trace.keep(self.part, self.config.layers, sequences, x, layout.queries)
-        return x if early else only(x, wanted)
+            trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
+        return x if early else select_rows(x, wanted)
 
 
 class Transformer(nn.Module):
@@ -313,37 +319,37 @@ class Transformer(nn.Module):
         rows = (source if target is None else target).bounds[-1]
         count = len(source)
         if self._prepares_shapes():
-            source, target = source.filled(), None if target is None else target.filled()
+            source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
         if trace is not None:
-            trace.check(self._layers(), self.gives)
+            trace.check(self._layers(), self.traceable)
         made = self._run(source, target, trace, count, wanted)
         return made[:rows] if wanted is None else made
 
-    def remember(self, source: Packed | int) -> Cache:
+    def init_cache(self, source: Packed | int) -> KVCache:
         """Where decoding begins: the encoder's rows of these sequences, or room for so many without an encoder."""
         if self.decoder is None:
             raise HeedfulError("this model has no decoder: it cannot write")
         if self.encoder is None:
-            return Cache(source if isinstance(source, int) else len(source))
+            return KVCache(source if isinstance(source, int) else len(source))
         if isinstance(source, int):
             raise HeedfulError("this model has an encoder: give the batch that it is to read")
-        return Cache(len(source), self.encoder(self.embedding(source), source), source.bounds)
+        return KVCache(len(source), self.encoder(self.embedding(source), source), source.bounds)
 
-    def go_on(self, batch: Packed, cache: Cache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
+    def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
         """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
         assert self.decoder is not None
         if trace is not None:
-            trace.check(self._layers(), self.gives)
-        placed, to_memory = cache.placed(batch), cache.to_memory(batch)
+            trace.check(self._layers(), self.traceable)
+        placed, to_memory = cache.continue_positions(batch), cache.memory_layout(batch)
         x: Tensor = self.output_embedding(placed)
         x = self.decoder(x, placed, cache.memory, to_memory, cache, trace, len(batch))
         cache.advance(batch.lengths)
         return x
 
     @property
-    def gives(self) -> tuple[What, ...]:
+    def traceable(self) -> tuple[TraceItem, ...]:
         """What a trace can take of it."""
-        return EVERYTHING
+        return ALL_ITEMS
 
     def _layers(self) -> int:
         """Of the stack that has more."""
@@ -369,7 +375,7 @@ class Transformer(nn.Module):
         if self.encoder is not None:
             x = self.encoder(x, source, wanted=wanted if self.decoder is None else None, **asked)
         if self.decoder is None:
-            return x if self.encoder is not None else only(x, wanted)
+            return x if self.encoder is not None else select_rows(x, wanted)
         if target is None:
             x = self.decoder(x, source, wanted=wanted, **asked)
             return x

@@ -8,7 +8,7 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, Sinusoidal, Stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class VaswaniSize:
     """What its sizes differ in; encoder and decoder are alike."""
 
     layers: int
@@ -18,13 +18,13 @@ class Shape:
     dropout: float
 
 
-PUBLISHED = {  # table 3
-    "base": Shape(layers=6, width=512, heads=8, inner=2048, dropout=0.1),
-    "big": Shape(layers=6, width=1024, heads=16, inner=4096, dropout=0.3),
+PUBLISHED_SIZES = {  # table 3
+    "base": VaswaniSize(layers=6, width=512, heads=8, inner=2048, dropout=0.1),
+    "big": VaswaniSize(layers=6, width=1024, heads=16, inner=4096, dropout=0.3),
 }
 
 
-def original(shape: Shape, vocabulary: int) -> ModelConfig:
+def vaswani_config(shape: VaswaniSize, vocabulary: int) -> ModelConfig:
     """Norms after each residual sum, sines and cosines, one embedding for source, target and output (section 3.4)."""
     encoder = StackConfig(
         width=shape.width,

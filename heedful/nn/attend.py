@@ -14,7 +14,7 @@ from heedful.nn.cuda_attention import CUDA
 from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS as PLANNED
 from heedful.nn.kernels import Kernel
-from heedful.nn.layout import Bias, Call, Dense, Distance, Layout, allowed, gaps
+from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias, allowed_pairs, relative_distances
 
 KERNELS: tuple[Kernel, ...] = (PLANNED[0], *CUDA, *PLANNED[1:])  # in the order in which they are tried
 
@@ -38,15 +38,15 @@ def attend(
     torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error, as are
     shapes that do not go together.
     """
-    call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
-    return attend_as(q, k, v, call, backend=backend)
+    call = AttentionArgs(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
+    return attend_with(q, k, v, call, backend=backend)
 
 
-def attend_as(
+def attend_with(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
     v: Float[Tensor, "keys heads value_width"],
-    call: Call,
+    call: AttentionArgs,
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
@@ -54,7 +54,7 @@ def attend_as(
     _check(q, k, v, call.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), *v.shape[1:])
-    return choose(q, k, v, call, backend).run(q, k, v, call)
+    return choose_kernel(q, k, v, call, backend).run(q, k, v, call)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
@@ -64,14 +64,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
             f"q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}; expected [queries, heads, width], [keys, "
             "heads, width] and [keys, heads, value width]: repeat the heads of k and v where several of q share them"
         )
-    if layout.rows != len(q) or layout.keys_needed > len(k):
+    if layout.rows != len(q) or layout.min_key_rows > len(k):
         raise HeedfulError(
-            f"the layout is of {layout.rows} query rows and of key rows up to {layout.keys_needed}, and there are "
+            f"the layout is of {layout.rows} query rows and of key rows up to {layout.min_key_rows}, and there are "
             f"{len(q)} and {len(k)}: give the bounds of these rows"
         )
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str = "auto") -> Kernel:
+def choose_kernel(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, backend: str = "auto") -> Kernel:
     """The kernel that attend takes for this call."""
     if backend == "auto":
         return next(each for each in _ranked(call) if not (each.cannot(q, k, v, call) or each.slow(q, k, v, call)))
@@ -86,7 +86,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str = "auto") -
     return named[backend]
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def explain(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
     """One line for each kernel: taken, or why not."""
     lines, taken = [], False
     for kernel in _ranked(call):
@@ -97,36 +97,36 @@ def explain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return "\n".join(lines)
 
 
-def _ranked(call: Call) -> list[Kernel]:
-    return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name not in ("lined", call.first))
+def _ranked(call: AttentionArgs) -> list[Kernel]:
+    return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name not in ("lined", call.preferred))
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def _reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     rows = []
     for number, (first, last) in enumerate(call.layout.keys):
-        kept = weights(q, k, call, number)
+        kept = attention_weights(q, k, call, number)
         if call.dropout:
             kept = dropout(kept, call.dropout)
         mixed = torch.einsum("hij,jhd->ihd", kept, v[first:last])
-        if isinstance(call.bias, Distance) and call.bias.values is not None:
-            gap = gaps(kept.shape[1], kept.shape[2], q.device).clamp(-call.bias.reach, call.bias.reach)
+        if isinstance(call.bias, RelativeBias) and call.bias.values is not None:
+            gap = relative_distances(kept.shape[1], kept.shape[2], q.device).clamp(-call.bias.reach, call.bias.reach)
             mixed = mixed + torch.einsum("hij,ijd->ihd", kept, call.bias.values[gap + call.bias.reach])
         rows.append(mixed)
     return torch.cat(rows) if rows else q.new_zeros(len(q), *v.shape[1:])
 
 
-def weights(
-    q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], call: Call, number: int
+def attention_weights(
+    q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], call: AttentionArgs, number: int
 ) -> Float[Tensor, "heads n m"]:
     """softmax(scale q k + bias) of sequence `number`, before dropout; a query that may see no key has zeros."""
-    scores, sees = scores_of(q, k, call, number)
+    scores, sees = attention_scores(q, k, call, number)
     return scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
 
 
-def scores_of(
+def attention_scores(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
-    call: Call,
+    call: AttentionArgs,
     number: int,
     *,
     rows: Int[Tensor, " chosen"] | None = None,
@@ -140,19 +140,19 @@ def scores_of(
     every = slice(None)
     some = every if rows is None else rows.to(q.device)
     which = every if heads is None else heads.to(q.device)
-    gap = gaps(stop - start, last - first, q.device)[some]
+    gap = relative_distances(stop - start, last - first, q.device)[some]
     one, other = q[start:stop][some][:, which], k[first:last][:, which]
-    sees = allowed(gap, call).expand(one.shape[1], -1, -1)
+    sees = allowed_pairs(gap, call).expand(one.shape[1], -1, -1)
     scores = call.scale * torch.einsum("ihd,jhd->hij", one, other)
     match call.bias:
-        case Distance(table=table) as bias:
+        case RelativeBias(table=table) as bias:
             place = gap.clamp(-bias.reach, bias.reach) + bias.reach
             if table.ndim == 2:
                 scores = scores + table[which][:, place]
             else:
                 each = table[start:stop][some][:, which].transpose(0, 1)  # H n distances
                 scores = scores + each.gather(-1, place.expand(len(each), -1, -1))
-        case Dense(blocks=blocks):
+        case DenseBias(blocks=blocks):
             block = blocks[number][which][:, some]
             forbidden = block == float("-inf")
             sees = sees & ~forbidden

@@ -17,14 +17,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.nn.kernels import Block, Kernel, Plan, follow, make_plan, run_plan, shared
-from heedful.nn.layout import Call, Distance, Layout, Span, widths
+from heedful.nn.kernels import Block, Kernel, Plan, keys_have_gaps, make_plan, run_plan, share_lines
+from heedful.nn.layout import AttentionArgs, Layout, RelativeBias, Span, cannot_differ
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDTHS, BUDGET = (64, 128, 256, 512), 1 << 22  # of the lines of a block, and its scores a head: few, large launches
 TILE = 128  # rows of a tile of the compiled kernel
 FAR = 1 << 30  # places: no window
-TAKES: tuple[str, ...] = (  # what the private operator has to take
+REQUIRED_ARGUMENTS: tuple[str, ...] = (  # what the private operator has to take
     *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale"),
     *("window_size_left", "window_size_right"),
 )
@@ -37,10 +37,10 @@ def _not_cuda(q: Tensor) -> str:
 # -- packed rows, with dropout ------------------------------------------------------------------------------------
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """The operator below varlen_attn, which has no dropout: causal masks and windows aligned at the end, as ours."""
     layout, reach = call.layout, -1 if call.window is None else call.window
-    of, to = layout.plan(("flash", q.device), lambda: (_bounds(layout.queries, q), _bounds(layout.keys, q)))
+    of, to = layout.cached(("flash", q.device), lambda: (_bounds(layout.queries, q), _bounds(layout.keys, q)))
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     mixed: Tensor = _operator()(
         q,
@@ -69,18 +69,18 @@ def _operator() -> Callable[..., Any]:
 
 
 @cache
-def _lacks() -> str:
+def _missing_arguments() -> str:
     """Why the operator cannot be called here, or nothing: it is private, and may have another signature."""
     try:
         known = {argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments}
     except AttributeError:
         known = set()
-    missing = [name for name in TAKES if name not in known]
+    missing = [name for name in REQUIRED_ARGUMENTS if name not in known]
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _not_flash(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
-    if reason := _not_cuda(q) or _lacks():
+def _not_flash(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
+    if reason := _not_cuda(q) or _missing_arguments():
         return reason
     if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "it needs compute capability 8.0"
@@ -90,42 +90,42 @@ def _not_flash(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
         return "it has no bias"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    return widths(k, v) or follow(k, call)
+    return cannot_differ(k, v) or keys_have_gaps(k, call)
 
 
-def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
     return "" if call.dropout else "without dropout varlen calls the same operator by its public name"
 
 
 # -- blocks -------------------------------------------------------------------------------------------------------
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def _grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """Sequences in lines of a block, each block one fused attention with its bias, mask and dropout."""
 
     def make() -> Plan:
-        return make_plan(call, partial(shared, widths=WIDTHS, budget=BUDGET), q, k)
+        return make_plan(call, partial(share_lines, widths=WIDTHS, budget=BUDGET), q, k)
 
-    if call.bias is None or isinstance(call.bias, Distance):
+    if call.bias is None or isinstance(call.bias, RelativeBias):
         key = ("grouped", call.causal, call.window, q.dtype, q.device, call.bias is None)
-        return run_plan(q, k, v, call, call.layout.plan(key, make), _fused)
+        return run_plan(q, k, v, call, call.layout.cached(key, make), _fused)
     return run_plan(q, k, v, call, make(), _fused)  # what it forbids is part of the plan
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call, block: Block) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: AttentionArgs, block: Block) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=call.scale)
 
 
-def _not_grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def _not_grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
     return _not_cuda(q) or _adds_values(call)
 
 
-def _adds_values(call: Call) -> str:
-    has = isinstance(call.bias, Distance) and call.bias.values is not None
+def _adds_values(call: AttentionArgs) -> str:
+    has = isinstance(call.bias, RelativeBias) and call.bias.values is not None
     return "it cannot add a value for each distance" if has else ""
 
 
-def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
     return "" if _not_flash(q, k, v, call) else "packed rows without a bias need no blocks"
 
 
@@ -137,17 +137,17 @@ class Tiles:
     """Which tiles of scores are computed, and where every row stands."""
 
     mask: Any  # torch's BlockMask
-    of: Int[Tensor, " queries"]  # places counted from the end of each sequence
-    to: Int[Tensor, " keys"]
+    query_positions: Int[Tensor, " queries"]  # places counted from the end of each sequence
+    key_positions: Int[Tensor, " keys"]
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     """PyTorch's compiled attention over all rows at once; tiles between sequences are left out.
 
     It is compiled anew for each number of rows: batches have to have one shape.
     """
     key = ("flex", call.causal, call.window, q.device, len(k))
-    tiles = call.layout.plan(key, lambda: tiles_of(call, q, k))
+    tiles = call.layout.cached(key, lambda: make_tiles(call, q, k))
     heads = [each.transpose(0, 1)[None] for each in (q, k, v)]
     modify = None if call.bias is None else _modify(call.bias, tiles)
     mixed: Tensor = _compiled()(*heads, score_mod=modify, block_mask=tiles.mask, scale=call.scale)
@@ -155,14 +155,14 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
 
 
 def _modify(bias: Any, tiles: Tiles) -> Callable[..., Tensor]:
-    assert isinstance(bias, Distance)
-    table, reach, of, to = bias.table, bias.reach, tiles.of, tiles.to
+    assert isinstance(bias, RelativeBias)
+    table, reach, of, to = bias.table, bias.reach, tiles.query_positions, tiles.key_positions
     if table.ndim == 2:
         return lambda score, b, h, i, j: score + table[h, (to[j] - of[i]).clamp(-reach, reach) + reach]
     return lambda score, b, h, i, j: score + table[i, h, (to[j] - of[i]).clamp(-reach, reach) + reach]
 
 
-def tiles_of(call: Call, q: Tensor, k: Tensor) -> Tiles:
+def make_tiles(call: AttentionArgs, q: Tensor, k: Tensor) -> Tiles:
     """From bounds alone: no tensor of all scores is made."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -181,10 +181,10 @@ def tiles_of(call: Call, q: Tensor, k: Tensor) -> Tiles:
         mask_mod=_sees(call, owner_of, owner_to, of, to),
         seq_lengths=(len(q), len(k)),
     )
-    return Tiles(mask=mask, of=of, to=to)
+    return Tiles(mask=mask, query_positions=of, key_positions=to)
 
 
-def _sees(call: Call, owner_of: Tensor, owner_to: Tensor, of: Tensor, to: Tensor) -> Callable[..., Tensor]:
+def _sees(call: AttentionArgs, owner_of: Tensor, owner_to: Tensor, of: Tensor, to: Tensor) -> Callable[..., Tensor]:
     """Which pairs count, as `layout.allowed` has it; a lambda, because PyTorch traces it."""
     near = FAR if call.window is None else call.window
     ahead = 0 if call.causal else near
@@ -219,22 +219,24 @@ def _compiled() -> Callable[..., Any]:
     return made
 
 
-def _not_flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+def _not_flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
     if reason := _not_cuda(q) or _adds_values(call):
         return reason
     if q.dtype not in (*HALVES, torch.float32):
         return f"it computes in float16, bfloat16 and float32, not in {q.dtype}"
     if call.dropout:
         return "it has no dropout"
-    if not (call.bias is None or isinstance(call.bias, Distance)):
+    if not (call.bias is None or isinstance(call.bias, RelativeBias)):
         return "it has no bias that is given in full"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
         return f"its heads are 16, 32, 64, 128 or 256 wide, not {q.shape[-1]}"
-    return widths(k, v)
+    return cannot_differ(k, v)
 
 
-def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
-    return "" if call.first == "flex" else "it is compiled for each number of rows: name it where that never changes"
+def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
+    return (
+        "" if call.preferred == "flex" else "it is compiled for each number of rows: name it where that never changes"
+    )
 
 
 CUDA: tuple[Kernel, ...] = (

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.csrc import why
+from heedful.csrc import unavailable_reason
 from heedful.nn import cpu_ops
 from heedful.nn.layers import ACTIVATIONS
 
 FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products apply themselves, and their algorithm
 
 
-class Laid(nn.Module):
+class OneDnnLinear(nn.Module):
     """activation(W x + b) by oneDNN, W in the order that its products read it in; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
@@ -28,7 +28,7 @@ class Laid(nn.Module):
         self.weight = _operators()._reorder_linear_weight(weight, rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.out = len(weight)
-        self.after = ("none", "") if activation is None else (activation, FUSED[activation])
+        self.fused_activation = ("none", "") if activation is None else (activation, FUSED[activation])
 
     def parts(self) -> dict[str, Tensor]:
         """Weight and bias, as they were."""
@@ -45,39 +45,41 @@ class Laid(nn.Module):
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         if x.numel() == 0:
             return x.new_zeros(*x.shape[:-1], self.out)
-        name, algorithm = self.after
+        name, algorithm = self.fused_activation
         laid: Tensor = _operators()._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
         return laid
 
 
-class Panels(nn.Module):
+class NativeLinear(nn.Module):
     """activation(W x + b) by the kernels in C++, W in the panels that they read; bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.out, self.width = weight.shape
-        self.plain = weight  # as it was, for what else is to be done with it
+        self.original_weight = weight  # as it was, for what else is to be done with it
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.gelu = activation == "gelu"
-        self.panels = cpu_ops.packed(weight.contiguous(), turned=True, half=True)
+        self.panels = cpu_ops.pack_weight(weight.contiguous(), turned=True, half=True)
 
     def parts(self) -> dict[str, Tensor]:
         """Weight and bias, as they were."""
-        return {"weight": self.plain} | ({} if self.bias is None else {"bias": self.bias.to(self.plain.dtype)})
+        return {"weight": self.original_weight} | (
+            {} if self.bias is None else {"bias": self.bias.to(self.original_weight.dtype)}
+        )
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         rows = x.reshape(-1, self.width)
-        y = cpu_ops.product(rows.to(torch.bfloat16), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
+        y = cpu_ops.linear(rows.to(torch.bfloat16), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
         return y.view(*x.shape[:-1], self.out)
 
 
-def cannot_panel(linear: nn.Linear) -> str:
+def cannot_use_native(linear: nn.Linear) -> str:
     """Why `Panels` cannot be taken for such a layer, or nothing."""
     if linear.weight.dtype != torch.bfloat16:
         return f"our products are of bfloat16, not of {linear.weight.dtype}"
-    if cpu_ops.usable(linear.weight) is None or len(linear.weight) % 16:
-        return why() or f"our products are of whole vectors, not of {tuple(linear.weight.shape)}"
+    if cpu_ops.usable_kernels(linear.weight) is None or len(linear.weight) % 16:
+        return unavailable_reason() or f"our products are of whole vectors, not of {tuple(linear.weight.shape)}"
     return ""
 
 
@@ -85,7 +87,7 @@ def _operators() -> Any:
     return torch.ops.mkldnn
 
 
-def cannot_lay(dtype: torch.dtype) -> str:
+def cannot_use_onednn(dtype: torch.dtype) -> str:
     """Why `Laid` cannot be taken here, or nothing: PyTorch's operators for it are private, and may be gone."""
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch is built without oneDNN"
@@ -98,13 +100,13 @@ def cannot_lay(dtype: torch.dtype) -> str:
             linear.weight.copy_(torch.linspace(-0.3, 0.4, 960).view(40, 24).sin())
             linear.bias.copy_(torch.linspace(-1, 1, 40))
             x = torch.linspace(-1, 1, 72, dtype=dtype).view(3, 24)
-            off = (Laid(linear, "gelu")(x) - ACTIVATIONS["gelu"](linear(x))).abs().max().item()
+            off = (OneDnnLinear(linear, "gelu")(x) - ACTIVATIONS["gelu"](linear(x))).abs().max().item()
     except (AttributeError, RuntimeError, TypeError) as error:
         return f"PyTorch {torch.__version__} computes no such products here: {str(error).splitlines()[0][:100]}"
     return "" if off < (1e-5 if dtype == torch.float32 else 2e-2) else f"its products are off by {off:.1e}"
 
 
-class Rounded(nn.Module):
+class Int8Linear(nn.Module):
     """activation(W x + b) in whole numbers: rows of W, and of x as they come, are scaled to -127..127 and rounded.
 
     Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2), by
@@ -114,13 +116,13 @@ class Rounded(nn.Module):
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
-        weight, self.scale = rounded(linear.weight.detach().float())
+        weight, self.scale = quantize_rows(linear.weight.detach().float())
         self.weight, self.scale = weight.t(), self.scale.t()
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.activation = activation
-        self.panels: cpu_ops.Bytes | None = None
+        self.panels: cpu_ops.Int8Weight | None = None
         if (activation or "gelu") == "gelu":
-            self.panels = cpu_ops.Bytes.of(weight, self.scale[0], self.bias, gelu=activation is not None)
+            self.panels = cpu_ops.Int8Weight.of(weight, self.scale[0], self.bias, gelu=activation is not None)
 
     def parts(self) -> dict[str, Tensor]:
         """Weight in whole numbers, the scale of each of its rows, and bias."""
@@ -130,15 +132,15 @@ class Rounded(nn.Module):
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         given = x.reshape(-1, x.shape[-1])
         if self.panels is not None and len(given):
-            return self.panels.product(given).view(*x.shape[:-1], -1)
-        rows, scale = rounded(given)
+            return self.panels.linear(given).view(*x.shape[:-1], -1)
+        rows, scale = quantize_rows(given)
         y = torch._int_mm(rows, self.weight).float().mul_(self.scale)
         y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
         y = y if self.activation is None else ACTIVATIONS[self.activation](y)
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
 
-def rounded(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
+def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
     """Whole numbers and the scale of each row, rows = numbers * scale nearly; a row of zeros stays one."""
     scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale

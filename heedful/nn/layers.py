@@ -29,7 +29,7 @@ def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool)
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
 
 
-class Exact(nn.Linear):
+class FullPrecisionLinear(nn.Linear):
     """W x + b in the precision of W, inside autocast too, which would round a number such as a year to eight bits."""
 
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
@@ -37,7 +37,7 @@ class Exact(nn.Linear):
             return super().forward(x.to(self.weight.dtype))
 
 
-def means(
+def segment_means(
     rows: Float[Tensor, "rows width"], owners: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
 ) -> Float[Tensor, "count width"]:
     """The sum of each owner's rows over count^power, added up in float32 at least; zeros where it has none."""

@@ -46,9 +46,11 @@ class Layout:
     def within(cls, batch: Packed) -> Layout:
         """Each sequence of a batch to itself, without the rows that only look on."""
         layout = cls.of(batch.bounds)
-        if batch.keys is None:
+        if batch.key_lengths is None:
             return layout
-        return cls(layout.queries, tuple((a, a + m) for (a, _), m in zip(layout.queries, batch.keys, strict=True)))
+        return cls(
+            layout.queries, tuple((a, a + m) for (a, _), m in zip(layout.queries, batch.key_lengths, strict=True))
+        )
 
     @property
     def rows(self) -> int:
@@ -56,9 +58,9 @@ class Layout:
         return self.queries[-1][1] if self.queries else 0
 
     @property
-    def keys_needed(self) -> int:
+    def min_key_rows(self) -> int:
         """How many key rows there are at least; a HeedfulError where the spans are not such as they have to be."""
-        found: int = self.plan(("keys needed",), self._keys_needed)
+        found: int = self.cached(("keys needed",), self._keys_needed)
         return found
 
     def _keys_needed(self) -> int:
@@ -76,7 +78,7 @@ class Layout:
         """(n, m) of each sequence."""
         return [(b - a, d - c) for (a, b), (c, d) in zip(self.queries, self.keys, strict=True)]
 
-    def plan(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """The plan of that key, made once."""
         if key not in self._plans:
             with torch.inference_mode(False):  # what served inference may serve training
@@ -85,7 +87,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Distance:
+class RelativeBias:
     """A bias that depends on how far the key stands from the query: T5's buckets, ALiBi; with one table for each
     query row also Shaw's and Transformer-XL's terms.
 
@@ -105,17 +107,17 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Dense:
+class DenseBias:
     """A bias given in full, one [H, n, m] tensor for each sequence; -inf forbids a pair."""
 
     blocks: tuple[Float[Tensor, "heads _queries _keys"], ...]
 
 
-Bias = Distance | Dense
+Bias = RelativeBias | DenseBias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Call:
+class AttentionArgs:
     """One call of attention: everything but q, k and v."""
 
     layout: Layout
@@ -124,22 +126,22 @@ class Call:
     window: int | None = None  # a query sees keys at most so many places away, both ends included
     bias: Bias | None = None
     dropout: float = 0.0  # probability with which a weight is dropped after the softmax; the rest is scaled up
-    first: str = ""  # the kernel that was measured to be the fastest here; it is taken where it can
+    preferred: str = ""  # the kernel that was measured to be the fastest here; it is taken where it can
 
 
-def widths(k: Tensor, v: Tensor) -> str:
+def cannot_differ(k: Tensor, v: Tensor) -> str:
     """Why a kernel that wants values as wide as keys cannot take these, or nothing."""
     if v.shape[-1] == k.shape[-1]:
         return ""
     return f"its values are as wide as its keys, and these are {v.shape[-1]} and {k.shape[-1]} wide"
 
 
-def gaps(n: int, m: int, device: torch.device | None = None) -> Int[Tensor, "n m"]:
+def relative_distances(n: int, m: int, device: torch.device | None = None) -> Int[Tensor, "n m"]:
     """Key place minus query place for n queries and m keys whose last ones stand at the same place."""
     return torch.arange(m, device=device)[None, :] - torch.arange(m - n, m, device=device)[:, None]
 
 
-def allowed(gap: Int[Tensor, "*shape"], call: Call) -> Bool[Tensor, "*shape"]:
+def allowed_pairs(gap: Int[Tensor, "*shape"], call: AttentionArgs) -> Bool[Tensor, "*shape"]:
     """Which pairs at those distances may attend."""
     pairs = torch.ones_like(gap, dtype=torch.bool)
     if call.causal:

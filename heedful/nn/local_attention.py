@@ -61,13 +61,13 @@ def local_monotonic(
     layout: Layout,
     *,
     radius: int,
-    places: Int[Tensor, " queries"] | None = None,
+    positions: Int[Tensor, " queries"] | None = None,
 ) -> Float[Tensor, "queries value_width"]:
     """local-m: query t looks at the keys t - radius to t + radius, places counted from 0 (Luong et al. 2015, 3.2).
 
     `places` are the queries' t where others came earlier; None: they are counted in each sequence.
     """
-    centres = _placed(layout, q.device)[0] if places is None else places
+    centres = _placed(layout, q.device)[0] if positions is None else positions
     return _local(score, q, k, v, layout, centres.to(_exact(q)), radius, sharp=False)
 
 

@@ -12,39 +12,39 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Moves:
+class RowIndex:
     """Which row goes to each place, and at which place each row is; None where a row has no place."""
 
-    there: Int[Tensor, " places"]
-    back: Int[Tensor, " rows"] | None
+    index: Int[Tensor, " places"]
+    inverse: Int[Tensor, " rows"] | None
 
 
-def moves(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> Moves | None:
+def pack_index(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> RowIndex | None:
     """Of which row lies at each place, -1 for none; None: places are rows."""
     if np.array_equal(places, np.arange(rows)):
         return None
     back = np.full(rows, -1)
     real = places >= 0
     back[places[real]] = np.flatnonzero(real)
-    return Moves(
-        there=torch.from_numpy(places.clip(min=0)).to(device),
-        back=torch.from_numpy(back).to(device) if real.sum() == rows and (back >= 0).all() else None,
+    return RowIndex(
+        index=torch.from_numpy(places.clip(min=0)).to(device),
+        inverse=torch.from_numpy(back).to(device) if real.sum() == rows and (back >= 0).all() else None,
     )
 
 
-def fetches(
+def unpack_index(
     result: Int[np.ndarray, " rows"],
     places: Int[np.ndarray, " places"],
     real: Bool[np.ndarray, " places"],
     device: torch.device,
-) -> Moves | None:
+) -> RowIndex | None:
     """Of the place where each row's result lies; `real` places have a row and see a key. None: places are rows."""
     if np.array_equal(result, np.arange(len(places))):
         return None
     back = None
     if real.sum() == len(result):  # no row is without a key; a place without a row takes the zeros after the last one
         back = torch.from_numpy(np.where(real, places, len(result))).to(device)
-    return Moves(there=torch.from_numpy(result).to(device), back=back)
+    return RowIndex(index=torch.from_numpy(result).to(device), inverse=back)
 
 
 class _Move(torch.autograd.Function):
@@ -74,23 +74,23 @@ class _Fetch(torch.autograd.Function):
         return given.index_select(0, ctx.saved_tensors[0]), None, None
 
 
-def move(rows: Tensor, moves: Moves | None) -> Tensor:
+def pack_rows(rows: Tensor, moves: RowIndex | None) -> Tensor:
     """The rows at their places; what lies at a place without a row is of no matter."""
     if moves is None:
         return rows
     if len(rows) == 0:
-        return rows.new_zeros(len(moves.there), *rows.shape[1:])
-    if moves.back is None:
-        return rows.index_select(0, moves.there)
-    moved: Tensor = _Move.apply(rows, moves.there, moves.back)  # type: ignore[no-untyped-call]
+        return rows.new_zeros(len(moves.index), *rows.shape[1:])
+    if moves.inverse is None:
+        return rows.index_select(0, moves.index)
+    moved: Tensor = _Move.apply(rows, moves.index, moves.inverse)  # type: ignore[no-untyped-call]
     return moved
 
 
-def fetch(places: list[Tensor], moves: Moves | None) -> Tensor:
+def unpack_rows(places: list[Tensor], moves: RowIndex | None) -> Tensor:
     """The result of each row, from places end to end; zeros for a row that has none."""
     if moves is None:
         return places[0] if len(places) == 1 else torch.cat(places)
-    if moves.back is None:
-        return torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])]).index_select(0, moves.there)
-    fetched: Tensor = _Fetch.apply(torch.cat(places), moves.there, moves.back)  # type: ignore[no-untyped-call]
+    if moves.inverse is None:
+        return torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])]).index_select(0, moves.index)
+    fetched: Tensor = _Fetch.apply(torch.cat(places), moves.index, moves.inverse)  # type: ignore[no-untyped-call]
     return fetched

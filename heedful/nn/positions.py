@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from heedful.errors import HeedfulError
 from heedful.nn.dropout import dropout
-from heedful.nn.layout import Bias, Dense, Distance
+from heedful.nn.layout import Bias, DenseBias, RelativeBias
 from heedful.packed import Packed
 
 Heads = Float[Tensor, "rows heads width"]
@@ -43,7 +43,7 @@ def sinusoid(
 # -- relations: positions that enter attention -------------------------------------------------------------------
 
 
-class Relation(nn.Module):
+class RelativePosition(nn.Module):
     """How the places of rows enter attention: q and k are turned, scores are biased. This one does neither.
 
     What layers share is prepared once for a batch: `prepare` makes it, `turn` and `bias` take it.
@@ -53,7 +53,7 @@ class Relation(nn.Module):
         """What does not depend on q and k; `like` has the rows' dtype, keep: layers may share what kernels make."""
         return None
 
-    def turn(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
         """The rows' queries and keys as their places change them."""
         return q, k
 
@@ -62,7 +62,7 @@ class Relation(nn.Module):
         return None
 
 
-class RotaryRelation(Relation):
+class RotaryPosition(RelativePosition):
     """q and k turned by angles that grow with the place, so that scores depend on distances alone.
 
     Numbers i and i + d/2 of a head turn by place * base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles in float64.
@@ -75,7 +75,7 @@ class RotaryRelation(Relation):
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
         return batch.positions, like.dtype, {}
 
-    def turn(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
         positions, dtype, turns = prepared
         width = q.shape[-1]
         if width not in turns:
@@ -92,7 +92,7 @@ class RotaryRelation(Relation):
         return turned(q), turned(k)
 
 
-class BucketRelation(Relation):
+class BucketedPosition(RelativePosition):
     """A trained number for each head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, *, count: int, reach: int, heads: int, causal: bool) -> None:
@@ -100,17 +100,17 @@ class BucketRelation(Relation):
         self.count, self.reach, self.causal = count, reach, causal
         self.table = nn.Embedding(count, heads)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Distance:
-        reach = min(self.reach, max(batch.longest - 1, 0))
+    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> RelativeBias:
+        reach = min(self.reach, max(batch.max_length - 1, 0))
         gaps = torch.arange(-reach, reach + 1, device=like.device)
-        found = self.table(buckets(gaps, self.count, self.reach, self.causal)).T
-        return Distance(table=found, blocks={} if keep else None)
+        found = self.table(distance_buckets(gaps, self.count, self.reach, self.causal)).T
+        return RelativeBias(table=found, blocks={} if keep else None)
 
-    def bias(self, q: Heads, prepared: Distance, scale: float) -> Distance:
+    def bias(self, q: Heads, prepared: RelativeBias, scale: float) -> RelativeBias:
         return prepared
 
 
-def buckets(gap: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
+def distance_buckets(gap: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
     """The bucket of each distance, key minus query: half of them exact, the others logarithmic up to `reach`.
 
     Keys that come later have the second half of the buckets, or, with a causal mask, bucket 0.
@@ -126,7 +126,7 @@ def buckets(gap: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) ->
     return base + torch.where(gap < exact, gap, (exact + far.long()).clamp(max=count - 1))
 
 
-class ShawRelation(Relation):
+class ShawPosition(RelativePosition):
     """Trained vectors for each distance up to `reach`, one for keys and one for values, shared by the heads.
 
     score = scale q (k + a) and result = sum of weight (v + b) (Shaw et al. 2018, equations 3 and 4).
@@ -140,18 +140,18 @@ class ShawRelation(Relation):
             self.values = nn.Embedding(2 * reach + 1, width)
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> slice:
-        reach = min(self.reach, max(batch.longest - 1, 0))
+        reach = min(self.reach, max(batch.max_length - 1, 0))
         return slice(self.reach - reach, self.reach + reach + 1)
 
-    def bias(self, q: Heads, prepared: slice, scale: float) -> Distance:
+    def bias(self, q: Heads, prepared: slice, scale: float) -> RelativeBias:
         table = torch.einsum("ihd,gd->ihg", q * scale, self.keys.weight[prepared].to(q))
-        return Distance(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
+        return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
 
 SEGMENTS = 4  # types that a segment relation tells apart
 
 
-class TransformerXlRelation(Relation):
+class TransformerXlPosition(RelativePosition):
     """score = scale ((q + u) k + (q + w) R p_gap + (q + s) e_same), with e for the same segment and for another.
 
     p are sinusoids of the distance, all sines first, and R, u, w, s, e are trained in each layer (Dai et al. 2019,
@@ -170,12 +170,12 @@ class TransformerXlRelation(Relation):
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
         if batch.types.device.type == "cpu" and len(batch.types) and int(batch.types.max()) >= SEGMENTS:
             raise HeedfulError(f"segment type {int(batch.types.max())} was given; this model knows 0 to {SEGMENTS - 1}")
-        reach = max(batch.longest - 1, 0)
+        reach = max(batch.max_length - 1, 0)
         steps = torch.arange(reach, -reach - 1, -1, device=like.device)  # query place minus key place
         limit = reach if self.reach is None else self.reach
         return batch, sinusoid(steps.clamp(-limit, limit), self.place.in_features, "halves").to(like)
 
-    def turn(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
         batch, _ = prepared
         alike = F.one_hot(batch.types, SEGMENTS)[:, None].to(q)
         same, other = torch.einsum("ihd,shd->sih", q + self.type_bias, self.same_type).unsqueeze(-1).unbind()
@@ -187,17 +187,17 @@ class TransformerXlRelation(Relation):
         places = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
         table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, places)
         if batch.keys is None and batch.sees is None:
-            return Distance(table=table)
+            return RelativeBias(table=table)
         return _spread(table, batch)
 
 
-def _spread(table: Float[Tensor, "rows heads distances"], batch: Packed) -> Dense:
+def _spread(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:
     """The same written out, for rows whose places are not in order, and -inf where a row does not see a key."""
     reach, blocks = table.shape[-1] // 2, []
     for number, span in enumerate(batch.spans()):
         of = batch.positions[span]
-        to = of if batch.keys is None else of[: batch.keys[number]]
+        to = of if batch.key_lengths is None else of[: batch.key_lengths[number]]
         gap = (to[None, :] - of[:, None] + reach).expand(table.shape[1], -1, -1)
         block = table[span].transpose(0, 1).gather(-1, gap)
-        blocks.append(block if batch.sees is None else block.masked_fill(~batch.sees[number], -torch.inf))
-    return Dense(blocks=tuple(blocks))
+        blocks.append(block if batch.visibility is None else block.masked_fill(~batch.visibility[number], -torch.inf))
+    return DenseBias(blocks=tuple(blocks))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heedful.nn.dropout import dropout
 
 
-def over_time(
+def run_cells(
     cells: nn.LSTM | nn.GRU, x: Float[Tensor, "rows width"], counts: Sequence[int]
 ) -> Float[Tensor, "rows widths_of_directions"]:
     """What the cells make of each row, from states of 0: rows of each time, of so many sequences, longer ones first."""

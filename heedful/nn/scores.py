@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import HeedfulError
-from heedful.nn.layout import Call, Layout, allowed, gaps
+from heedful.nn.layout import AttentionArgs, Layout, allowed_pairs, relative_distances
 
 Queries = Float[Tensor, "*some n width"]
 Keys = Float[Tensor, "*some m key_width"]
@@ -34,10 +34,10 @@ Masks = tuple[Bool[Tensor, "_n _m"], ...]  # which pairs count
 
 def cosine(q: Queries, k: Keys) -> Pairs:
     """q k / (|q| |k|), from -1 to 1; 0 where one of them is zero (Graves et al. 2014, section 3.3.1)."""
-    return unit(q) @ unit(k).mT
+    return unit_vectors(q) @ unit_vectors(k).mT
 
 
-def unit(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
+def unit_vectors(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
     """x / |x|, or 0 where it is zero; in float32 at least, and brought to about 1 first, for squares to be numbers."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     size = wide.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).tiny)
@@ -129,44 +129,46 @@ def align(
     return tuple(score(q[start:stop], k[first:last]) for (start, stop), (first, last) in spans)
 
 
-def masks(
+def visible_pairs(
     layout: Layout, *, causal: bool = False, window: int | None = None, device: torch.device | None = None
 ) -> Masks:
     """Which pairs of each sequence count, as `attend` has it: the last query and the last key at one place."""
-    call = Call(layout=layout, scale=1.0, causal=causal, window=window)
-    return tuple(allowed(gaps(n, m, device), call) for n, m in layout.sizes())
+    call = AttentionArgs(layout=layout, scale=1.0, causal=causal, window=window)
+    return tuple(allowed_pairs(relative_distances(n, m, device), call) for n, m in layout.sizes())
 
 
-def soft(scores: Blocks, sees: Masks | None = None) -> Blocks:
+def soft_weights(scores: Blocks, masks: Masks | None = None) -> Blocks:
     """softmax over the keys that count: all of them are read, each a little."""
-    return tuple(_seen(_hidden(block, mask).softmax(-1), mask) for block, mask in _masked(scores, sees))
+    return tuple(_seen(_hidden(block, mask).softmax(-1), mask) for block, mask in _masked(scores, masks))
 
 
-def hard(scores: Blocks, sees: Masks | None = None) -> Blocks:
+def hard_weights(scores: Blocks, masks: Masks | None = None) -> Blocks:
     """1 for the key with the highest score, the first among equals; its gradient is the one that `soft` would have.
 
     That is the straight-through estimator, which is biased (Bengio et al. 2013, section 4).
     """
-    chosen = [_hidden(block, mask).argmax(-1) if block.shape[1] else None for block, mask in _masked(scores, sees)]
-    return _straight(chosen, soft(scores, sees), sees)
+    chosen = [_hidden(block, mask).argmax(-1) if block.shape[1] else None for block, mask in _masked(scores, masks)]
+    return _straight(chosen, soft_weights(scores, masks), masks)
 
 
-class Drawn(NamedTuple):
+class SampledWeights(NamedTuple):
     """One key for each query, drawn from `soft`, and the logarithm of its probability."""
 
     weights: Blocks  # 1 for the key; gradient: straight-through
-    logs: Float[Tensor, " queries"]  # with their gradient, for `reinforce`; 0 for a query that may see no key
+    log_probs: Float[Tensor, " queries"]  # with their gradient, for `reinforce`; 0 for a query that may see no key
 
 
-def drawn(scores: Blocks, sees: Masks | None = None, *, generator: torch.Generator | None = None) -> Drawn:
+def sample_weights(
+    scores: Blocks, masks: Masks | None = None, *, generator: torch.Generator | None = None
+) -> SampledWeights:
     """Stochastic hard attention: a key is drawn with the probability that `soft` gives it (Xu et al. 2015, 4.1).
 
     Learn through `weights` by straight-through, or detach them and add `reinforce` to the loss.
     """
-    shares = soft(scores, sees)
+    shares = soft_weights(scores, masks)
     chosen: list[Tensor | None] = []
     logs = []
-    for (block, mask), share in zip(_masked(scores, sees), shares, strict=True):
+    for (block, mask), share in zip(_masked(scores, masks), shares, strict=True):
         if not block.shape[1]:
             chosen.append(None)
             logs.append(block.new_zeros(len(block)))
@@ -175,7 +177,7 @@ def drawn(scores: Blocks, sees: Masks | None = None, *, generator: torch.Generat
         place = sure.multinomial(1, generator=generator) if len(block) else block.new_zeros(0, 1, dtype=torch.long)
         chosen.append(place[:, 0])
         logs.append(_seen(_hidden(block, mask).log_softmax(-1).gather(-1, place), mask)[:, 0])
-    return Drawn(_straight(chosen, shares, sees), torch.cat(logs) if logs else torch.zeros(0))
+    return SampledWeights(_straight(chosen, shares, masks), torch.cat(logs) if logs else torch.zeros(0))
 
 
 def reinforce(
@@ -189,7 +191,7 @@ def reinforce(
     return (logs * (losses.detach() - baseline)).sum()
 
 
-def moved(baseline: float, loss: float, *, keep: float = 0.9) -> float:
+def update_baseline(baseline: float, loss: float, *, keep: float = 0.9) -> float:
     """The moving average of losses that have been seen (Xu et al. 2015, equation 12).
 
     >>> moved(1.0, 2.0)
@@ -198,7 +200,7 @@ def moved(baseline: float, loss: float, *, keep: float = 0.9) -> float:
     return keep * baseline + (1 - keep) * loss
 
 
-def read(
+def weighted_sum(
     weights: Sequence[Float[Tensor, "_n _m"]], v: Float[Tensor, "keys width"], layout: Layout
 ) -> Float[Tensor, "queries width"]:
     """The sum of weight times value, for each query."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.nn import cpu_ops
 from heedful.packed import Packed
 
@@ -120,7 +120,7 @@ class Objective(ABC):
         """Samples as a batch; each key depends on (seed, epoch, sample) alone and decides what is drawn for it."""
 
     @abstractmethod
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """The sum of the losses of the batch's targets and their weight."""
 
 
@@ -150,10 +150,10 @@ class SelfSupervised(Objective):
     head: str = "masked_lm"  # which one of the family it trains
 
     @abstractmethod
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """The terms of the loss, in the order of `balance`."""
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """Sum over the terms of balance times mean, written as a sum over the targets of the first term that has some.
 
         The trainer divides by their count over all micro-batches and ranks, and sets the scales so that every other
@@ -168,7 +168,7 @@ class SelfSupervised(Objective):
         return Loss(total, counts[next((place for place, scale in enumerate(scales) if scale), 0)])
 
     @torch.no_grad()
-    def measure(self, loaded: Loaded, batch: Batch) -> dict[str, tuple[float, float]]:
+    def measure(self, loaded: ModelBundle, batch: Batch) -> dict[str, tuple[float, float]]:
         """Sum and count by name: the loss of each term, and the targets that were found."""
         found = {}
         for term in self.terms(loaded, batch):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, cross_entropy_term, pack_samples
 from heedful.tokenizer import Tokenizer
@@ -33,11 +33,11 @@ class CausalLM(SelfSupervised):
         rows = torch.from_numpy(followed.nonzero()[0])
         return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """One: the next tokens."""
         decoder = loaded.config.model.decoder
         if decoder is None or not decoder.causal:
             raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.rows(batch.packed, wanted=batch.rows)
+        rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
         return (cross_entropy_term("clm", loaded.head(rows, batch.packed), batch.targets),)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.heads import PretrainingHead
 from heedful.objectives.base import (
@@ -96,21 +96,21 @@ class MaskedLM(SelfSupervised):
             counts=(float(sum(each.sum(dtype=np.float64) for each in weights)),),  # known here: no device is asked
         )
 
-    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Of the chosen rows, over the vocabulary; `rows` are all rows, where they are known."""
         assert loaded.head is not None and batch.rows is not None
-        chosen = loaded.rows(batch.packed, wanted=batch.rows) if rows is None else rows[batch.rows]
+        chosen = loaded.hidden_states(batch.packed, output_rows=batch.rows) if rows is None else rows[batch.rows]
         return upcast(loaded.head(chosen, batch.packed))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy at each chosen row, of those scores."""
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy over the vocabulary at the chosen rows alone."""
-        return (self.masked_term(loaded, loaded.rows(batch.packed, wanted=batch.rows), batch),)
+        return (self.masked_term(loaded, loaded.hidden_states(batch.packed, output_rows=batch.rows), batch),)
 
-    def masked_term(self, loaded: Loaded, chosen: Tensor, batch: Batch) -> Term:
+    def masked_term(self, loaded: ModelBundle, chosen: Tensor, batch: Batch) -> Term:
         """The same of the model's chosen rows."""
         assert loaded.head is not None
         weights = None if self.count is None else batch.weights
@@ -232,13 +232,13 @@ class MaskedLMWithPairs(MaskedLM):
         counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
         return replace(masked, labels=labels, counts=counts)
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Both cross-entropies."""
         assert isinstance(loaded.head, PretrainingHead) and batch.rows is not None and batch.labels is not None
-        firsts = batch.packed.firsts()
-        rows = loaded.rows(batch.packed, wanted=torch.cat([firsts, batch.rows]))
+        firsts = batch.packed.first_rows()
+        rows = loaded.hidden_states(batch.packed, output_rows=torch.cat([firsts, batch.rows]))
         tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
-        pairs = loaded.head.next(rows[: len(firsts)], batch.packed.ones(firsts))
+        pairs = loaded.head.next(rows[: len(firsts)], batch.packed.select(firsts))
         whole = self.count is None
         masked = cross_entropy_term("mlm", tokens, batch.targets, None if whole else batch.weights)
         real = None if whole else (batch.labels >= 0).to(batch.weights)

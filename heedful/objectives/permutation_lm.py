@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.config import TransformerXl
 from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, concat_long, cross_entropy_term, pack_samples
@@ -85,7 +85,7 @@ class PermutationLM(SelfSupervised):
         count = max(1, round(len(drawn) * self.share))
         return np.sort(drawn.argsort(kind="stable")[:count])
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """One: the targets."""
         encoder = loaded.config.model.encoder
         if not loaded.config.model.embedding.query or not isinstance(encoder and encoder.relation, TransformerXl):
@@ -94,7 +94,7 @@ class PermutationLM(SelfSupervised):
                 '"transformer_xl", which alone heeds what each row may see'
             )
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.rows(batch.packed, wanted=batch.rows)
+        rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
         return (cross_entropy_term("plm", loaded.head(rows, batch.packed), batch.targets),)
 
 
@@ -137,6 +137,6 @@ def _with_queries(
         positions=joined(given.positions, given.positions[targets]),
         types=joined(given.types, given.types[targets]),
         bounds=bounds,
-        keys=tuple(given.lengths),
-        sees=sees,
+        key_lengths=tuple(given.lengths),
+        visibility=sees,
     )

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import new_head
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import make_head_config
 from heedful.errors import HeedfulError
 from heedful.objectives.base import (
     Batch,
@@ -41,10 +41,10 @@ class ReplacedTokenDetection(SelfSupervised):
     """
 
     tokenizer: Tokenizer
-    generator: Loaded  # learns beside the model
+    generator: ModelBundle  # learns beside the model
     mask_prob: float = 0.15
     disc_weight: float = 50.0  # weight of the discriminator's loss
-    beside: Loaded = field(init=False, repr=False)
+    beside: ModelBundle = field(init=False, repr=False)
     balance: tuple[float, ...] = field(init=False, repr=False)
     head = "replaced_token_detection"
 
@@ -81,13 +81,13 @@ class ReplacedTokenDetection(SelfSupervised):
             counts=(float(len(where)), float(packed.bounds[-1])),
         )
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """The generator's and the model's."""
         head, judge = self.generator.head, loaded.head
         assert head is not None and judge is not None and batch.rows is not None and batch.draws is not None
-        scores = head(self.generator.rows(batch.packed, wanted=batch.rows), batch.packed)
+        scores = head(self.generator.hidden_states(batch.packed, output_rows=batch.rows), batch.packed)
         corrupted, replaced = corrupt(batch, sample_tokens(scores.detach(), batch.draws))
-        judged = upcast(judge(loaded.rows(corrupted), corrupted))
+        judged = upcast(judge(loaded.hidden_states(corrupted), corrupted))
         losses = F.binary_cross_entropy_with_logits(judged, replaced.to(judged), reduction="none")
         found = (judged.detach() > 0) == replaced
         return cross_entropy_term("generator", scores, batch.targets), Term("rtd", losses, found)
@@ -115,7 +115,7 @@ def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tens
     return replace(batch.packed, tokens=text), replaced
 
 
-def tied_generator(loaded: Loaded, *, generator_size: float = 0.25, seed: int = 0) -> Loaded:
+def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: int = 0) -> ModelBundle:
     """A generator beside a model: as deep, a part as wide, and with the model's own embeddings (section 3.2).
 
     Both share the tensors of tokens, places, types and their norm, as the published models do; what projects them to
@@ -131,15 +131,15 @@ def tied_generator(loaded: Loaded, *, generator_size: float = 0.25, seed: int = 
     width = heads * stack.width // stack.heads
     inner = max(1, stack.inner_width * width // stack.width)
     smaller = replace(model, encoder=replace(stack, width=width, heads=heads, inner_width=inner))
-    config = Config(family=loaded.config.family, model=smaller)
-    made = create(replace(config, head=new_head(config, "masked_lm")), loaded.tokenizer, seed=seed)
+    config = BundleConfig(family=loaded.config.family, model=smaller)
+    made = create(replace(config, head=make_head_config(config, "masked_lm")), loaded.tokenizer, seed=seed)
     like = next(loaded.parameters())
     made.to(device=like.device, dtype=like.dtype)
     _share(made, loaded)
     return made.train(loaded.training)
 
 
-def _share(made: Loaded, loaded: Loaded) -> None:
+def _share(made: ModelBundle, loaded: ModelBundle) -> None:
     """The embedding's tensors of the second one stand in the first one too, wherever it uses them."""
     own, theirs = made.model.embedding, loaded.model.embedding
     names = [name for name, _ in own.named_parameters() if not name.startswith("project.")]

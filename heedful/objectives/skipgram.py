@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, full_precision, pack_samples, upcast
@@ -100,7 +100,7 @@ class SkipGram(Objective):
             rows=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *rows])),
         )
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         assert batch.rows is not None and self.beside is not None
         v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
         u = self.beside(batch.targets)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, cross_entropy_term, pack_samples
 from heedful.objectives.random_numbers import is_text_token, uniform
@@ -64,7 +64,7 @@ class SpanCorruption(SelfSupervised):
         spans = pack_samples([target for _, target in parts])
         return Batch(
             packed=pack_samples([source for source, _ in parts]),
-            target=spans.shifted(self.start) if len(spans.tokens) else spans,
+            target=spans.shift_right(self.start) if len(spans.tokens) else spans,
             targets=spans.tokens,
             weights=torch.ones(len(spans.tokens)),
         )
@@ -105,10 +105,10 @@ class SpanCorruption(SelfSupervised):
                 numbers.append(np.arange(len(edges) // 2))
         return noise, np.concatenate(firsts), self._sentinels[np.concatenate(numbers)]
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """One: the tokens of the spans, their sentinels and the end."""
         assert loaded.head is not None and batch.target is not None
-        rows = loaded.rows(batch.packed, batch.target)
+        rows = loaded.hidden_states(batch.packed, batch.target)
         return (cross_entropy_term("span_corruption", loaded.head(rows, batch.target), batch.targets),)
 
 

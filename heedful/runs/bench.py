@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from heedful.atomic_io import check_writable
-from heedful.csrc import unused
-from heedful.device import device_of
+from heedful.csrc import unused_note
+from heedful.device import resolve_device
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
@@ -27,8 +27,8 @@ BENCH = "bench.json"
 RESIDENT = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
-from heedful.device import device_of
-engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
+from heedful.device import resolve_device
+engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=resolve_device({device!r}))
 engine.score(calibration_chunks(engine, calibration_inputs(engine), 512))
 from heedful.runs.timing import resident_bytes
 print(resident_bytes())
@@ -96,10 +96,10 @@ def bench(
     with _told(run, log):
         if keeps:
             check_writable(Path(run))
-    if said := unused():
+    if said := unused_note():
         log(said)
     log("comparing speed and scores")
-    place = device_of(device)
+    place = resolve_device(device)
     trials = measure_precisions(
         run, revision=revision, head=head, device=place, measure_metric=None if data is None else metric, anew=True
     )

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import Dataset, DataSettings, Raise, read
 from heedful.data.bad_rows import BadRowPolicy
 from heedful.data.labelled.statistics import compute_stats
 from heedful.data.tag_schemes import unknown_labels
-from heedful.device import device_of
+from heedful.device import resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
 from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
@@ -67,7 +67,7 @@ class Evaluated:
 
 
 def evaluate(
-    run: str | Path | Loaded,
+    run: str | Path | ModelBundle,
     data: object,
     *,
     checkpoint: str | int | None = None,
@@ -108,7 +108,7 @@ def evaluate(
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     taken: Precision = "float32"
-    if isinstance(run, Loaded):
+    if isinstance(run, ModelBundle):
         if precision != "float32":
             raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
         if checkpoint is not None:
@@ -122,7 +122,7 @@ def evaluate(
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    generation = generation or (GENERATION if isinstance(run, Loaded) else run_generation(run))
+    generation = generation or (GENERATION if isinstance(run, ModelBundle) else run_generation(run))
     task, loaded = build_eval_task(loaded, source, chosen, long_inputs or trained, generation)
     examples = source.examples(chosen)
     try:
@@ -136,17 +136,17 @@ def evaluate(
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),
-        trained_on=() if isinstance(run, Loaded) else files_trained_on(run, source.places.get(chosen, ())),
+        trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.places.get(chosen, ())),
         precision=taken,
     )
 
 
 def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
-) -> tuple[Loaded, Precision]:
+) -> tuple[ModelBundle, Precision]:
     """Load a model as an engine computes it in a precision, or for "auto" in the one that an engine takes."""
     check_precision(precision)
-    place = device_of(device)
+    place = resolve_device(device)
     taken = (
         fastest_accepted(measure_precisions(run, revision=revision, device=place)) if precision == "auto" else precision
     )
@@ -161,7 +161,7 @@ def _keep_data(predictions: Path, source: Dataset[Any]) -> None:
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def open_for_model(loaded: Loaded, data: object, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def open_for_model(loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
     """Open data for the task of the model's head; labels are matched by name, whatever their order.
 
     Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
@@ -185,7 +185,7 @@ def open_for_model(loaded: Loaded, data: object, settings: DataSettings, on_bad_
     return source
 
 
-def task_class_of(loaded: Loaded) -> type[Task]:
+def task_class_of(loaded: ModelBundle) -> type[Task]:
     """The task class for a model's head.
 
     Raises:
@@ -215,16 +215,16 @@ def run_generation(run: str | Path) -> Seq2SeqSettings:
 
 
 def build_eval_task(
-    loaded: Loaded,
+    loaded: ModelBundle,
     source: Dataset[Any],
     split: str,
     long_inputs: LongInputs = LONG,
     generation: Seq2SeqSettings = GENERATION,
-) -> tuple[Task, Loaded]:
+) -> tuple[Task, ModelBundle]:
     """Task and model for evaluating a split; a seq2seq model generates as `generation` says."""
     kind, surveyed = task_class_of(loaded), cache(lambda: compute_stats(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
-    task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.limit, **fields)
+    task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
     return task.on_split(loaded, surveyed, split)
 
 

@@ -23,7 +23,7 @@ import heedful
 from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, escape_cell
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
-from heedful.device import CPU, device_of, fast_bfloat16
+from heedful.device import CPU, has_fast_bfloat16, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
@@ -98,7 +98,7 @@ def resolve_precision(train: TrainSettings, folder: Path, ranks: Ranks, log: Cal
     """Replace precision "auto": by that of the run in the folder, on whatever machine it began, if it has a checkpoint;
     else by bfloat16 if the devices of all ranks have instructions for it. All ranks call this.
     """
-    fast = fast_bfloat16(CPU if train.device is None else device_of(train.device))
+    fast = has_fast_bfloat16(CPU if train.device is None else resolve_device(train.device))
     gathered = ranks.gather((fast, _precision_of_run(folder) if ranks.first else None))
     if train.precision != "auto":
         return train

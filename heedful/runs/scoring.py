@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
 from heedful.runs.results import JsonObject
@@ -32,7 +32,7 @@ TIE_BREAKERS = {  # numbers that decide between equal metric values, the first t
 HIDDEN = ("vectors", "vector")  # parts of an answer that are too long to read
 
 
-def engine_for(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
+def engine_for(task: Task | None, loaded: ModelBundle, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
     """Return the engine of a model, with matrix products in a precision (autocast)."""
     engine = Engine(
         loaded,
@@ -50,7 +50,7 @@ def engine_for(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Cal
 
 def measure_split(
     task: Task,
-    loaded: Loaded,
+    loaded: ModelBundle,
     examples: Iterable[Any],
     *,
     precision: torch.dtype = torch.float32,
@@ -133,7 +133,7 @@ def _line(table: JsonObject) -> bytes:
     return text.encode(errors="backslashreplace") + b"\n"
 
 
-def tune_thresholds(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
+def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Any]) -> dict[str, float]:
     """Return the thresholds with the best F1 on these examples, in float32."""
     return task.calibrate(engine_for(task, loaded, torch.float32), examples)
 

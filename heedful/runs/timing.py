@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.packed import Packed
 from heedful.runs.results import JsonObject
 
@@ -21,7 +21,7 @@ ROUNDS = 100
 BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
 
 
-def measure_latency(loaded: Loaded, rounds: int | None = None) -> JsonObject:
+def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
     """Time forward passes in float32, without tokenizing.
 
     A decoder beside an encoder reads as many tokens, in one pass.
@@ -29,7 +29,7 @@ def measure_latency(loaded: Loaded, rounds: int | None = None) -> JsonObject:
     Returns:
         "latency": p50 and p99 in milliseconds by number of tokens; "throughput": tokens a second of a packed batch.
     """
-    limit = loaded.limit or max(LENGTHS)
+    limit = loaded.max_length or max(LENGTHS)
     vocab_size = loaded.config.model.embedding.vocabulary
     device, generator = next(loaded.parameters()).device, torch.Generator().manual_seed(0)
 

@@ -9,7 +9,7 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import TooLongError
-from heedful.model.trace import Trace, within
+from heedful.model.trace import Trace, check_numbers
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import decoder_prompts
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -32,7 +32,7 @@ def attention(
         ("layers", layers, max(stack.layers for stack in stacks)),
         ("heads", heads, min(stack.heads for stack in stacks)),
     ):
-        within(what, asked, count)
+        check_numbers(what, asked, count)
     asked_layers = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
     asked_heads = len(heads) if heads is not None else max(stack.heads for stack in stacks)
     count = asked_layers * asked_heads * len(encoded) ** 2
@@ -43,7 +43,7 @@ def attention(
     batch = Packed.of([encoded.ids], [encoded.types])
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():
-        loaded.rows(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
+        loaded.hidden_states(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
     found = []
     for (part, layer, _), attended in sorted(trace.attention.items()):
         assert attended.weights is not None

@@ -12,7 +12,7 @@ import numpy as np
 from heedful.errors import HeedfulError
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
-from heedful.model.decode import Beam, Greedy, How, Sample
+from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
 from heedful.serve import requests as s
 from heedful.serve import responses as a
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
@@ -236,11 +236,11 @@ async def generate(call: RequestContext, body: s.GenerateBody) -> Any:
         raise TooLongError(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
     if body.num_beams is not None and body.temperature is not None:
         raise HeedfulError("num_beams and temperature were both given: beam search does not sample; give one of them")
-    how: How = Greedy()
+    how: DecodingMethod = Greedy()
     if body.num_beams is not None:
-        how = Beam(width=body.num_beams, best=body.num_beams)
+        how = BeamSearch(num_beams=body.num_beams, num_return_sequences=body.num_beams)
     elif body.temperature is not None:
-        how = Sample(temperature=body.temperature)
+        how = Sampling(temperature=body.temperature)
     writing = GenerationConfig(how=how, max_new_tokens=most, seed=body.seed)
     return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), writing=writing))
 

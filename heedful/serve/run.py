@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.csrc import unused
+from heedful.csrc import unused_note
 from heedful.errors import HeedfulError
 from heedful.serve import memory, supervisor
 from heedful.serve.app import create_app
@@ -79,7 +79,7 @@ async def _serve(
         log(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
-            if said := unused():
+            if said := unused_note():
                 log(said)
             memory.freeze_gc()
             log("ready")

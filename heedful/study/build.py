@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.data import LabelledExample
 from heedful.infer.engine import Engine
-from heedful.model.classic_config import ClassicConfig, Readers
+from heedful.model.classic_config import ClassicConfig, PoolingConfigs
 from heedful.model.config import (
     Buckets,
     Classes,
@@ -57,7 +57,7 @@ def transformer_classifier(
     layers: int = 2,
     pre_norm: bool = True,
     head: Classes = MEAN_POOLED,
-) -> Loaded:
+) -> ModelBundle:
     """Return a small Transformer encoder with random weights and a classification head.
 
     Args:
@@ -86,26 +86,26 @@ def transformer_classifier(
         ),
         initialisation=Xavier(),
     )
-    config = Config(family="heedful", model=model, head=replace(head, labels=tuple(labels)))
+    config = BundleConfig(family="heedful", model=model, head=replace(head, labels=tuple(labels)))
     return create(config, tokenizer, seed=seed)
 
 
 def classic_classifier(
-    tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Readers, *, width: int = 64
-) -> Loaded:
+    tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: PoolingConfigs, *, width: int = 64
+) -> ModelBundle:
     """Return a classic model with random weights and a classification head."""
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
-    bare = create(Config(family=CLASSIC, model=model), tokenizer, seed=seed)
-    return attach(bare, "sequence_classification", labels=tuple(labels), seed=seed)
+    bare = create(BundleConfig(family=CLASSIC, model=model), tokenizer, seed=seed)
+    return with_head(bare, "sequence_classification", labels=tuple(labels), seed=seed)
 
 
-def classification_task(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:
+def classification_task(tokenizer: Tokenizer, labels: Sequence[str], loaded: ModelBundle) -> Classify:
     """Return the classification task for a model."""
-    return Classify(tokenizer=tokenizer, limit=loaded.limit, labels=tuple(labels))
+    return Classify(tokenizer=tokenizer, limit=loaded.max_length, labels=tuple(labels))
 
 
 def train_classifier(
-    loaded: Loaded,
+    loaded: ModelBundle,
     task: Classify,
     samples: Sequence[Sample],
     *,
@@ -128,7 +128,7 @@ def train_classifier(
 
 
 def accuracy_by_part(
-    loaded: Loaded, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
+    loaded: ModelBundle, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
     """Return the accuracy on each part of the examples, and under "all" on all of them."""
     correct: dict[str, list[bool]] = {}
@@ -146,7 +146,7 @@ def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
     return [LabelledExample(text=text, label=label) for text, label in rows]
 
 
-def head_outputs(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
+def head_outputs(loaded: ModelBundle, texts: Sequence[str]) -> list[Tensor]:
     """Return the outputs of the head for each text."""
     engine = Engine(loaded)
     pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]

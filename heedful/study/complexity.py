@@ -24,7 +24,7 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from heedful.model.classic import make_over
+from heedful.model.classic import make_contextualizer
 from heedful.model.classic_config import Recurrent
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
@@ -87,7 +87,7 @@ def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None
         case "self-attention, the kernel":
             return partial(_kernel, layout, scale), None
         case "recurrent":
-            over = make_over(Recurrent(cell="gru", width=width), width)
+            over = make_contextualizer(Recurrent(cell="gru", width=width), width)
             assert over is not None
             return lambda x: over(x, (0, length)), over
         case "convolution":

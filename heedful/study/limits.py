@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import DataSettings, LabelledExample, read
 from heedful.errors import DataError
-from heedful.model.classic_config import Attention, Bag, Recurrent
+from heedful.model.classic_config import AttentionPooling, BagPooling, Recurrent
 from heedful.model.config import Learned
 from heedful.study import charts
 from heedful.study.build import (
@@ -41,15 +41,15 @@ SST2 = ("tasks", "glue", "SST-2")  # where it is in a folder of data sets
 
 def build_model(
     arm: str, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int, max_length: int = MAX_LENGTH
-) -> Loaded:
+) -> ModelBundle:
     """Return the model of an arm; all have vectors of the same width."""
     match arm:
         case "bag of words":
-            return classic_classifier(tokenizer, labels, seed, Bag())
+            return classic_classifier(tokenizer, labels, seed, BagPooling())
         case "attention, a trained query":
-            return classic_classifier(tokenizer, labels, seed, Attention(keys="tanh"))
+            return classic_classifier(tokenizer, labels, seed, AttentionPooling(keys="tanh"))
         case "the same over a GRU":
-            reader = Attention(keys="tanh", over=Recurrent(cell="gru", width=32))
+            reader = AttentionPooling(keys="tanh", over=Recurrent(cell="gru", width=32))
             return classic_classifier(tokenizer, labels, seed, reader)
         case "Transformer, no positions":
             return transformer_classifier(tokenizer, labels, seed)

@@ -6,7 +6,7 @@ batches differ more from each other (Shen et al. 2020).
 
 from __future__ import annotations
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.model.config import Learned
 from heedful.runs.statistics import seed_count
 from heedful.study import charts
@@ -32,7 +32,7 @@ WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup ratios, by measure
 SMOOTHING = 10  # steps that a point of a learning curve averages
 
 
-def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> ModelBundle:
     """Return a Transformer with the arm's norms."""
     loaded = transformer_classifier(
         tokenizer,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import LabelledExample
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal
 from heedful.study import charts
@@ -82,13 +82,13 @@ def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[
     return labelled_examples(speaker_text(random, *lengths) for _ in range(count))
 
 
-def permutation_change(loaded: Loaded, texts: Sequence[str] = PERMUTED) -> float:
+def permutation_change(loaded: ModelBundle, texts: Sequence[str] = PERMUTED) -> float:
     """Return the largest difference of the head's outputs for two texts."""
     first, second = head_outputs(loaded, texts)
     return float((first - second).abs().max())
 
 
-def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
     """Return a Transformer of two layers with the arm's positions."""
     return transformer_classifier(tokenizer, NAMES, seed, positions=ARMS[arm])
 

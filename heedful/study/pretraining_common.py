@@ -9,15 +9,15 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from heedful.checkpoint import Loaded, save
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle, save
+from heedful.checkpoint.new_head import with_head
 from heedful.data import DataSettings, LabelledExample, read
 from heedful.data.bad_rows import RowErrors, Skip
 from heedful.data.corpus.build import Corpus, CorpusSettings, build_corpus
 from heedful.data.corpus.documents import DocumentReader, list_files
 from heedful.errors import DataError
-from heedful.families import USUAL
-from heedful.model.classic_config import Attention
+from heedful.families import DEFAULT_FAMILIES
+from heedful.model.classic_config import AttentionPooling
 from heedful.objectives import SelfSupervised
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import Classic
@@ -137,7 +137,7 @@ def pretraining_components(data: PretrainingData, objective: str, seed: int, *, 
         ["text"],
         objective=objective,
         assignments=[
-            f"model.family={USUAL['mlm']}", f"model.layers={layers}", f"model.width={width}",
+            f"model.family={DEFAULT_FAMILIES['mlm']}", f"model.layers={layers}", f"model.width={width}",
             f"model.heads={heads}", f"max_seq_length={length}", f"pack_length={8 * length}",
             "eval_fraction=0.1",
         ],
@@ -149,7 +149,7 @@ def pretraining_components(data: PretrainingData, objective: str, seed: int, *, 
 
 def pretrain_encoder(
     components: Components, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
-) -> tuple[Loaded, list[float]]:
+) -> tuple[ModelBundle, list[float]]:
     """Return an encoder with random weights, pre-trained if `pretrain`, and the loss of each step.
 
     Args:
@@ -164,25 +164,25 @@ def pretrain_encoder(
 
 
 def finetuned_accuracy(
-    loaded: Loaded, data: PretrainingData, seed: int, *, steps: int, lr: float = 1e-3
+    loaded: ModelBundle, data: PretrainingData, seed: int, *, steps: int, lr: float = 1e-3
 ) -> dict[str, float]:
     """Fine-tune all weights on the labelled texts, and return the accuracy on each test set."""
     return _train_head(loaded, data, seed, steps, lr)
 
 
 def frozen_accuracy(
-    loaded: Loaded, data: PretrainingData, seed: int, *, steps: int, lr: float = 5e-3
+    loaded: ModelBundle, data: PretrainingData, seed: int, *, steps: int, lr: float = 5e-3
 ) -> dict[str, float]:
     """Train attention pooling with a query over the frozen encoder, and return the accuracy on each test set."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
-        settings = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
+        settings = Classic(model=str(Path(folder) / "model"), reader=AttentionPooling(keys="tanh"))
         frozen = classic_model(settings, [], seed, no_log)
     return _train_head(frozen, data, seed, steps, lr)
 
 
-def _train_head(bare: Loaded, data: PretrainingData, seed: int, steps: int, lr: float) -> dict[str, float]:
-    loaded = attach(bare, "sequence_classification", labels=data.labels, seed=seed)
+def _train_head(bare: ModelBundle, data: PretrainingData, seed: int, steps: int, lr: float) -> dict[str, float]:
+    loaded = with_head(bare, "sequence_classification", labels=data.labels, seed=seed)
     task = classification_task(data.tokenizer, data.labels, loaded)
     train_classifier(loaded, task, task.read(data.train).samples, steps=steps, seed=seed, lr=lr)
     return {name: accuracy_by_part(loaded, task, examples)["all"] for name, examples in data.tests.items()}

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
-from heedful.model.classic_config import Bag, Recurrent
+from heedful.checkpoint import ModelBundle
+from heedful.model.classic_config import BagPooling, Recurrent
 from heedful.model.initialise import initialise
 from heedful.nn.layout import Layout
 from heedful.nn.scores import Additive, General, Location, Score, align, cosine, dot, read, scaled_dot, soft
@@ -79,8 +79,8 @@ class QueryHead(nn.Module):
         if score is None:
             weights = tuple(rows.new_full((1, stop - start), 1 / (stop - start)) for start, stop in layout.keys)
         else:
-            weights = soft(align(score, last, rows, layout))
-        logits: Tensor = self.out(read(weights, rows, layout))
+            weights = soft_weights(align(score, last, rows, layout))
+        logits: Tensor = self.out(weighted_sum(weights, rows, layout))
         return logits
 
 
@@ -96,10 +96,10 @@ def question_texts(count: int, random: Random) -> list[tuple[str, str]]:
     return rows
 
 
-def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
     """Return a classic model whose head attends with the arm's score."""
     loaded = classic_classifier(
-        tokenizer, COLOURS, seed, Bag(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH
+        tokenizer, COLOURS, seed, BagPooling(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH
     )
     loaded.head = head = QueryHead(ARMS[arm](), len(COLOURS))
     generator = torch.Generator().manual_seed(seed)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.data.examples import Seq2SeqExample
 from heedful.infer.engine import Engine
-from heedful.model.classic_config import Everywhere, Writer
+from heedful.model.classic_config import GlobalAttention, RecurrentSeq2Seq
 from heedful.runs.finetune.init_settings import Transformer
 from heedful.runs.finetune.seq2seq import recurrent_config, transformer_config
 from heedful.runs.statistics import seed_count
@@ -55,15 +55,15 @@ class Budget:
     batch_size: int = 32
 
 
-def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
+def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
     """Return the model of an arm, with a language modelling head; all have the same width."""
     if arm == TRANSFORMER:
         settings = Transformer(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
-        config = Config(family="heedful", model=transformer_config(settings, tokenizer.size))
+        config = BundleConfig(family="heedful", model=transformer_config(settings, tokenizer.size))
     else:
-        rnn = Writer(width=WIDTH, look=Everywhere(score="additive") if arm == ATTENTION else None)
-        config = Config(family=CLASSIC, model=recurrent_config(rnn, tokenizer.size, WIDTH))
-    return attach(create(config, tokenizer, seed=seed), "language_model", seed=seed)
+        rnn = RecurrentSeq2Seq(width=WIDTH, look=GlobalAttention(score="additive") if arm == ATTENTION else None)
+        config = BundleConfig(family=CLASSIC, model=recurrent_config(rnn, tokenizer.size, WIDTH))
+    return with_head(create(config, tokenizer, seed=seed), "language_model", seed=seed)
 
 
 def sample_sentences(budget: Budget, seed: int) -> dict[str, list[Seq2SeqExample]]:
@@ -83,13 +83,13 @@ def train_joint_tokenizer(examples: Sequence[Seq2SeqExample]) -> Tokenizer:
     return train_tokenizer(texts, TokenizerSettings(algorithm="bpe", vocab_size=VOCAB_SIZE))
 
 
-def translation_task(loaded: Loaded, tokenizer: Tokenizer) -> Seq2Seq:
+def translation_task(loaded: ModelBundle, tokenizer: Tokenizer) -> Seq2Seq:
     """Return the task of translating into English."""
     ends = sequence_ends(loaded.config.model, tokenizer)
-    return Seq2Seq(tokenizer=tokenizer, limit=loaded.limit, mark=ends, max_new_tokens=MAX_NEW_TOKENS)
+    return Seq2Seq(tokenizer=tokenizer, limit=loaded.max_length, mark=ends, max_new_tokens=MAX_NEW_TOKENS)
 
 
-def translation_quality(loaded: Loaded, task: Seq2Seq, examples: Sequence[Seq2SeqExample]) -> dict[str, float]:
+def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[Seq2SeqExample]) -> dict[str, float]:
     """Return the share of exact translations, and BLEU from 0 to 1 if sacrebleu is installed."""
     correct: list[bool] = []
 
@@ -102,7 +102,7 @@ def translation_quality(loaded: Loaded, task: Seq2Seq, examples: Sequence[Seq2Se
 
 
 def train_translator(
-    loaded: Loaded, task: Seq2Seq, budget: Budget, data: dict[str, list[Seq2SeqExample]], *, seed: int
+    loaded: ModelBundle, task: Seq2Seq, budget: Budget, data: dict[str, list[Seq2SeqExample]], *, seed: int
 ) -> tuple[list[float], list[float]]:
     """Train, and return the loss of each step and the share of exact translations of dev at each evaluation."""
     settings = TrainSettings(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.config import Head
 from heedful.model.decode import Decoding
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 TokenPosition = tuple[int, int]  # the number of a window, and a place in it
-StartGeneration = Callable[[Loaded, Tokenizer, Packed, Any], Decoding]
+StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, Any], Decoding]
 
 
 class Window(NamedTuple):
@@ -59,7 +59,9 @@ class AnswerHead:
         None  # what is kept of the scores of places; None: all of them
     )
     prediction: Callable[[Answer], Prediction]  # the typed form of an answer
-    columns: Callable[[Loaded, GenerationConfig], dict[str, Any]]  # type of each field: str, [float], {"name": str}
+    columns: Callable[
+        [ModelBundle, GenerationConfig], dict[str, Any]
+    ]  # type of each field: str, [float], {"name": str}
     pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
@@ -157,7 +159,7 @@ def group_by_window(places: Iterable[TokenPosition], count: int) -> list[list[in
     return found
 
 
-def require_tokenizer(loaded: Loaded) -> Tokenizer:
+def require_tokenizer(loaded: ModelBundle) -> Tokenizer:
     """The tokenizer, without which no text can be read."""
     if loaded.tokenizer is None:
         raise HeedfulError(

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Example, LabelledExample, MultiLabelExample
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
@@ -87,7 +87,7 @@ def prediction(answer: Answer) -> Prediction:
     return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
 
 
-def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
+def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
     head = loaded.config.head
     assert isinstance(head, Classes)
     each = dict.fromkeys(unique_label_names(head.labels), float)
@@ -156,7 +156,7 @@ class Classify(TextTask):
     weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         assert isinstance(setup.settings, ClassifySettings)
         weights: tuple[float, ...] = ()
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
@@ -233,7 +233,7 @@ class ClassifyMultiLabel(TextTask):
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings, labels = setup.settings, setup.labels
         assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Example, PairExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
@@ -51,7 +51,7 @@ def compare(given: Any, windows: list[Window], setting: AnswerContext) -> Answer
     }
 
 
-def _vector(loaded: Loaded) -> list[type]:
+def _vector(loaded: ModelBundle) -> list[type]:
     return [float if next(loaded.parameters()).dtype == torch.float64 else np.float32]
 
 
@@ -114,7 +114,7 @@ class Embed(Task):
             )
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
         how = comparison(setup.survey, settings.group_size)
@@ -124,7 +124,7 @@ class Embed(Task):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
         how = comparison(survey()) | {"long_inputs": "truncate"}

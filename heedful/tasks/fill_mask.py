@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.model.decode import greatest
+from heedful.model.decode import top_candidates
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,
@@ -46,7 +46,7 @@ def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answ
     probabilities, listed = scores.softmax(-1), count
     while True:
         listed = min(listed, len(scores))
-        (best,) = greatest(probabilities[None], listed)
+        (best,) = top_candidates(probabilities[None], listed)
         found: list[Answer] = []
         for probability, id in best:
             try:

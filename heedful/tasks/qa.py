@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import AnswerSpan, Example, QuestionExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.model.config import Head
@@ -118,7 +118,7 @@ def _prediction(answer: Answer) -> SpanPrediction:
     return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
 
 
-def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
+def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
     found = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
     return found | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
@@ -152,7 +152,7 @@ class QuestionAnswering(Task):
     null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings, impossible = setup.settings, setup.survey.impossible
         assert isinstance(settings, QASettings)
         most, threshold = settings.max_answer_tokens, settings.no_answer_threshold
@@ -164,12 +164,12 @@ class QuestionAnswering(Task):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
-    def on_split(self, loaded: Loaded, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, Loaded]:
+    def on_split(self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, ModelBundle]:
         """Allow "no answer" where some questions of the split have none."""
         if self.impossible or split not in survey().unanswered:
             return self, loaded

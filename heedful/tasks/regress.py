@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.checkpoint.new_head import rescaled
 from heedful.data import Example, ScoredExample
 from heedful.model.config import ProblemType
@@ -42,10 +42,10 @@ class Regress(TextTask):
     deviation: float = 1.0
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
         task, made = cls.attached(setup, labels=setup.labels or (NUMBER,))
-        known, now = setup.loaded.named(), made.named()
+        known, now = setup.loaded.named_tensors(), made.named_tensors()
         mean, deviation = setup.survey.mean, setup.survey.deviation
         if "head.out.bias" not in now:
             mean, deviation = 0.0, hypot(mean, deviation)
@@ -58,10 +58,10 @@ class Regress(TextTask):
     def target(self, example: ScoredExample) -> float:
         return (example.score - self.mean) / self.deviation
 
-    def learning(self, loaded: Loaded) -> Loaded:
+    def learning(self, loaded: ModelBundle) -> ModelBundle:
         return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
 
-    def answering(self, loaded: Loaded) -> Loaded:
+    def answering(self, loaded: ModelBundle) -> ModelBundle:
         return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:

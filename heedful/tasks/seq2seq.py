@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Example, Seq2SeqExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
-from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
+from heedful.model.decode import BeamSearch, Decoding, Greedy, How, GeneratedTokens, decode
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack_samples, weighted_loss
 from heedful.packed import Packed
@@ -37,7 +37,7 @@ TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
 class GenerationConfig:
     """How an engine writes."""
 
-    how: How = field(default_factory=Greedy)
+    how: DecodingMethod = field(default_factory=Greedy)
     max_new_tokens: int = 128
     seed: int = 0  # of samples
 
@@ -55,12 +55,12 @@ class SequenceEnds(NamedTuple):
 
 def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
     """What a model writes between; one that cannot write, or would never end, is refused."""
-    if not model.writes:
+    if not model.has_decoder:
         raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
     special = tokenizer.special
     if special.separator is None:
         raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
-    if not model.reads:
+    if not model.has_encoder:
         return SequenceEnds(None, special.separator)
     start = special.first if model.start is None else model.start
     if start is None:
@@ -94,14 +94,14 @@ def _cut(whole: Encoding, text: str, text_suffix: str, most: int) -> Encoding:
     return replace(whole.without(own[-spare:]), dropped=spare)
 
 
-def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoding]) -> list[Encoding]:
+def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, seen: Sequence[Encoding]) -> list[Encoding]:
     """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
 
     Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
     in GPT-2 they are the same. All else is left as it is, a model among it that learned what stands between a text and
     its rewriting.
     """
-    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.text_suffix:
+    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.has_encoder or loaded.text_suffix:
         return list(seen)
     probe = tokenizer.encode("a").segments
     last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
@@ -114,7 +114,7 @@ def decoder_prompts(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encodin
     return [each if len(each) else nothing for each in cut]
 
 
-def start_generation(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: GenerationConfig) -> Decoding:
+def start_generation(loaded: ModelBundle, tokenizer: Tokenizer, given: Packed, writing: GenerationConfig) -> Decoding:
     """Prepare generation for each sequence: the encoder's text, or what the decoder goes on from."""
     mark = sequence_ends(loaded.config.model, tokenizer)
     if (head := loaded.head) is None:
@@ -141,7 +141,7 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     return first | ({"others": others} if others else {})
 
 
-def _said(written: Written, tokenizer: Tokenizer) -> Answer:
+def _said(written: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
     return {
         "text": tokenizer.decode(written.tokens).strip(),
         "log_probability": written.log_probability,
@@ -156,8 +156,8 @@ def _prediction(answer: Answer) -> GeneratedText:
     return GeneratedText(**written, alternatives=others, truncated_tokens=answer.get("cut", 0))
 
 
-def _columns(loaded: Loaded, writing: GenerationConfig) -> dict[str, Any]:
-    return TEXT | ({"others": [TEXT]} if isinstance(writing.how, Beam) else {})
+def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
+    return TEXT | ({"others": [TEXT]} if isinstance(writing.how, BeamSearch) else {})
 
 
 TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
@@ -198,7 +198,7 @@ class Seq2Seq(Task):
             raise HeedfulError(f"{INSTALL_HINT}; or let models be compared by F1 of words: task.metric=f1")
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings, loaded = setup.settings, setup.loaded
         assert isinstance(settings, Seq2SeqSettings)
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
@@ -206,17 +206,17 @@ class Seq2Seq(Task):
         fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
         task, made = cls.attached(setup, mark=mark, text_suffix=suffix, **fields)
         made.text_suffix = suffix
-        return replace(task, limit_written=made.limit_written), made
+        return replace(task, limit_written=made.max_target_length), made
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
-        return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.limit_written} | _fields(
+        return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.max_target_length} | _fields(
             settings
         )
 
@@ -224,7 +224,7 @@ class Seq2Seq(Task):
     def writing(self) -> GenerationConfig:
         """How an evaluation writes."""
         return GenerationConfig(
-            how=Beam(width=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
+            how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
         )
 
     def items(self, example: Any) -> list[TokenizerInput]:
@@ -316,7 +316,7 @@ class Seq2Seq(Task):
         ]
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from heedful.data.examples import Example
     from heedful.data.labelled.statistics import DatasetStats
-    from heedful.model.classic_config import Readers
+    from heedful.model.classic_config import PoolingConfigs
     from heedful.model.config import Head
     from heedful.objectives.distillation.teacher import ScoreKind
     from heedful.tasks.task import Task
@@ -89,7 +89,7 @@ class Card:
     mistake: Callable[[dict[str, Any], dict[str, Any], Shown], tuple[Any, Any]] = _mistake  # label and prediction
 
 
-def any_reader(reader: Readers, name: str, labels: int) -> None:
+def any_reader(reader: PoolingConfigs, name: str, labels: int) -> None:
     """Accept every kind of reader of a classic model."""
 
 
@@ -105,7 +105,7 @@ class TaskSpec:
     example_ref: str  # the class of its examples as "module:name", imported when it is needed
     task_ref: str  # the task's class, likewise
     recognizes: Callable[[Head], bool]  # whether a model with this head does the task
-    check_reader: Callable[[Readers, str, int], None] = any_reader  # refuses a reader: its setting, number of labels
+    check_reader: Callable[[PoolingConfigs, str, int], None] = any_reader  # refuses a reader: its setting, number of labels
     epochs: tuple[tuple[int, float], ...] = EPOCHS  # the default for the number of examples
     predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
     card: Card

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Example, TaggedExample
 from heedful.data.tag_schemes import OUTSIDE, to_iob2, to_scheme
 from heedful.model.config import TokenClasses
@@ -160,7 +160,7 @@ class Tag(Task):
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         return cls.attached(setup, labels=setup.labels)
 
     def __post_init__(self) -> None:

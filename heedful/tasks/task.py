@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.new_head import with_head
 from heedful.data import Example
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Classes, ProblemType, TokenClasses
-from heedful.model.pooling import ReadClasses
+from heedful.model.pooling import PooledClassesHead
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import upcast, weighted_loss
 from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
@@ -143,7 +143,7 @@ class TaskSetup:
     """Settings, model, labels and data statistics from which a task is created for training."""
 
     settings: TaskSettings
-    loaded: Loaded  # the model to start from
+    loaded: ModelBundle  # the model to start from
     labels: tuple[str, ...]
     survey: DatasetStats
     seed: int = 0  # of what is drawn of a new head
@@ -170,15 +170,15 @@ class Task(Objective, ABC):
     long_inputs: LongInputs = "stride"  # in training and evaluation
 
     @classmethod
-    def create(cls, setup: TaskSetup) -> tuple[Task, Loaded]:
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         """Make the task for training, and the model with its head."""
         return cls.attached(setup)
 
     @classmethod
-    def attached(cls, setup: TaskSetup, **more: Any) -> tuple[Self, Loaded]:
+    def attached(cls, setup: TaskSetup, **more: Any) -> tuple[Self, ModelBundle]:
         """Make the task from more fields, and the model with its head, which reads `max_length` tokens from now on."""
         loaded, tokenizer = setup.loaded, require_tokenizer(setup.loaded)
-        made = attach(
+        made = with_head(
             loaded,
             cls.head,
             labels=more.get("labels", ()),
@@ -187,14 +187,14 @@ class Task(Objective, ABC):
             reinit_layers=setup.reinit_layers,
         )
         if setup.max_length is not None:
-            if made.limit is not None and setup.max_length > made.limit:
-                raise HeedfulError(f"max_length is {setup.max_length}, but {loaded.source} reads {made.limit} tokens")
+            if made.max_length is not None and setup.max_length > made.max_length:
+                raise HeedfulError(f"max_length is {setup.max_length}, but {loaded.source} reads {made.max_length} tokens")
             tokenizer = made.tokenizer = tokenizer.limited(setup.max_length)
-        return cls(**{"tokenizer": tokenizer, "limit": made.limit, "long_inputs": setup.long_inputs, **more}), made
+        return cls(**{"tokenizer": tokenizer, "limit": made.max_length, "long_inputs": setup.long_inputs, **more}), made
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: Loaded, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> dict[str, Any]:
         """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
 
@@ -205,7 +205,7 @@ class Task(Objective, ABC):
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
-    def on_split(self, loaded: Loaded, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, Loaded]:
+    def on_split(self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, ModelBundle]:
         """Return task and model as they are evaluated on a split; the given ones stay as they are."""
         return self, loaded
 
@@ -238,21 +238,21 @@ class Task(Objective, ABC):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    def learning(self, loaded: Loaded) -> Loaded:
+    def learning(self, loaded: ModelBundle) -> ModelBundle:
         """A model that answers, as one that learns by this task's loss."""
         return loaded
 
-    def answering(self, loaded: Loaded) -> Loaded:
+    def answering(self, loaded: ModelBundle) -> ModelBundle:
         """A model that learns, as it answers."""
         return loaded
 
-    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences.
 
         `rows` are all rows, where they are known; otherwise the model is asked for those that the head reads.
         """
         if rows is None:
-            return upcast(loaded.said(batch.packed, batch.target, wanted=batch.rows))
+            return upcast(loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows))
         assert loaded.head is not None
         return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
@@ -260,11 +260,11 @@ class Task(Objective, ABC):
         """A loss for each target, of those scores; a task that learns by more than scores has a `loss` of its own."""
         raise NotImplementedError
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """The sum of the batch's losses and their weight."""
-        if not isinstance(loaded.head, ReadClasses):
+        if not isinstance(loaded.head, PooledClassesHead):
             return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
-        rows = loaded.rows(batch.packed)
+        rows = loaded.hidden_states(batch.packed)
         losses = self.lost(self.scores(loaded, batch, rows), batch)
         return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.model.embedding import Embedding
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
@@ -25,9 +25,11 @@ from heedful.train.ranks import Ranks
 BUCKET_NUMEL = 2**23  # numbers that are summed at once
 
 
-def trainable_parameters(loaded: Loaded, beside: nn.Module | None) -> dict[str, nn.Parameter]:
+def trainable_parameters(loaded: ModelBundle, beside: nn.Module | None) -> dict[str, nn.Parameter]:
     """What requires a gradient; what both share stands once, under the model's name."""
-    named = loaded.named() | {f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()}
+    named = loaded.named_tensors() | {
+        f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()
+    }
     found = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
     return dict(reversed(found.values()))  # type: ignore[arg-type]
 
@@ -46,7 +48,7 @@ class Replicated:
 
     even = False  # ranks may make different numbers of micro-batches
 
-    def __init__(self, loaded: Loaded, beside: nn.Module | None, ranks: Ranks, *, half: bool, early: bool) -> None:
+    def __init__(self, loaded: ModelBundle, beside: nn.Module | None, ranks: Ranks, *, half: bool, early: bool) -> None:
         """`half`: sums are made in bfloat16; `early`: before all gradients are there, so that none can be undone."""
         self.ranks, self._loaded, self._half = ranks, loaded, half
         self.copies = ranks.size  # of the weights

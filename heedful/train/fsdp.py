@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.stack import Stack
 from heedful.objectives import Batch, Loss, Objective
@@ -31,7 +31,7 @@ class Sharded:
 
     even = True  # each micro-batch is one of all ranks: they gather weights for it together
 
-    def __init__(self, loaded: Loaded, beside: nn.Module | None, ranks: Ranks, parts: int, *, half: bool) -> None:
+    def __init__(self, loaded: ModelBundle, beside: nn.Module | None, ranks: Ranks, parts: int, *, half: bool) -> None:
         """In place; `half`: sums of gradients are made in bfloat16."""
         self.ranks, self.parts, self.copies = ranks, parts, ranks.size // parts
         device = next(loaded.parameters()).device.type
@@ -123,7 +123,7 @@ class Sharded:
 class _Learning(nn.Module):
     """What is parted: all that learns. It makes the loss, so that weights outside of blocks are there all the time."""
 
-    def __init__(self, loaded: Loaded, beside: nn.Module | None) -> None:
+    def __init__(self, loaded: ModelBundle, beside: nn.Module | None) -> None:
         super().__init__()
         self.loaded, self.beside = loaded, beside
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.model.embedding import Embedding
-from heedful.nn.cpu_ops import usable
+from heedful.nn.cpu_ops import usable_kernels
 from heedful.train.optim import Optimizer
 
 
@@ -37,7 +37,7 @@ def make_embeddings_lazy(
         if (
             name is None
             or uses[id(table.weight)] > 1
-            or usable(table.weight) is None
+            or usable_kernels(table.weight) is None
             or table.weight.dtype.itemsize != 4
         ):
             continue

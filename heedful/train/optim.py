@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from heedful.csrc import kernels, why
+from heedful.csrc import kernels, unavailable_reason
 from heedful.errors import HeedfulError
-from heedful.nn.cpu_ops import usable
+from heedful.nn.cpu_ops import usable_kernels
 from heedful.train.settings import AdamW, Constant, Cosine, DecayFromStart, Linear, Noam, Schedule
 
 __all__ = [
@@ -163,8 +163,8 @@ class Optimizer:
         parameter = self._parameters.get(name)
         if parameter is None:
             raise HeedfulError(f"{name} is not among the trained tensors: its rows cannot lag")
-        if parameter.ndim != 2 or parameter.dtype != torch.float32 or usable(parameter) is None:
-            reason = why() or "its type or its shape does not fit the kernels in C++"
+        if parameter.ndim != 2 or parameter.dtype != torch.float32 or usable_kernels(parameter) is None:
+            reason = unavailable_reason() or "its type or its shape does not fit the kernels in C++"
             raise HeedfulError(
                 f"the rows of {name} cannot lag: {reason}. It is {_described(parameter)} on {parameter.device.type}; "
                 "expected the kernels, and a float32 matrix on the CPU whose width is a multiple of 16. Train it with "

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data.sampler import BatchPlan, BatchSampler, assign_to_ranks, derive_seed, group, split_microbatches
-from heedful.device import device_of, precision
+from heedful.device import resolve_device, resolve_dtype
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
 from heedful.objectives import Objective, PerEpochSamples, Sample
@@ -51,7 +51,7 @@ class Trainer:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: ModelBundle,
         objective: Objective,
         samples: Sequence[Sample],
         settings: TrainSettings,
@@ -63,7 +63,7 @@ class Trainer:
         self._tables: list[nn.Embedding] = []
         self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
         self.loaded = loaded
-        self.device = next(loaded.parameters()).device if settings.device is None else device_of(settings.device)
+        self.device = next(loaded.parameters()).device if settings.device is None else resolve_device(settings.device)
         for model in self._models:
             model.to(self.device)
         self._mode(train=False)
@@ -80,7 +80,7 @@ class Trainer:
             for stage, learned in zip(self.stages, self._objectives, strict=True)
         ]
         self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
-        self.precision = precision(settings.precision, self.device)
+        self.precision = resolve_dtype(settings.precision, self.device)
         self.step = 0  # updates done
         self.seconds, self.read = 0.0, 0  # spent in them, resumed runs included; tokens of them, over all ranks
         self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
@@ -93,7 +93,7 @@ class Trainer:
         self.average = WeightAverage(self._parameters, settings.ema_decay)
         if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
             self._tables = make_embeddings_lazy(self._models, self._parameters, self._optimizer)
-            loaded.settle = LazyRows(self._optimizer)
+            loaded.flush = LazyRows(self._optimizer)
         for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
             stack.recompute = settings.gradient_checkpointing
 
@@ -365,7 +365,7 @@ def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _together(loaded: Loaded, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Replicated | Sharded:
+def _together(loaded: ModelBundle, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Replicated | Sharded:
     """Who has which weights."""
     if not trainable_parameters(loaded, beside):
         raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")

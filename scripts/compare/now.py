@@ -59,9 +59,9 @@ def make_encoder(folder: Path, name: str) -> Path:
 def make_embedder(folder: Path) -> Path:
     """A tiny encoder whose head embeds sentences."""
     from heedful.checkpoint import load, save
-    from heedful.checkpoint.new_head import attach
+    from heedful.checkpoint.new_head import with_head
 
-    save(attach(load(make_encoder(folder.with_name(folder.name + "-bare"), "bare")), "embedding"), folder)
+    save(with_head(load(make_encoder(folder.with_name(folder.name + "-bare"), "bare")), "embedding"), folder)
     return folder
 
 
@@ -192,10 +192,10 @@ def precisions(folder: Path, family: str = "") -> Probes:
         if blocks or precision != "int8":
             autotune(loaded, precision)
             with torch.inference_mode():
-                found[precision] = digests(loaded(batch, batch.shifted(0) if loaded.needs_target else None))
+                found[precision] = digests(loaded(batch, batch.shift_right(0) if loaded.needs_target else None))
     plain = load(folder).train()
     torch.manual_seed(5)
-    given = plain(batch, batch.shifted(0) if plain.needs_target else None)
+    given = plain(batch, batch.shift_right(0) if plain.needs_target else None)
     sum(each.float().square().mean() for each in (given if isinstance(given, tuple) else [given])).backward()
     found["training"] = digests(given)
     found["gradients"] = sorted(digest(each.grad) for each in plain.parameters() if each.grad is not None)
@@ -206,61 +206,61 @@ def native_outputs(work: Path) -> Probes:
     """Heads of Heedful's own family."""
     from dataclasses import replace
 
-    from heedful.checkpoint import Config, create, save
-    from heedful.checkpoint.new_head import attach
+    from heedful.checkpoint import BundleConfig, create, save
+    from heedful.checkpoint.new_head import with_head
     from heedful.families import FAMILIES
-    from heedful.model.vaswani import Shape, original
+    from heedful.model.vaswani import VaswaniSize, vaswani_config
 
-    both = original(Shape(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
+    both = vaswani_config(VaswaniSize(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
     found: Probes = {}
     for name, model in (("encoder", replace(both, decoder=None)), ("both", both)):
-        bare = create(Config(family="heedful", model=model), seed=2)
+        bare = create(BundleConfig(family="heedful", model=model), seed=2)
         for kind in FAMILIES["heedful"].kinds():
             if kind == "none" or (name == "both") != (kind in ("language_model", "double_heads")):
                 continue
             if kind == "permutation_lm":
                 continue  # it needs two streams; pre-training has it
             labels = ("x", "y", "z") if kind in ("sequence_classification", "token_classification") else ()
-            save(attach(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
+            save(with_head(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
             found[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
     return found
 
 
 def classic_outputs(work: Path) -> Probes:
     """Readers from before the Transformer, and a pair of recurrent nets that writes."""
-    from heedful.checkpoint import Config, create, save
-    from heedful.checkpoint.new_head import attach
+    from heedful.checkpoint import BundleConfig, create, save
+    from heedful.checkpoint.new_head import with_head
     from heedful.model.classic_config import (
-        Attention,
-        Bag,
+        AttentionPooling,
+        BagPooling,
         ClassicConfig,
-        Hierarchical,
+        HierarchicalPooling,
         Recurrent,
-        SelfAttention,
-        Structured,
-        Writer,
+        RecurrentSeq2Seq,
+        StructuredPooling,
+        UntrainedSelfAttention,
     )
     from heedful.model.config import EmbeddingConfig
 
     lstm, gru = Recurrent(width=8, layers=2), Recurrent(cell="gru", width=8)
     readers: dict[str, Any] = {
-        "bag": Bag(),
-        "bag of sums": Bag(how="sum", binary="sigmoid"),
-        "attention": Attention(keys="linear", values="linear", scaled=True),
-        "queries": Attention(keys="tanh", queries="classes"),
-        "structured": Structured(over=lstm, hops=3, inner=5),
-        "hierarchical": Hierarchical(over=gru, sentences=lstm, inner=5, ends=(10,)),
-        "cosines": Bag(over=SelfAttention(score="cosine")),
-        "writer": Writer(width=16),
+        "bag": BagPooling(),
+        "bag of sums": BagPooling(how="sum", binary="sigmoid"),
+        "attention": AttentionPooling(keys="linear", values="linear", scaled=True),
+        "queries": AttentionPooling(keys="tanh", queries="classes"),
+        "structured": StructuredPooling(over=lstm, hops=3, inner=5),
+        "hierarchical": HierarchicalPooling(over=gru, sentences=lstm, inner=5, ends=(10,)),
+        "cosines": BagPooling(over=UntrainedSelfAttention(score="cosine")),
+        "writer": RecurrentSeq2Seq(width=16),
     }
     found: Probes = {}
     for name, reader in readers.items():
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=99, width=32), reader=reader)
-        bare = create(Config(family="heedful-classic", model=config), seed=2)
+        bare = create(BundleConfig(family="heedful-classic", model=config), seed=2)
         if name == "writer":
-            made = attach(bare, "language_model", seed=1)
+            made = with_head(bare, "language_model", seed=1)
         else:
-            made = attach(bare, "sequence_classification", labels=("x", "y"), seed=1)
+            made = with_head(bare, "sequence_classification", labels=("x", "y"), seed=1)
         save(made, work / f"classic-{name}")
         found[f"classic {name}"] = precisions(work / f"classic-{name}")
     return found
@@ -567,15 +567,17 @@ def drawing(work: Path, quick: bool) -> Probes:
 def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
-    from heedful.model.decode import Beam, Greedy, Sample
+    from heedful.model.decode import BeamSearch, Greedy, Sampling
     from heedful.tasks.seq2seq import GenerationConfig
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),
-        "sample": Sample(temperature=1.3, top_k=6),
-        "nucleus": Sample(temperature=0.9, top_p=0.8),
-        "beams": Beam(width=4, best=3),
-        "beams, gnmt": Beam(width=3, best=2, penalty="gnmt", strength=0.6, ends="full"),
+        "sample": Sampling(temperature=1.3, top_k=6),
+        "nucleus": Sampling(temperature=0.9, top_p=0.8),
+        "beams": BeamSearch(num_beams=4, num_return_sequences=3),
+        "beams, gnmt": BeamSearch(
+            num_beams=3, num_return_sequences=2, normalization="gnmt", length_penalty=0.6, early_stopping="full"
+        ),
     }
     found: Probes = {}
     for family in ("gpt2", "t5"):

@@ -10,7 +10,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import load, save
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import StackConfig
@@ -22,13 +22,13 @@ TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not b
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    made = attach(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
+    made = with_head(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
     save(made, tmp_path / "one")
     again = load(tmp_path / "one")
     assert again.config.model == made.config.model and again.config.head == made.config.head
-    assert isinstance(again.config.model, ClassicConfig) and again.limit is None
-    assert again.named().keys() == made.named().keys()
-    assert all(torch.equal(each, made.named()[key]) for key, each in again.named().items())
+    assert isinstance(again.config.model, ClassicConfig) and again.max_length is None
+    assert again.named_tensors().keys() == made.named_tensors().keys()
+    assert all(torch.equal(each, made.named_tensors()[key]) for key, each in again.named_tensors().items())
     with torch.no_grad():
         assert torch.equal(again(Packed.of(BATCH)), made(Packed.of(BATCH)))
     config = json.loads((tmp_path / "one/config.json").read_text())
@@ -45,7 +45,7 @@ def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
             shares = made(Packed.of([encoded.ids], [encoded.types])).softmax(-1)[0].tolist()
             assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-6)
     for kind, more in (("token_classification", {"labels": ("O", "X")}), ("embedding", {})):
-        other = attach(again, kind, **more)
+        other = with_head(again, kind, **more)
         save(other, tmp_path / kind)
         assert len(heedful.Engine(load(tmp_path / kind))(["the film"])) == 1
     said = heedful.Engine(load(tmp_path / "token_classification"))([["good.", "film"], ["the", "not-bad", "end"]])
@@ -57,7 +57,7 @@ def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
     made = bare(READERS["recurrent"], encoder=stack, frozen=True)
     save(made, tmp_path / "model")
     again = load(tmp_path / "model")
-    assert {name.split(".")[0] for name, each in again.named().items() if each.requires_grad} == {"over"}
+    assert {name.split(".")[0] for name, each in again.named_tensors().items() if each.requires_grad} == {"over"}
     assert torch.equal(again(Packed.of(BATCH)), made.eval()(Packed.of(BATCH)))
 
 

@@ -267,7 +267,7 @@ def test_an_unknown_key_can_be_ignored_by_name(folders: dict[str, Path], tmp_pat
     heedful.save(loaded, tmp_path / "saved")
     again = heedful.load(tmp_path / "saved")
     assert again.config == loaded.config
-    assert again.config.origin.keys() == json.loads((folder / "config.json").read_text()).keys() - {"window", "rope"}
+    assert again.config.hf_config.keys() == json.loads((folder / "config.json").read_text()).keys() - {"window", "rope"}
 
 
 NATIVE: list[tuple[str, Any]] = [
@@ -291,10 +291,10 @@ NATIVE: list[tuple[str, Any]] = [
 def test_absurd_values_of_heedfuls_own(field: str, value: Any, tmp_path: Path) -> None:
     from heedful.checkpoint import create, read_config
     from heedful.families.heedful import write
-    from heedful.model.vaswani import Shape, original
+    from heedful.model.vaswani import VaswaniSize, vaswani_config
 
-    shape = Shape(layers=6, width=8, heads=2, inner=16, dropout=0.1)
-    values = {"model_type": "heedful", **write(original(shape, 37_000))}
+    shape = VaswaniSize(layers=6, width=8, heads=2, inner=16, dropout=0.1)
+    values = {"model_type": "heedful", **write(vaswani_config(shape, 37_000))}
     with pytest.MonkeyPatch.context() as patch:
         patch.undo()
         heedful.save(create(read_config(values, "test")), tmp_path / "model")

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import Config, Loaded, create, load, save
-from heedful.checkpoint.new_head import attach, rescaled
+from heedful.checkpoint import BundleConfig, ModelBundle, create, load, save
+from heedful.checkpoint.new_head import rescaled, with_head
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.model.config import (
@@ -52,7 +52,7 @@ STARTS = [
 each_kind = pytest.mark.parametrize(("family", "kind", "architecture"), KINDS)
 
 
-Start = Callable[..., tuple[Path, Loaded]]
+Start = Callable[..., tuple[Path, ModelBundle]]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A tiny model whose architecture ends so, saved by transformers; made once."""
 
     @cache
-    def made(family: str, ending: str, **changed: Any) -> tuple[Path, Loaded]:
+    def made(family: str, ending: str, **changed: Any) -> tuple[Path, ModelBundle]:
         folder = tmp_path_factory.mktemp(f"{family}-{ending}")
         architecture = next(name for name in FAMILIES[family].heads if name.endswith(ending))
         save_tiny(folder, family, architecture, **changed)
@@ -87,9 +87,9 @@ def given(kind: str, labels: tuple[str, ...] = OTHER) -> dict[str, Any]:
     return {"labels": labels} if kind in ("sequence_classification", "token_classification") else {}
 
 
-def state(loaded: Loaded) -> dict[str, Tensor]:
+def state(loaded: ModelBundle) -> dict[str, Tensor]:
     """A copy of all parameters."""
-    return {name: tensor.detach().clone() for name, tensor in loaded.named().items()}
+    return {name: tensor.detach().clone() for name, tensor in loaded.named_tensors().items()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
@@ -103,7 +103,7 @@ def test_what_is_known_stays_and_the_rest_is_drawn(
 ) -> None:
     folder, loaded = start(family, ending)
     before = state(loaded)
-    made = attach(loaded, kind, seed=3, **given(kind))
+    made = with_head(loaded, kind, seed=3, **given(kind))
     save(made, tmp_path / "out")
     old, new = tensors(folder, family), tensors(tmp_path / "out", family)
     body = {name for name in new if name.startswith(FAMILIES[family].prefix) and "pooler" not in name}
@@ -124,7 +124,7 @@ def test_what_is_known_stays_and_the_rest_is_drawn(
 def test_seeds(start: Start, family: str, kind: str, architecture: str) -> None:
     _, loaded = start(family, "MaskedLM" if kind != "masked_lm" else "SequenceClassification")
     before = torch.random.get_rng_state()
-    one, again, other = (state(attach(loaded, kind, seed=seed, **given(kind))) for seed in (5, 5, 6))
+    one, again, other = (state(with_head(loaded, kind, seed=seed, **given(kind))) for seed in (5, 5, 6))
     assert same(one, again) == one.keys()
     changed = one.keys() - same(one, other)
     weights = {name for name, tensor in one.items() if name.startswith("head.") and tensor.ndim > 1}
@@ -138,12 +138,12 @@ def test_transformers_loads_it_and_so_do_we(
     start: Start, tmp_path: Path, family: str, kind: str, architecture: str
 ) -> None:
     _, loaded = start(family, "MaskedLM")
-    made = attach(loaded, kind, **given(kind))
+    made = with_head(loaded, kind, **given(kind))
     save(made, tmp_path / "out")
     values = json.loads((tmp_path / "out/config.json").read_text())
     assert values["architectures"] == [architecture]
     again = load(tmp_path / "out")
-    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named().keys()
+    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named_tensors().keys()
     theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     if kind in ("sequence_classification", "token_classification"):
@@ -161,17 +161,17 @@ def test_transformers_loads_it_and_so_do_we(
 def test_the_last_layer_stays_where_the_labels_are_the_same(start: Start, family: str, kind: str) -> None:
     ending = {"sequence_classification": "SequenceClassification", "token_classification": "TokenClassification"}[kind]
     _, loaded = start(family, ending)
-    out = {name for name in loaded.named() if name.startswith("head.out.")}
-    assert same(state(loaded), state(attach(loaded, kind, labels=NAMES))) == loaded.named().keys()
-    moved = attach(loaded, kind, labels=NAMES[::-1])  # the same shapes, another meaning
-    assert loaded.named().keys() - same(state(loaded), state(moved)) == out
+    out = {name for name in loaded.named_tensors() if name.startswith("head.out.")}
+    assert same(state(loaded), state(with_head(loaded, kind, labels=NAMES))) == loaded.named_tensors().keys()
+    moved = with_head(loaded, kind, labels=NAMES[::-1])  # the same shapes, another meaning
+    assert loaded.named_tensors().keys() - same(state(loaded), state(moved)) == out
     assert moved.config.head.labels == NAMES[::-1]  # type: ignore[union-attr]
     if kind == "sequence_classification":
-        several = attach(loaded, kind, labels=NAMES, problem_type="multi_label_classification")
-        assert loaded.named().keys() - same(state(loaded), state(several)) == out
-    assert same(state(loaded), state(attach(loaded, kind, labels=OTHER)) | {name: torch.zeros(1) for name in out}) == (
-        loaded.named().keys() - out
-    )
+        several = with_head(loaded, kind, labels=NAMES, problem_type="multi_label_classification")
+        assert loaded.named_tensors().keys() - same(state(loaded), state(several)) == out
+    assert same(
+        state(loaded), state(with_head(loaded, kind, labels=OTHER)) | {name: torch.zeros(1) for name in out}
+    ) == (loaded.named_tensors().keys() - out)
 
 
 @pytest.mark.parametrize("family", PLAIN)
@@ -179,23 +179,23 @@ def test_layers_of_one_name_and_another_meaning_are_drawn(start: Start, family: 
     """A classifier of texts, of words and of candidates: transformers calls all three of them the same."""
     for ending, kind in itertools.permutations(("SequenceClassification", "TokenClassification"), 2):
         _, loaded = start(family, ending)
-        other = attach(
+        other = with_head(
             loaded, "token_classification" if kind == "TokenClassification" else "sequence_classification", labels=NAMES
         )
-        assert not torch.equal(other.named()["head.out.weight"], loaded.named()["head.out.weight"])
-        assert not other.named()["head.out.bias"].any()
+        assert not torch.equal(other.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
+        assert not other.named_tensors()["head.out.bias"].any()
 
 
 def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
     _, loaded = start("bert", "PreTraining")
-    known = loaded.named()
+    known = loaded.named_tensors()
     for kind in ("sequence_classification", "multiple_choice", "pooler", "next_sentence"):
-        made = attach(loaded, kind, **given(kind)).named()
+        made = with_head(loaded, kind, **given(kind)).named_tensors()
         assert torch.equal(made["head.first.dense.weight"], known["head.next.first.dense.weight"])
     assert torch.equal(made["head.out.weight"], known["head.next.out.weight"])  # the next sentence is what it was
-    masked = attach(loaded, "masked_lm").named()
+    masked = with_head(loaded, "masked_lm").named_tensors()
     assert torch.equal(masked["head.dense.weight"], known["head.masked.dense.weight"])
-    back = attach(attach(loaded, "next_sentence"), "pretraining").named()
+    back = with_head(with_head(loaded, "next_sentence"), "pretraining").named_tensors()
     assert torch.equal(back["head.next.out.weight"], known["head.next.out.weight"])
     assert not torch.equal(back["head.masked.dense.weight"], known["head.masked.dense.weight"])
 
@@ -204,8 +204,8 @@ def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, tied: bool) -> None:
     _, loaded = start(family, "SequenceClassification", tie_word_embeddings=tied)
-    for source in (loaded, attach(attach(loaded, "masked_lm", seed=1), "masked_lm", seed=2)):
-        made: Any = attach(source, "masked_lm", seed=1)
+    for source in (loaded, with_head(with_head(loaded, "masked_lm", seed=1), "masked_lm", seed=2)):
+        made: Any = with_head(source, "masked_lm", seed=1)
         assert (made.head.decoder.weight is made.model.embedding.tokens.weight) is tied
         assert torch.equal(made.model.embedding.tokens.weight, loaded.model.embedding.tokens.weight)
         save(made, tmp_path / "out", overwrite=True)
@@ -221,7 +221,7 @@ def test_transformers_reads_the_problem_type(
 ) -> None:
     _, loaded = start(family, "Model")
     labels = ("stars",) if problem_type == "regression" else OTHER
-    save(attach(loaded, "sequence_classification", labels=labels, problem_type=problem_type), tmp_path / "out")
+    save(with_head(loaded, "sequence_classification", labels=labels, problem_type=problem_type), tmp_path / "out")
     head = load(tmp_path / "out").config.head
     assert isinstance(head, Classes) and (head.labels, head.problem_type) == (labels, problem_type)
     assert head.dropout == 0.3 and (head.activation == "relu") is (family == "distilbert")  # the family's own
@@ -241,16 +241,16 @@ def test_transformers_reads_the_problem_type(
 def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, kind: str, architecture: str) -> None:
     """Upon the bare model: its body stays, the head is drawn, transformers loads it and computes the same."""
     _, loaded = start(family, "Model")
-    made = attach(loaded, kind, seed=5, **given(kind))
+    made = with_head(loaded, kind, seed=5, **given(kind))
     known, drawn = state(loaded), state(made)
     kept = {name for name in drawn if not name.startswith("head.")}
     gone = ("head.", "decoder.") if made.model.decoder is None else ("head.",)
     assert kept == {name for name in known if not name.startswith(gone)}
     assert all(torch.equal(known[name], drawn[name]) for name in kept)
-    assert same(drawn, state(attach(loaded, kind, seed=5, **given(kind)))) == drawn.keys()
+    assert same(drawn, state(with_head(loaded, kind, seed=5, **given(kind)))) == drawn.keys()
     head = {name for name, tensor in drawn.items() if name.startswith("head.") and tensor.ndim > 1}
     pooler = {name for name in head if name.endswith("first.dense.weight")} if family == "albert" else set()
-    other = drawn.keys() - same(drawn, state(attach(loaded, kind, seed=6, **given(kind))))
+    other = drawn.keys() - same(drawn, state(with_head(loaded, kind, seed=6, **given(kind))))
     assert other == head - pooler
     save(made, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [architecture]
@@ -269,7 +269,7 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
 def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: int) -> None:
     _, loaded = start(family, "SequenceClassification")
     known = state(loaded)
-    made = state(attach(loaded, "sequence_classification", labels=NAMES, reinit_layers=reinit_layers))
+    made = state(with_head(loaded, "sequence_classification", labels=NAMES, reinit_layers=reinit_layers))
     changed = known.keys() - same(known, made)
     anew = {name for name in known if reinit_layers and name.startswith("head.")} | {
         name
@@ -283,53 +283,53 @@ def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: 
 
 def test_a_pooler_is_kept_for_embeddings(start: Start, tmp_path: Path) -> None:
     folder, loaded = start("bert", "Model")
-    made = attach(loaded, "embedding")
+    made = with_head(loaded, "embedding")
     assert made.config.head == SentenceEmbedding(keeps_pooler=True)
     save(made, tmp_path / "out")
     assert load(tmp_path / "out").config.head == made.config.head
     assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
-    assert attach(made, "embedding").config.head == made.config.head
+    assert with_head(made, "embedding").config.head == made.config.head
     assert torch.equal(
-        attach(made, "sequence_classification", labels=OTHER).named()["head.first.dense.weight"],
-        loaded.named()["head.first.dense.weight"],
+        with_head(made, "sequence_classification", labels=OTHER).named_tensors()["head.first.dense.weight"],
+        loaded.named_tensors()["head.first.dense.weight"],
     )
     _, masked = start("bert", "MaskedLM")
-    assert attach(masked, "embedding").config.head == SentenceEmbedding()
+    assert with_head(masked, "embedding").config.head == SentenceEmbedding()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_and_mode_are_kept(start: Start, dtype: torch.dtype) -> None:
     folder, single = start("bert", "MaskedLM")
     loaded = load(folder, dtype=dtype)
-    made = attach(loaded, "sequence_classification", labels=OTHER, seed=1)
+    made = with_head(loaded, "sequence_classification", labels=OTHER, seed=1)
     assert {p.dtype for p in made.parameters()} == {dtype} and not made.training
     assert made(packed("bert")).dtype == dtype
-    expected = attach(single, "sequence_classification", labels=OTHER, seed=1).named()["head.out.weight"]
-    assert torch.equal(made.named()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
-    assert attach(loaded.train(), "sequence_classification", labels=OTHER).training
+    expected = with_head(single, "sequence_classification", labels=OTHER, seed=1).named_tensors()["head.out.weight"]
+    assert torch.equal(made.named_tensors()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
+    assert with_head(loaded.train(), "sequence_classification", labels=OTHER).training
 
 
-def native(**more: Any) -> Loaded:
+def native(**more: Any) -> ModelBundle:
     """A model of our own family."""
     model = ModelConfig(
         embedding=EmbeddingConfig(vocabulary=99, width=16, positions=Learned(count=40), types=2, dropout=0.2),
         encoder=StackConfig(width=16, layers=2, heads=2, head_width=8, inner_width=24),
     )
-    return create(Config(family="heedful", model=model, **more), seed=1)
+    return create(BundleConfig(family="heedful", model=model, **more), seed=1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES["heedful"].kinds() if kind != "none"] + ["embedding"])
 def test_our_own_family(tmp_path: Path, kind: str) -> None:
     bare = native()
-    made = attach(bare, kind, seed=2, **given(kind))
+    made = with_head(bare, kind, seed=2, **given(kind))
     assert made.config.head is not None and made.config.head.kind == kind
-    assert same(state(bare), state(made)) == bare.named().keys()
+    assert same(state(bare), state(made)) == bare.named_tensors().keys()
     assert getattr(made.config.head, "dropout", 0.2) == 0.2
     save(made, tmp_path / "out")
     again = load(tmp_path / "out")
-    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named().keys()
-    onward = attach(again, "sequence_classification", labels=NAMES)  # from any head to another, and on to vectors
-    save(attach(attach(onward, "pooler"), "embedding"), tmp_path / "vectors")
+    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named_tensors().keys()
+    onward = with_head(again, "sequence_classification", labels=NAMES)  # from any head to another, and on to vectors
+    save(with_head(with_head(onward, "pooler"), "embedding"), tmp_path / "vectors")
     assert load(tmp_path / "vectors").config.head == SentenceEmbedding()
 
 
@@ -360,7 +360,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_wrong_wishes_are_named(start: Start, kind: str, more: dict[str, Any], message: str) -> None:
     _, loaded = start("bert", "Model")
     with pytest.raises(HeedfulError, match=message):
-        attach(loaded, kind, **more)
+        with_head(loaded, kind, **more)
 
 
 # -- numbers on another scale -----------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_wrong_wishes_are_named(start: Start, kind: str, more: dict[str, Any], m
 def test_a_head_may_give_numbers_on_another_scale(start: Start, family: str, tmp_path: Path) -> None:
     _, loaded = start(family, "SequenceClassification")
     before, batch = state(loaded), packed(family)
-    shift = 3.0 if "head.out.bias" in loaded.named() else 0.0
+    shift = 3.0 if "head.out.bias" in loaded.named_tensors() else 0.0
     made = rescaled(loaded, 20.0, shift)
     with torch.no_grad():
         first, said = loaded(batch), made(batch)
@@ -396,7 +396,7 @@ def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path,
     save(loaded, tmp_path / "out")
     again = load(tmp_path / "out")
     assert getattr(again, name) == {"ache": 0.25, "calm": 1e-3}
-    assert getattr(attach(again, "sequence_classification", labels=NAMES), name) == {}
+    assert getattr(with_head(again, "sequence_classification", labels=NAMES), name) == {}
     for wrong in ({"ache": "0.5"}, {"ache": True}, [1], {"ache": None}):
         notes = json.loads((tmp_path / "out/heedful.json").read_text())
         (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {name: wrong}))
@@ -419,12 +419,12 @@ def test_a_folder_knows_whether_pairs_were_learned(start: Start, tmp_path: Path,
 
 
 def test_the_limit_is_the_least_of_all(start: Start) -> None:
-    assert native().limit == 40
+    assert native().max_length == 40
     _, loaded = start("roberta", "Model")
-    assert loaded.limit == 40  # of 42 rows two are passed over
+    assert loaded.max_length == 40  # of 42 rows two are passed over
     assert (
-        heedful.checkpoint.Loaded(
-            Config(family="heedful", model=native().config.model, head=SentenceEmbedding(max_length=7))
+        heedful.checkpoint.ModelBundle(
+            BundleConfig(family="heedful", model=native().config.model, head=SentenceEmbedding(max_length=7))
         ).limit
         == 7
     )
@@ -438,12 +438,12 @@ def test_what_other_heads_have_in_a_folder_is_taken(tmp_path: Path) -> None:
     theirs = load_file(tmp_path / "model.safetensors")
     with pytest.warns(HeedfulWarning, match="takes what its head has of them"):
         loaded = load(tmp_path)
-    assert set(loaded.spare) == {
+    assert set(loaded.other_head_tensors) == {
         f"{name}.{part}" for name in ("bert.pooler.dense", "cls.seq_relationship") for part in ("weight", "bias")
     }
-    classes = attach(loaded, "sequence_classification", labels=("x", "y")).named()
+    classes = with_head(loaded, "sequence_classification", labels=("x", "y")).named_tensors()
     assert torch.equal(classes["head.first.dense.weight"], theirs["bert.pooler.dense.weight"])
-    pretraining = attach(loaded, "pretraining").named()
+    pretraining = with_head(loaded, "pretraining").named_tensors()
     assert torch.equal(pretraining["head.next.first.dense.weight"], theirs["bert.pooler.dense.weight"])
     assert torch.equal(pretraining["head.next.out.weight"], theirs["cls.seq_relationship.weight"])
     expected = transformers.BertForSequenceClassification.from_pretrained(tmp_path, num_labels=2)
@@ -456,7 +456,7 @@ def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.warns(HeedfulWarning, match="belong to other heads"):
         loaded = load(tmp_path)
-    classes = attach(loaded, "sequence_classification", labels=("x", "y", "z")).named()
+    classes = with_head(loaded, "sequence_classification", labels=("x", "y", "z")).named_tensors()
     theirs = load_file(tmp_path / "model.safetensors")
     assert not torch.equal(classes["head.out.weight"], theirs["classifier.weight"]), "its labels may be others"
 
@@ -464,4 +464,4 @@ def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path)
 def test_shared_layers_are_not_drawn_anew(tmp_path: Path) -> None:
     save_tiny(tmp_path, "albert", "AlbertModel")
     with pytest.raises(HeedfulError, match="layers of this model share"):
-        attach(load(tmp_path), "sequence_classification", labels=("x", "y"), reinit_layers=1)
+        with_head(load(tmp_path), "sequence_classification", labels=("x", "y"), reinit_layers=1)

@@ -442,7 +442,7 @@ def shard(folder: Path) -> dict[str, Any]:
 
 def same(first: Path, second: Path) -> bool:
     """Whether both folders load, bit for bit equal."""
-    one, two = heedful.load(first).named(), heedful.load(second).named()
+    one, two = heedful.load(first).named_tensors(), heedful.load(second).named_tensors()
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -618,7 +618,7 @@ def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> No
         loaded = heedful.load("maker/model", revision=revision)
         assert loaded.source == f"maker/model@{cache.name}"
         first = heedful.load(folder)
-        assert all(torch.equal(first.named()[name], tensor) for name, tensor in loaded.named().items())
+        assert all(torch.equal(first.named_tensors()[name], tensor) for name, tensor in loaded.named_tensors().items())
 
 
 def test_the_revision_may_stand_in_the_name(folder: Path, cache: Path, tmp_path: Path) -> None:

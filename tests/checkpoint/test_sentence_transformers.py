@@ -101,18 +101,18 @@ FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token"
 def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, Any], flags: bool) -> None:
     rows, batch = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), Packed.of([[1] * 5])
     features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, 5)}
-    sentence_transformers.write(tmp_path, SentenceEmbedding(), 8)
+    sentence_transformers.write_modules(tmp_path, SentenceEmbedding(), 8)
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | given))
     expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
-    head = sentence_transformers.read(tmp_path, keeps_pooler=False)
+    head = sentence_transformers.read_modules(tmp_path, keeps_pooler=False)
     found = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
     torch.testing.assert_close(found, expected)
     (tmp_path / "again").mkdir()
-    sentence_transformers.write(tmp_path / "again", head, 8)
+    sentence_transformers.write_modules(tmp_path / "again", head, 8)
     written = tmp_path / "again/1_Pooling"
     assert torch.equal(Pooling.load(str(written))(dict(features))["sentence_embedding"], expected)
     assert ("pooling_mode" in json.loads((written / "config.json").read_text())) != flags
-    assert sentence_transformers.read(tmp_path / "again", keeps_pooler=False) == head
+    assert sentence_transformers.read_modules(tmp_path / "again", keeps_pooler=False) == head
 
 
 def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 import heedful
 from heedful.checkpoint import pickles, unpickle_child
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS
-from heedful.checkpoint.unpickle import PICKLE, PICKLE_INDEX, Unpickled, unpickle
+from heedful.checkpoint.unpickle import PICKLE, PICKLE_INDEX, Unpickled, convert_pickles
 from heedful.errors import HeedfulError, HeedfulWarning
 from tests.support.tiny_models import packed, save_tiny
 
@@ -156,15 +156,15 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")
 
-    done = unpickle(folder, tmp_path / "out")
+    done = convert_pickles(folder, tmp_path / "out")
     assert done.tensors == len(state)
     found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {WEIGHTS, "config.json", "sentencepiece.bpe.model", "1_Pooling/config.json"}
     assert torch.equal(outputs(tmp_path / "out"), outputs(safe))
     with pytest.raises(HeedfulError, match="has safetensors already"):
-        unpickle(tmp_path / "out", tmp_path / "again")
+        convert_pickles(tmp_path / "out", tmp_path / "again")
     with pytest.raises(HeedfulError, match="exists and is not empty"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert not (tmp_path / "canary").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
@@ -173,7 +173,7 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
 def test_a_pickle_in_the_old_format_and_of_halves(safe: Path, folder: Path, tmp_path: Path) -> None:
     state = {name: tensor.bfloat16() for name, tensor in load_file(safe / WEIGHTS).items()}
     torch.save(state, folder / PICKLE, _use_new_zipfile_serialization=False)
-    unpickle(folder, tmp_path / "out")
+    convert_pickles(folder, tmp_path / "out")
     written = load_file(tmp_path / "out" / WEIGHTS)
     assert written.keys() == state.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
@@ -193,7 +193,7 @@ def shard(safe: Path, folder: Path) -> dict[str, Any]:
 
 def test_pickled_shards_become_safe_shards(safe: Path, folder: Path, tmp_path: Path) -> None:
     shard(safe, folder)
-    unpickle(folder, tmp_path / "out")
+    convert_pickles(folder, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json",
         INDEX,
@@ -215,11 +215,11 @@ def test_pickled_shards_that_do_not_fit_their_index(safe: Path, folder: Path, tm
         changed = {"weight_map": index["weight_map"] | {name: file}}
         (folder / PICKLE_INDEX).write_text(json.dumps(changed))
         with pytest.raises(HeedfulError, match=message):
-            unpickle(folder, tmp_path / "out")
+            convert_pickles(folder, tmp_path / "out")
     exchanged = next(file for file in index["weight_map"].values() if file != index["weight_map"][name])
     (folder / PICKLE_INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {name: exchanged}}))
     with pytest.raises(HeedfulError, match="are not of one save"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
@@ -302,7 +302,7 @@ def test_anything_else_than_tensors_is_refused(case: str, folder: Path, tmp_path
     write, message = BAD[case]
     write(folder / PICKLE, tmp_path / "canary")
     with pytest.raises(HeedfulError, match=message) as caught:
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert "weights_only" not in str(caught.value)  # no advice to switch it off
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 800
@@ -312,20 +312,20 @@ def test_anything_else_than_tensors_is_refused(case: str, folder: Path, tmp_path
 @pytest.mark.slow
 def test_what_is_not_there_or_elsewhere(safe: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=f"has neither {PICKLE} nor {PICKLE_INDEX}"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     torch.save(load_file(safe / WEIGHTS), tmp_path / "outside.bin")
     (folder / PICKLE).symlink_to("../outside.bin")
     with pytest.raises(HeedfulError, match="lies outside the folder"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     (folder / PICKLE).unlink()
     shutil.copy(tmp_path / "outside.bin", folder / PICKLE)
     (tmp_path / "secret.json").write_text("{}")
     (folder / "tokenizer_config.json").symlink_to("../secret.json")
     with pytest.raises(HeedfulError, match="is a link to a place outside the folder, and was not copied"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     (folder / "config.json").unlink()
     with pytest.raises(HeedfulError, match=r"needs config\.json beside its weights"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -377,7 +377,7 @@ def test_it_is_said_when_the_network_is_in_reach(
 
     monkeypatch.setattr(pickles, "_read_in_child", in_child)
     with pytest.warns(HeedfulWarning, match=r"with the network in reach \(Operation not permitted\)"):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert str(Unpickled(tensors=3, network="")) == "3 tensors were read in a child process without network"
 
 
@@ -411,7 +411,7 @@ def test_the_child_is_not_trusted(case: str, folder: Path, tmp_path: Path, monke
         monkeypatch.setattr(subprocess, "run", lambda *each, **more: run(*each, **more | {"timeout": 0.5}))
         message = "and was stopped"
     with pytest.raises(HeedfulError, match=message):
-        unpickle(folder, tmp_path / "out")
+        convert_pickles(folder, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child.py", "model"]
 
 

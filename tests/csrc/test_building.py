@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from heedful import cache
-from heedful.csrc import check, kernels, library, why
+from heedful.csrc import check, kernels, library, unavailable_reason
 from heedful.errors import HeedfulWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*building kernels:heedful.errors.HeedfulWarning")
@@ -73,7 +73,7 @@ def test_what_is_built_is_for_this_user_alone(
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
     before = os.umask(0)
     try:
-        assert kernels() is not None and why() == ""
+        assert kernels() is not None and unavailable_reason() == ""
     finally:
         os.umask(before)
     (path,) = folder.glob("*.so")
@@ -98,10 +98,10 @@ def test_what_cannot_be_used_is_not_kept_and_tried_anew(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, text: str, message: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, text))
-    assert kernels() is None and re.search(message, why()), why()
+    assert kernels() is None and re.search(message, unavailable_reason()), unavailable_reason()
     assert left(folder) == [] and comes(lambda: not alive(folder)), alive(folder)
     compiler(tmp_path, TO_LAST.format(f"cp {built}"))
-    assert kernels() is not None and why() == ""
+    assert kernels() is not None and unavailable_reason() == ""
 
 
 def test_what_computes_wrongly_is_not_kept(
@@ -110,7 +110,7 @@ def test_what_computes_wrongly_is_not_kept(
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
     with monkeypatch.context() as patch:
         patch.setattr(check, "_gelu", lambda found, x: x)
-        assert kernels() is None and "built computes wrongly here: gelu in float32 is off by" in why()
+        assert kernels() is None and "built computes wrongly here: gelu in float32 is off by" in unavailable_reason()
     assert left(folder) == []
     assert kernels() is not None
 
@@ -135,7 +135,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
 ) -> None:
     monkeypatch.setattr(library, "SECONDS", 0.5)
     monkeypatch.setenv("CXX", compiler(tmp_path, HANGS.format(tmp_path / "calls")))
-    assert kernels() is None and "timed out after" in why()
+    assert kernels() is None and "timed out after" in unavailable_reason()
     assert (tmp_path / "calls").exists() and left(folder) == []
     assert comes(lambda: not alive(folder)), alive(folder)
 
@@ -147,7 +147,7 @@ def test_the_first_compiler_that_fails_ends_the_others(
     text = f"case \"$*\" in *{first}*) echo 'error: bad luck' >&2; exit 1;; esac; sleep 1000"
     monkeypatch.setenv("CXX", compiler(tmp_path, text))
     begun = time.monotonic()
-    assert kernels() is None and "bad luck" in why()
+    assert kernels() is None and "bad luck" in unavailable_reason()
     assert time.monotonic() - begun < 60 and left(folder) == []
     assert comes(lambda: not alive(folder)), alive(folder)
 
@@ -188,7 +188,7 @@ def test_a_build_of_another_process_is_waited_for_and_then_done_without(
         with pytest.warns(HeedfulWarning, match=f"waiting for {said}, which is building the kernels and holds"):
             assert kernels() is None
         with pytest.warns(HeedfulWarning, match="waiting for"):
-            assert why().startswith(f"{said} has been building the kernels for more than")
+            assert unavailable_reason().startswith(f"{said} has been building the kernels for more than")
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_builds_that_are_killed_at_random_moments(
         assert not list((tmp_path / "tmp").iterdir())
         ended["in time" if left(folder) else "in the middle"] += 1
         for each in folder.glob("*.so"):
-            assert check.wrong(library.load(each)) == ""
+            assert check.find_error(library.load(each)) == ""
             each.unlink()
     assert ended["in the middle"] > rounds / 4, ended
-    assert kernels() is not None and why() == ""
+    assert kernels() is not None and unavailable_reason() == ""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.csrc import abi, check, kernels, library, why
+from heedful.csrc import abi, check, kernels, library, unavailable_reason
 from heedful.errors import HeedfulError, HeedfulWarning
 
 
@@ -34,7 +34,7 @@ def compiler(folder: Path, text: str) -> str:
 
 def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_KERNELS", "off")
-    assert kernels() is None and why() == "HEEDFUL_KERNELS is off"
+    assert kernels() is None and unavailable_reason() == "HEEDFUL_KERNELS is off"
     monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
     with pytest.raises(HeedfulError, match='HEEDFUL_KERNELS is "fast": say on or off'):
         kernels()
@@ -42,18 +42,18 @@ def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nothing_is_built_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", "")
-    assert kernels() is None and "HEEDFUL_CACHE is empty" in why()
+    assert kernels() is None and "HEEDFUL_CACHE is empty" in unavailable_reason()
 
 
 def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
-    assert kernels() is None and why() == "there is no C++ compiler here (there-is-no-such-thing)"
+    assert kernels() is None and unavailable_reason() == "there is no C++ compiler here (there-is-no-such-thing)"
 
 
 @pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
 def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
-    assert kernels() is None and "no such luck" in why()
+    assert kernels() is None and "no such luck" in unavailable_reason()
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".kernels*"))
 
 
@@ -79,7 +79,7 @@ def test_what_was_built_is_used_where_there_is_no_compiler(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HeedfulError, match="no C"):
         library.compiler()
-    assert kernels() is not None and why() == ""
+    assert kernels() is not None and unavailable_reason() == ""
     shown("show", as_json=True)
     facts = json.loads(capsys.readouterr().out)
     assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # what built it, and its version
@@ -104,14 +104,14 @@ def test_a_damaged_library_is_built_again_once(
 ) -> None:
     (tmp_path / built.name).write_bytes(left(built.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
-    assert kernels() is None and why().endswith(
+    assert kernels() is None and unavailable_reason().endswith(
         f"{built.name} is damaged: there is no C++ compiler here (there-is-no-such-thing)"
     )
     made = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
     monkeypatch.setenv("CXX", made)
     with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: building kernels for this processor"):
         found = kernels()
-    assert found is not None and check.wrong(found) == ""
+    assert found is not None and check.find_error(found) == ""
     count = len((tmp_path / "calls").read_text())
     assert kernels() is not None and len((tmp_path / "calls").read_text()) == count
 
@@ -120,10 +120,13 @@ def test_a_damaged_library_is_built_again_once(
 def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
     monkeypatch.setenv("CXX", f"env '{made}' -pipe")
-    assert kernels() is None and why() == f"env {made} -pipe could not build the kernels: error: no such luck"
+    assert (
+        kernels() is None
+        and unavailable_reason() == f"env {made} -pipe could not build the kernels: error: no such luck"
+    )
     assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
     monkeypatch.setenv("CXX", "g++ '-O2")
-    assert kernels() is None and why().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
+    assert kernels() is None and unavailable_reason().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
 
 
 def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
@@ -139,19 +142,19 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
 ) -> None:
-    assert check.wrong(library.load(built)) == ""
+    assert check.find_error(library.load(built)) == ""
     (tmp_path / built.name).write_bytes(built.read_bytes())
-    assert kernels() is not None and why() == ""
+    assert kernels() is not None and unavailable_reason() == ""
     monkeypatch.setattr(check, "_gelu", lambda found, x: x)
-    assert kernels() is None and "gelu in float32 is off by" in why()
+    assert kernels() is None and "gelu in float32 is off by" in unavailable_reason()
 
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
 def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
     found = library.load(built)
-    if (name in ("pack8", "linear8") and not found.bytes) or (name == "block" and not found.half):
+    if (name in ("pack8", "linear8") and not found.has_int8) or (name == "block" and not found.has_bfloat16):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
-    assert "is off by" in check.wrong(replace(found, **{name: lambda *given: None}))
+    assert "is off by" in check.find_error(replace(found, **{name: lambda *given: None}))
 
 
 def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

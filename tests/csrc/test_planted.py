@@ -14,7 +14,7 @@ import pytest
 
 from heedful import cache
 from heedful.cli.kernels import kernels as shown
-from heedful.csrc import kernels, library, why
+from heedful.csrc import kernels, library, unavailable_reason
 from heedful.errors import HeedfulError
 from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
 
@@ -63,7 +63,7 @@ def path(tmp_path: Path, canary: Path) -> Path:
 
 def test_one_that_nobody_else_can_have_written_is_loaded(path: Path, canary: Path) -> None:
     """What the other tests expect not to happen does happen here; and a missing function is a reason."""
-    assert as_user(None, why) == f"{path} is no library of these kernels, as it has no heedful_lanes"
+    assert as_user(None, unavailable_reason) == f"{path} is no library of these kernels, as it has no heedful_lanes"
     assert canary.exists()
 
 
@@ -96,7 +96,7 @@ def test_one_that_others_may_have_written_is_not_loaded(
     path: Path, canary: Path, change: Callable[[Path], None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(path)
-    assert kernels() is None and message in why() and "\n" not in why()
+    assert kernels() is None and message in unavailable_reason() and "\n" not in unavailable_reason()
     shown("show", as_json=True)
     assert message in json.loads(capsys.readouterr().out)["why_not"]
     with pytest.raises(HeedfulError, match="the kernels were not built: "):
@@ -120,7 +120,9 @@ def test_none_is_taken_from_the_working_directory(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    assert kernels() is None and ("no home folder" in why() or "give an absolute path" in why())
+    assert kernels() is None and (
+        "no home folder" in unavailable_reason() or "give an absolute path" in unavailable_reason()
+    )
     assert not canary.exists()
 
 
@@ -144,7 +146,7 @@ def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Pa
 
     def reason(name: str) -> str:
         os.environ["HEEDFUL_CACHE"] = str(shared / name)
-        return why()
+        return unavailable_reason()
 
     found = {name: as_user(USER, lambda name=name: reason(name)) for name in caches}
     assert (found["root"], found["mine"]) == ("", "")
@@ -182,4 +184,4 @@ def test_two_libraries_in_one_process_are_two(built: Path, tmp_path: Path, canar
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
     path = plant(tmp_path / "cache", b"junk" + hashlib.sha256(b"junk").digest())
-    assert kernels() is None and why().startswith(f"{path} cannot be loaded: ")
+    assert kernels() is None and unavailable_reason().startswith(f"{path} cannot be loaded: ")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.checkpoint import Loaded, read_config
+from heedful.checkpoint import ModelBundle, read_config
 from heedful.families import FAMILIES
 
 COUNTS = {
@@ -62,10 +62,10 @@ SIZES: dict[str, tuple[str, Any]] = {
 def test_count(name: str, head: str, count: int) -> None:
     kind, values = SIZES[name]
     with torch.device("meta"):
-        assert Loaded(read_config({**values, "model_type": kind}, name, head=head)).count() == count
+        assert ModelBundle(read_config({**values, "model_type": kind}, name, head=head)).count() == count
 
 
 def test_every_published_size_can_be_built() -> None:
     for name, (kind, values) in SIZES.items():
         with torch.device("meta"):
-            assert Loaded(read_config({**values, "model_type": kind}, name)).count() > 0
+            assert ModelBundle(read_config({**values, "model_type": kind}, name)).count() > 0

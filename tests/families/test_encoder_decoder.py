@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.model.config import NextToken
 from heedful.packed import Packed
 from tests.support.tiny_models import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
@@ -46,9 +46,11 @@ def test_7_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Pat
     assert ours.config.head == NextToken(tied=False)
     batch = packed("t5")
     with torch.no_grad(), Exact(torch.float64):
-        rows = ours.model(batch, batch.shifted(0))
-        assert (ours(batch, batch.shifted(0)) - rows @ output.T).abs().max() < 1e-12
-        tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shifted(0).tokens[None, :7]).logits[0]
+        rows = ours.model(batch, batch.shift_right(0))
+        assert (ours(batch, batch.shift_right(0)) - rows @ output.T).abs().max() < 1e-12
+        tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shift_right(0).tokens[None, :7]).logits[
+            0
+        ]
         assert (rows[:7] @ tensors["shared.weight"].T * 32**-0.5 - tied).abs().max() < 1e-12
 
 
@@ -80,8 +82,8 @@ def test_7_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) 
     heedful.save(ours, tmp_path / "again")
     again = heedful.load(tmp_path / "again", dtype=torch.float64)
     assert again.config.head == ours.config.head
-    assert all(torch.equal(again.named()[name], tensor) for name, tensor in ours.named().items())
-    assert attach(ours, "language_model").config.head == ours.config.head
+    assert all(torch.equal(again.named_tensors()[name], tensor) for name, tensor in ours.named_tensors().items())
+    assert with_head(ours, "language_model").config.head == ours.config.head
     assert heedful.load(tmp_path / "resaved", head="encoder").model.decoder is None
 
 
@@ -110,7 +112,7 @@ def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int],
 def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5Model")
     ours = heedful.load(tmp_path)
-    assert {name for name in ours.named() if "relations" in name} == {
+    assert {name for name in ours.named_tensors() if "relations" in name} == {
         "encoder.relations.0.table.weight",
         "decoder.relations.0.table.weight",
     }
@@ -130,7 +132,7 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     """A folder of the whole model gives its encoder; a head that reads the decoder refuses an encoder alone."""
     whole = save_tiny(tmp_path / "whole", "t5", "T5ForConditionalGeneration", torch.float64)
     encoder = heedful.load(tmp_path / "whole", head="encoder", dtype=torch.float64)
-    assert encoder.model.decoder is None and len(encoder.unused) > 30
+    assert encoder.model.decoder is None and len(encoder.unused_tensors) > 30
     with torch.no_grad(), Exact(torch.float64):
         expected = whole.encoder(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (encoder.model(Packed.of([[5, 6, 7]])) - expected).abs().max() < 1e-12
@@ -141,24 +143,24 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
         found = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (found - expected).abs().max() < 1e-12
 
-    tagger = attach(encoder, "token_classification", labels=["a", "b"], seed=1)
+    tagger = with_head(encoder, "token_classification", labels=["a", "b"], seed=1)
     assert tagger.model.decoder is None and tagger(Packed.of([[5, 6, 7]])).shape == (3, 2)
-    assert attach(heedful.load(tmp_path / "whole"), "token_classification", labels=["a", "b"]).model.decoder is None
+    assert with_head(heedful.load(tmp_path / "whole"), "token_classification", labels=["a", "b"]).model.decoder is None
     with pytest.raises(
         heedful.HeedfulError, match='the head "sequence_classification" of this family reads the decoder, and this'
     ):
-        attach(encoder, "sequence_classification", labels=["a", "b"])
+        with_head(encoder, "sequence_classification", labels=["a", "b"])
 
 
 def test_a_folder_with_a_prefix_of_its_own(tmp_path: Path) -> None:
     """Two heads keep the body under "transformer."; both ways, whatever head is asked for."""
     save_tiny(tmp_path / "classes", "t5", "T5ForSequenceClassification")
     loaded = heedful.load(tmp_path / "classes")
-    heedful.save(attach(loaded, "question_answering", seed=3), tmp_path / "span")
+    heedful.save(with_head(loaded, "question_answering", seed=3), tmp_path / "span")
     names = load_file(tmp_path / "span/model.safetensors").keys()
     assert "shared.weight" in names and "qa_outputs.weight" in names
     heedful.save(
-        attach(heedful.load(tmp_path / "span"), "sequence_classification", labels=["x", "y"]), tmp_path / "again"
+        with_head(heedful.load(tmp_path / "span"), "sequence_classification", labels=["x", "y"]), tmp_path / "again"
     )
     assert "transformer.shared.weight" in load_file(tmp_path / "again/model.safetensors")
     report = transformers.T5ForSequenceClassification.from_pretrained(tmp_path / "again", output_loading_info=True)[1]

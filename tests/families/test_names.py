@@ -29,9 +29,9 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, fa
     bare = architecture == FAMILIES[family].bare
     for name in load_file(tmp_path / "model.safetensors"):
         inner = FAMILIES[family].inner_name(name, bare)
-        hits = [t for row in table.rows for t in row.theirs if name_pattern(t).fullmatch(inner)]
+        hits = [t for row in table.rows for t in row.hf if name_pattern(t).fullmatch(inner)]
         assert len(hits) == 1, (name, hits)
-    for name in loaded.named():
+    for name in loaded.named_tensors():
         assert len([row for row in table.rows if name_pattern(row.ours).fullmatch(name)]) == 1, name
 
 
@@ -158,7 +158,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
         loaded = heedful.load(tmp_path)
     assert loaded.config.head is not None and loaded.config.head.kind == "masked_lm"
     whole = heedful.load(tmp_path, head="pretraining")
-    assert whole.unused == ()
+    assert whole.unused_tensors == ()
     ids, types = sequences("bert")
     with torch.no_grad():
         for found, expected in zip(
@@ -185,10 +185,10 @@ def test_an_untied_head_whose_bias_has_its_first_name_alone(tmp_path: Path) -> N
     """transformers 4 saves one name of what it shares."""
     save_tiny(tmp_path, "bert", "BertForMaskedLM", tie_word_embeddings=False)
     tensors = load_file(tmp_path / "model.safetensors")
-    expected = heedful.load(tmp_path).named()["head.decoder.bias"]
+    expected = heedful.load(tmp_path).named_tensors()["head.decoder.bias"]
     bias = tensors.pop("cls.predictions.decoder.bias")
     save_file(tensors | {"cls.predictions.bias": bias}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(heedful.load(tmp_path).named()["head.decoder.bias"], expected)
+    assert torch.equal(heedful.load(tmp_path).named_tensors()["head.decoder.bias"], expected)
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.tiny_models import (
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 
 
-Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.Loaded]]
+Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.ModelBundle]]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """Transformers' model, which is made once and shared by all tests here, and ours, loaded anew for each."""
     made: dict[tuple[str, str, torch.dtype], tuple[Any, Path]] = {}
 
-    def make(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.Loaded]:
+    def make(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.ModelBundle]:
         key = family, architecture, dtype
         if key not in made:
             folder = tmp_path_factory.mktemp(architecture)
@@ -75,7 +75,7 @@ def test_hidden_states_and_head(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     from heedful.families import FAMILIES
-    from heedful.families.names import load_names
+    from heedful.families.names import to_our_names
 
     theirs, ours = both(family, architecture, dtype)
     ids, types = sequences(family)
@@ -89,7 +89,7 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
     table = FAMILIES[family].table(ours.config.model, ours.config.head)
     bare = architecture == FAMILIES[family].bare
     named = {FAMILIES[family].inner_name(n, bare): p for n, p in theirs.state_dict(keep_vars=True).items()}
-    gradients = load_names(
+    gradients = to_our_names(
         table,
         {
             name: torch.zeros_like(p) if p.grad is None else p.grad
@@ -97,7 +97,7 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
             if name not in table.tied
         },
     )
-    for name, parameter in ours.named().items():
+    for name, parameter in ours.named_tensors().items():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert (found - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name
 

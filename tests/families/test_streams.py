@@ -44,8 +44,8 @@ def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict
         positions=torch.cat(positions),
         types=torch.cat(types),
         bounds=tuple(bounds),
-        keys=lengths,
-        sees=tuple(sees),
+        key_lengths=lengths,
+        visibility=tuple(sees),
     )
     return batch, theirs
 
@@ -66,7 +66,9 @@ def test_without_targets_the_streams_are_one(tmp_path: Path) -> None:
     ours = heedful.load(tmp_path, dtype=torch.float64)
     ids = [[5, 6, 7, 8, 9], [10, 11, 12]]
     plain = Packed.of(ids)
-    spread = Packed(tokens=plain.tokens, positions=plain.positions, types=plain.types, bounds=plain.bounds, keys=(5, 3))
+    spread = Packed(
+        tokens=plain.tokens, positions=plain.positions, types=plain.types, bounds=plain.bounds, key_lengths=(5, 3)
+    )
     with torch.no_grad():
         assert (ours.model(plain) - ours.model(spread)).abs().max() < 1e-12
 
@@ -84,8 +86,8 @@ def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> No
         positions=batch.positions,
         types=batch.types,
         bounds=batch.bounds,
-        keys=batch.keys,
-        sees=batch.sees,
+        key_lengths=batch.key_lengths,
+        visibility=batch.visibility,
     )
     with torch.no_grad():
         differs = (ours(batch) - ours(other)).abs().amax(-1) > 0

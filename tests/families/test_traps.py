@@ -103,7 +103,7 @@ def test_5_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
         assert torch.equal(student(typed), student(untyped))
         assert (teacher(typed) - teacher(untyped)).abs().max() > 1e-3
     assert student.config.head is not None and student.config.head.activation == "relu"  # type: ignore[union-attr]
-    assert not any("types" in name or "pooler" in name for name in student.named())
+    assert not any("types" in name or "pooler" in name for name in student.named_tensors())
 
 
 def test_10_zero_means_the_next_sentence(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_6_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> Non
     """The map from embedding to model width, blocks by group, the vocabulary head at the embedding's width."""
     save_tiny(tmp_path, "albert", "AlbertForMaskedLM", num_hidden_groups=1, num_hidden_layers=6)
     loaded = heedful.load(tmp_path)
-    assert {name.split(".")[2] for name in loaded.named() if name.startswith("encoder.blocks")} == {"0"}
+    assert {name.split(".")[2] for name in loaded.named_tensors() if name.startswith("encoder.blocks")} == {"0"}
     assert loaded.model.encoder is not None and loaded.model.encoder.config.layers == 6
-    assert loaded.named()["embedding.project.weight"].shape == (32, 16)
-    assert loaded.named()["head.dense.weight"].shape == (16, 32)
+    assert loaded.named_tensors()["embedding.project.weight"].shape == (32, 16)
+    assert loaded.named_tensors()["head.dense.weight"].shape == (16, 32)
     assert loaded.head.decoder.weight is loaded.model.embedding.tokens.weight  # type: ignore[union-attr]
     config = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("inner_group_num", 2), ("net_structure_type", 1)):
@@ -192,7 +192,7 @@ def test_9_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> 
         found = ours(batch)
     assert (found[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (found[:5] - wrong[0, 4:]).abs().max()
     kept = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
-    assert torch.equal(ours.named()["decoder.blocks.0.mlp.up.weight"], kept.T)
+    assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
 
 
 def test_21_only_the_original_scales_its_embedding() -> None:
@@ -309,8 +309,8 @@ def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
 
 def test_13_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
     """Rows sum to 1; the weights are those of transformers' eager path; taking them changes nothing."""
-    from heedful.nn.attend import weights
-    from heedful.nn.layout import Call, Layout
+    from heedful.nn.attend import attention_weights
+    from heedful.nn.layout import AttentionArgs, Layout
 
     theirs = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
@@ -328,7 +328,7 @@ def test_13_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
             expected = theirs(**given, output_attentions=True).attentions
             for layer, qkv in enumerate(seen):
                 q, k, _ = qkv.unflatten(-1, (3, 4, 8)).unbind(1)
-                found = weights(q, k, Call(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
+                found = attention_weights(q, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
                 assert (found.sum(-1) - 1).abs().max() < 1e-12
                 assert (found - expected[layer][0]).abs().max() < 1e-12
 

@@ -19,7 +19,7 @@ from heedful.infer.cuda_graphs import CudaGraphs
 from heedful.nn.attend import REFERENCE
 from heedful.nn.cuda_attention import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
-from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
+from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 from heedful.packed import Packed
 from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Optimizer
@@ -62,12 +62,12 @@ def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tens
         return tensor.detach().to("cuda", dtype).requires_grad_()
 
     match bias:
-        case Distance(table=table):
+        case RelativeBias(table=table):
             table = there(table)
-            return Distance(table=table), [table]
-        case Dense(blocks=blocks):
+            return RelativeBias(table=table), [table]
+        case DenseBias(blocks=blocks):
             blocks = tuple(map(there, blocks))
-            return Dense(blocks=blocks), list(blocks)
+            return DenseBias(blocks=blocks), list(blocks)
     return None, []
 
 
@@ -76,12 +76,12 @@ def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: 
     tensors, (given, trained) = drawn(layout, dtype, width), moved(draw_bias(bias, layout)[0], dtype)
     if not len(tensors[0]) or not len(tensors[1]):
         return  # attend answers before it takes a kernel
-    call = Call(layout=layout, scale=0.3, bias=given, **more)
+    call = AttentionArgs(layout=layout, scale=0.3, bias=given, **more)
     if kernel.cannot(*tensors, call):
         return
     exact = [each.detach().double().requires_grad_() for each in tensors]
     exact_bias, exact_trained = moved(given, torch.float64)
-    truth = outcome(REFERENCE, exact, exact_trained, Call(layout=layout, scale=0.3, bias=exact_bias, **more))
+    truth = outcome(REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, bias=exact_bias, **more))
     found = outcome(kernel, tensors, trained, call)
     assert {each.dtype for each in found} == {dtype}
     allowed = EXACT.get(dtype)
@@ -119,13 +119,13 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     q, k = (torch.randn(shape, generator=generator).to("cuda", torch.bfloat16).requires_grad_() for shape in shapes)
     places = [j for first, last in layout.keys for j in range(last - first)]
     v = torch.eye(width)[places][:, None].expand(-1, 4, -1).contiguous().to("cuda", torch.bfloat16).requires_grad_()
-    given = Distance(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
-    call = Call(layout=layout, scale=0.1, bias=given, dropout=p)
+    given = RelativeBias(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
+    call = AttentionArgs(layout=layout, scale=0.1, bias=given, dropout=p)
     if kernel.cannot(q, k, v, call):
         pytest.skip(kernel.cannot(q, k, v, call))
     exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
-    double = None if given is None else Distance(table=given.table.double())
-    weights = REFERENCE.run(*exact, Call(layout=layout, scale=0.1, bias=double)).detach()
+    double = None if given is None else RelativeBias(table=given.table.double())
+    weights = REFERENCE.run(*exact, AttentionArgs(layout=layout, scale=0.1, bias=double)).detach()
     outs = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -168,7 +168,7 @@ def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         loaded = heedful.load(tmp_path, dtype=dtype).to(device).eval()
         batch = Packed.of(ids, types).to(device)
-        rows = loaded.rows(batch, batch) if loaded.needs_target else loaded.rows(batch)
+        rows = loaded.hidden_states(batch, batch) if loaded.needs_target else loaded.hidden_states(batch)
         rows.double().square().mean().backward()
         gradients = [each.grad for each in loaded.model.parameters() if each.grad is not None]
         found.append([rows.detach().cpu().double(), *(each.cpu().double() for each in gradients)])

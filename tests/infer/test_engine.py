@@ -16,7 +16,7 @@ import torch
 
 import heedful
 import heedful.infer.engine as module
-from heedful.checkpoint import Config, create, load
+from heedful.checkpoint import BundleConfig, create, load
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
@@ -538,9 +538,9 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
     with pytest.raises(
         HeedfulError, match=r"^created has no head: load it with head= .* one of masked_lm, pretraining"
     ):
-        Engine(create(Config(family="heedful", model=config)))
+        Engine(create(BundleConfig(family="heedful", model=config)))
     with pytest.raises(HeedfulError, match=r"^created has no tokenizer: put its tokenizer\.json"):
-        Engine(create(Config(family="heedful", model=config, head=Classes(labels=("a", "b")))))
+        Engine(create(BundleConfig(family="heedful", model=config, head=Classes(labels=("a", "b")))))
 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, create
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.look.attribution import span_score
 from heedful.look.decoding import decoding_report
@@ -19,7 +19,7 @@ from heedful.look.head_report import head_report
 from heedful.look.inspection import Inspection, inspect_choices
 from heedful.look.notebook import make_page_api
 from heedful.look.page_api import PageAPI
-from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention, Writer
+from heedful.model.classic_config import AttentionPooling, ClassicConfig, RecurrentSeq2Seq, UntrainedSelfAttention
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
@@ -71,7 +71,7 @@ def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) 
 
 def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
     bare = heedful.load(make(tmp_path / "bare", "bare"))
-    config = Config(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
+    config = BundleConfig(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
     loaded = create(config, bare.tokenizer, seed=3).eval()
     pair = ("the cat sat on the mat", "a dog ran to paris")
     rows = [Inspection(loaded, text).last_hidden_state.double().mean(0).numpy() for text in pair]
@@ -101,12 +101,12 @@ def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_
             assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
             assert ("of its queries" in found["from"]) == (name == "structured")
             assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
-    over = attach(bare(Attention(over=SelfAttention())), "sequence_classification", labels=("bad", "good")).eval()
+    over = with_head(bare(AttentionPooling(over=UntrainedSelfAttention())), "sequence_classification", labels=("bad", "good")).eval()
     assert PageAPI([Inspection(over, text)])("prediction", {})["attention"] is not None
 
 
 def test_of_two_labels_with_one_score_both_have_reasons() -> None:
-    loaded = attach(bare(Attention(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1).eval()
+    loaded = with_head(bare(AttentionPooling(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1).eval()
     bad, good = (PageAPI([Inspection(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
     mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
     assert np.abs(other).max() > 0 and np.allclose(mine, -other)
@@ -115,8 +115,8 @@ def test_of_two_labels_with_one_score_both_have_reasons() -> None:
 
 def test_each_written_token_has_its_row_and_its_reasons() -> None:
     words = word_tokenizer(WORDS)
-    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
-    loaded = create(Config(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
+    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=RecurrentSeq2Seq(width=8))
+    loaded = create(BundleConfig(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
     loaded.tokenizer = ending(words)
     inside = Inspection(loaded, TEXT)
     said = [each["text"] for each in inside.sides["said"]]
@@ -136,8 +136,8 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
 def test_bytes_are_read_as_characters() -> None:
     text = "le café, où naïve déjà vu"
     words = train_tokenizer([text] * 3, TokenizerSettings(algorithm="bpe", vocab_size=300))
-    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
-    inside = Inspection(create(Config(family="heedful-classic", model=nets), words), text)
+    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=RecurrentSeq2Seq(width=8))
+    inside = Inspection(create(BundleConfig(family="heedful-classic", model=nets), words), text)
     names = [token["text"] for token in inside.sides["source"] if not token["special"]]
     assert "".join(names) == text.replace(" ", "\u2581") and "\u2581café" in names
 
@@ -145,10 +145,10 @@ def test_bytes_are_read_as_characters() -> None:
 def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     run = make(tmp_path / "run", "single")
     final = heedful.load(run)
-    CheckpointManager(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named().items()}, {})
+    CheckpointManager(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named_tensors().items()}, {})
     folder = run / "state" / "step-00000003"
-    for name, each in heedful.load(folder).named().items():
-        assert torch.equal(each, final.named()[name] + 1), name
+    for name, each in heedful.load(folder).named_tensors().items():
+        assert torch.equal(each, final.named_tensors()[name] + 1), name
 
 
 def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:

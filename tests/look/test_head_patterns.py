@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.look import head_patterns
@@ -42,7 +42,7 @@ def test_chance_names_no_head(tmp_path: Path) -> None:
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=places, types=2, norm="layer")
     for scale, most in ((0.5, 0), (200.0, 2)):
         stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
-        config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+        config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
         found = head_patterns.find_head_patterns(create(config, words, seed=1).eval(), pairs(8), related=False)
         assert sum(head.name not in ("mixed", "broad") for head in found) <= most
     with pytest.raises(HeedfulError, match="no texts were given"):
@@ -54,7 +54,7 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
     words = tokenizer(tmp_path)
     embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=PLACES))
     stack = StackConfig(width=16, layers=4, blocks=2, heads=4, head_width=4, inner_width=8)
-    config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+    config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
     model = create(config, words, seed=2).double().eval()
     assert model.model.encoder is not None
     batch = Packed.of([[5, 6, 7, 8], [9, 10]])

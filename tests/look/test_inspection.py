@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.look.attribution import explained_score, integrated_gradients
@@ -24,10 +24,10 @@ from heedful.look.page import collect_answers
 from heedful.look.page_api import PageAPI
 from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
 from heedful.look.word_vectors import analogy, contextual_similarity
-from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
 from heedful.model.config import EmbeddingConfig, NextToken
-from heedful.model.stack import Block, Placed, Sight
-from heedful.nn.inference_linear import Laid, Rounded, cannot_lay
+from heedful.model.stack import AttentionContext, Block, LayerContext
+from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_onednn
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig
 from heedful.tokenizer import SpecialIds
@@ -136,7 +136,7 @@ def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -
     with torch.no_grad(), gated_heads(loaded.model, gates):
         masked = loaded.model(batch)
 
-    def at_once(block: Block, x: torch.Tensor, sight: Sight, placed: Placed) -> torch.Tensor | None:
+    def at_once(block: Block, x: torch.Tensor, sight: AttentionContext, placed: LayerContext) -> torch.Tensor | None:
         return None if sight.trace is not None else torch.zeros_like(x)
 
     for block in loaded.model.encoder.blocks:
@@ -188,7 +188,7 @@ def test_classic_models_show_what_they_look_at() -> None:
                 assert torch.allclose(sums[2], torch.ones(1).double())
             else:
                 assert torch.allclose(sums, torch.ones_like(sums))
-    vectors = loaded.rows(inside.source)  # of the last one: softmax(X X) X
+    vectors = loaded.hidden_states(inside.source)  # of the last one: softmax(X X) X
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
     with pytest.raises(HeedfulError, match="no attention"):
@@ -242,10 +242,12 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     assert spectrum_of(torch.eye(3).double(), torch.eye(3).double()).summary.startswith("Symmetric and positive")
 
 
-@pytest.mark.parametrize(("kind", "error"), [(Laid, 1e-12), (Rounded, 0.02)])
-def test_similarity_of_an_engine_that_was_prepared(tmp_path: Path, kind: type[Laid | Rounded], error: float) -> None:
+@pytest.mark.parametrize(("kind", "error"), [(OneDnnLinear, 1e-12), (Int8Linear, 0.02)])
+def test_similarity_of_an_engine_that_was_prepared(
+    tmp_path: Path, kind: type[OneDnnLinear | Int8Linear], error: float
+) -> None:
     """Layers that were exchanged to answer hold their weights otherwise."""
-    if kind is Laid and (why := cannot_lay(torch.float32)):
+    if kind is OneDnnLinear and (why := cannot_use_onednn(torch.float32)):
         pytest.skip(why)
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
     plain = qk_spectrum(loaded, "encoder", 1, 3)
@@ -293,7 +295,7 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
         inside = Inspection(loaded, "the film was good . the end was not good")
         told = contextual_similarity([inside], "good")
         assert told.names == names and len(told.occurrences) == 2 and not told.static_error
-        rows = loaded.rows(inside.source) if loaded is net else loaded.model.embedding(inside.source)
+        rows = loaded.hidden_states(inside.source) if loaded is net else loaded.model.embedding(inside.source)
         cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
         assert torch.isclose(told.layers[-1][0, 1], cosine)
     assert told.layers[0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
@@ -302,8 +304,10 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
 def test_recurrent_nets_show_what_they_looked_at() -> None:
     """Each state's weights give what it saw, which with the state gives its row."""
     words = word_tokenizer(WORDS)
-    look = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8, feed=False))
-    loaded = create(Config(family="heedful-classic", model=look, head=NextToken()), words, seed=1).double().eval()
+    look = ClassicConfig(
+        embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=RecurrentSeq2Seq(width=8, feed=False)
+    )
+    loaded = create(BundleConfig(family="heedful-classic", model=look, head=NextToken()), words, seed=1).double().eval()
     loaded.tokenizer = ending(words)
     inside = Inspection(loaded, TEXT, target=TEXT[:15])
     assert [(view.part, view.rows, view.keys) for view in inside.views] == [("cross", "target", "source")]

@@ -18,7 +18,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.cli import main
 from heedful.look import page
 from heedful.look.inspection import Inspection, inspect_choices
@@ -221,14 +221,14 @@ def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path
     assert "⟨D83D⟩" not in chrome.js("return document.body.textContent")  # half an emoji
 
 
-def hostile() -> heedful.Loaded:
+def hostile() -> heedful.ModelBundle:
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, **{t: n + 1 for n, t in enumerate(HOSTILE)}}, "[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["[UNK]"])
     words = Tokenizer(backend, {"unk_token": "[UNK]"})
     embedding = EmbeddingConfig(vocabulary=words.size, width=8, positions=Learned(count=20))
     stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
-    return create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
+    return create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
 
 
 def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_large_view_is_quick_and_small(chrome: Browser) -> None:
     words = make_words()
     embedding = EmbeddingConfig(vocabulary=words.size, width=384, positions=Learned(count=512))
     stack = StackConfig(width=384, layers=12, heads=12, head_width=32, inner_width=768, score_scale=30.0)
-    loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
+    loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
     torch.manual_seed(0)
     text = " ".join(f"w{number}" for number in torch.randint(0, 400, (512,)).tolist())
     with serve_in_background(PageAPI([Inspection(loaded, text)])) as server:

@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.data import LabelledExample
 from heedful.errors import HeedfulError
-from heedful.model.classic import sentences
+from heedful.model.classic import sentence_bounds
 from heedful.model.classic_config import (
-    Attention,
-    Bag,
+    AttentionPooling,
+    BagPooling,
     ClassicConfig,
-    Hierarchical,
+    HierarchicalPooling,
     Recurrent,
-    SelfAttention,
-    Structured,
+    StructuredPooling,
+    UntrainedSelfAttention,
 )
 from heedful.model.config import Classes, EmbeddingConfig, Learned, StackConfig
-from heedful.model.pooling import BagReader, Queries, ReadClasses
+from heedful.model.pooling import BagPooler, PooledClassesHead, QueryPooler
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
@@ -38,7 +38,7 @@ def softmax(scores: list[Tensor]) -> list[Tensor]:
     return [score / sum(each) for score in each]
 
 
-def mixed(queries: Queries, rows: list[Tensor], scale: float = 1.0) -> list[Tensor]:
+def mixed(queries: QueryPooler, rows: list[Tensor], scale: float = 1.0) -> list[Tensor]:
     """One vector for each query: a = softmax(scale q k), the sum of a v."""
     keys, values = [queries.key(x) for x in rows], [queries.value(x) for x in rows]
     keys = [k.tanh() for k in keys] if queries.tanh else keys
@@ -49,7 +49,7 @@ def mixed(queries: Queries, rows: list[Tensor], scale: float = 1.0) -> list[Tens
     return made
 
 
-def by_loops(loaded: Loaded, ids: list[int], ends: tuple[int, ...] = (END,)) -> Tensor:
+def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)) -> Tensor:
     """The scores of one text, word by word, from the papers' formulas."""
     head: Any = loaded.head
     body: Any = loaded.model
@@ -67,10 +67,10 @@ def by_loops(loaded: Loaded, ids: list[int], ends: tuple[int, ...] = (END,)) -> 
             if ids:
                 rows = torch.stack([sum((a * y for a, y in zip(each, rows, strict=True)), empty) for each in weights])
     match reader:
-        case Bag(how=how):
+        case BagPooling(how=how):
             total = sum(rows, empty)
             vectors = [total / len(ids) if how == "mean" and ids else total]
-        case Hierarchical():
+        case HierarchicalPooling():
             parts: list[list[Tensor]] = []
             for number, row in enumerate(rows):
                 if number == 0 or (ids[number - 1] in ends and ids[number] not in ends):
@@ -81,14 +81,14 @@ def by_loops(loaded: Loaded, ids: list[int], ends: tuple[int, ...] = (END,)) -> 
                 found = list(recurrent(head.hierarchy.over.cells, torch.stack(found)))
             vectors = mixed(head.hierarchy.sentences, found) if found else [torch.zeros(head.hierarchy.width).double()]
         case _:
-            scale = 1 / math.sqrt(width) if isinstance(reader, Attention) and reader.scaled else 1.0
+            scale = 1 / math.sqrt(width) if isinstance(reader, AttentionPooling) and reader.scaled else 1.0
             count = len(head.queries.queries)
             vectors = mixed(head.queries, list(rows), scale) if ids else [empty] * count
     weight, bias = head.out.weight, head.out.bias
-    if isinstance(reader, Attention) and reader.queries == "classes":
+    if isinstance(reader, AttentionPooling) and reader.queries == "classes":
         return torch.stack([(w * h).sum() + b for w, h, b in zip(weight, vectors, bias, strict=True)])
     flat = torch.cat(vectors)
-    if isinstance(reader, Structured) and reader.hidden:
+    if isinstance(reader, StructuredPooling) and reader.hidden:
         flat = (head.hidden.weight @ flat + head.hidden.bias).relu()
     scores = weight @ flat + bias
     if reader.binary == "sigmoid":
@@ -109,15 +109,15 @@ def test_each_model_is_its_formula_packed_and_alone(name: str) -> None:
         assert loaded(Packed.of([])).shape == (0, 2) and loaded(Packed.of([[], []])).shape == (2, 2)
 
 
-@pytest.mark.parametrize("bag", [Bag(), Bag(how="sum")])
-def test_a_bag_in_bfloat16_is_rounded_once(bag: Bag) -> None:
+@pytest.mark.parametrize("bag", [BagPooling(), BagPooling(how="sum")])
+def test_a_bag_in_bfloat16_is_rounded_once(bag: BagPooling) -> None:
     rows = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
-    reader, batch = BagReader(bag), Packed.of([[1] * 1331, [], [1] * 669])
+    reader, batch = BagPooler(bag), Packed.of([[1] * 1331, [], [1] * 669])
     exact = reader(rows.double(), batch)
     assert torch.equal(reader(rows, batch), exact.bfloat16()) and not exact[1].any()
 
 
-def gradient(loaded: Loaded, given: list[list[int]]) -> list[Tensor]:
+def gradient(loaded: ModelBundle, given: list[list[int]]) -> list[Tensor]:
     loaded.zero_grad()
     scores = loaded(Packed.of(given))
     (scores * torch.arange(1.0, 3.0)).sum().backward()
@@ -133,19 +133,19 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_texts(name: str) -> 
 
 
 def test_sentences_end_once_and_pairs_begin_anew() -> None:
-    assert sentences(Packed.of(BATCH), (END,)) == ((0, 6, 10, 12, 13, 14, 17, 20), (0, 3, 3, 4, 6, 7))
-    assert sentences(Packed.of([[1, 2, 3, 4]], [[0, 0, 1, 1]]), (END,)) == ((0, 2, 4), (0, 2))
-    assert sentences(Packed.of([[], []]), (END,)) == ((0,), (0, 0, 0))
+    assert sentence_bounds(Packed.of(BATCH), (END,)) == ((0, 6, 10, 12, 13, 14, 17, 20), (0, 3, 3, 4, 6, 7))
+    assert sentence_bounds(Packed.of([[1, 2, 3, 4]], [[0, 0, 1, 1]]), (END,)) == ((0, 2, 4), (0, 2))
+    assert sentence_bounds(Packed.of([[], []]), (END,)) == ((0,), (0, 0, 0))
 
 
 def test_the_penalty_is_the_norm_of_frobenius() -> None:
     """Two hops over two rows: A = [[a, 1 - a], [b, 1 - b]] gives four numbers of A A - 1."""
-    loaded = attach(
-        bare(Structured(over=None, hops=2, inner=5, penalty=0.5)), "sequence_classification", labels=("a", "b")
+    loaded = with_head(
+        bare(StructuredPooling(over=None, hops=2, inner=5, penalty=0.5)), "sequence_classification", labels=("a", "b")
     ).double()
     head, batch = loaded.head, Packed.of([[3, 4], [], [7]])
-    assert isinstance(head, ReadClasses)
-    rows = loaded.rows(batch)
+    assert isinstance(head, PooledClassesHead)
+    rows = loaded.hidden_states(batch)
     (first, second), (other, last) = head.queries.weights(rows, batch.bounds)[0].tolist()
     one, mix, two = first**2 + second**2 - 1, first * other + second * last, other**2 + last**2 - 1
     found = head.penalty(rows, batch)
@@ -158,7 +158,7 @@ def test_the_penalty_is_the_norm_of_frobenius() -> None:
     loss = task.loss(loaded, task.batch(samples, [0, 0]))
     packed = task.batch(samples, [0, 0]).packed
     plain = -2 * loaded(packed)[0].log_softmax(-1)[1].item()
-    assert loss.sum.item() == pytest.approx(plain + head.penalty(loaded.rows(packed), packed).sum().item(), rel=1e-6)
+    assert loss.sum.item() == pytest.approx(plain + head.penalty(loaded.hidden_states(packed), packed).sum().item(), rel=1e-6)
 
 
 TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the end": "bad", "not bad .": "good"}
@@ -166,7 +166,7 @@ TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the
 
 @pytest.mark.parametrize("name", ["keys and values", "structured", "hierarchical"])
 def test_it_overfits_a_few_texts(name: str) -> None:
-    loaded = attach(bare(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
+    loaded = with_head(bare(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
     examples = [LabelledExample(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
     how = TrainSettings(max_steps=25, batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
@@ -179,25 +179,25 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     stack = StackConfig(width=4, layers=2, heads=2, head_width=2, inner_width=8, dropout=0.5)
     embedding = EmbeddingConfig(vocabulary=11, width=4, positions=Learned(count=20), dropout=0.5)
     config = ClassicConfig(embedding=embedding, encoder=stack, reader=READERS["structured"], frozen=True)
-    loaded = attach(
-        create(Config(family="heedful-classic", model=config), TOKENIZER), "sequence_classification", labels=("a", "b")
+    loaded = with_head(
+        create(BundleConfig(family="heedful-classic", model=config), TOKENIZER), "sequence_classification", labels=("a", "b")
     )
     body: Any = loaded.model
-    learning = {name.split(".")[0] for name, each in loaded.named().items() if each.requires_grad}
+    learning = {name.split(".")[0] for name, each in loaded.named_tensors().items() if each.requires_grad}
     assert learning == {"over", "head"}
     loaded.train()
     inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
     again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
     assert torch.equal(inner, again), "nothing is dropped out"
     assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
-    before = {name: each.detach().clone() for name, each in loaded.named().items()}
+    before = {name: each.detach().clone() for name, each in loaded.named_tensors().items()}
     task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
     samples = task.read([LabelledExample(text="the film", label="a", file="x", line=1)]).samples
     how = TrainSettings(max_steps=2, batch_size=1, precision="float32")
     trainer = Trainer(loaded, task, samples, how)
     assert not [name for name in trainer.parameters if name.startswith(("embedding", "encoder"))]
     assert len(list(trainer)) == 2  # the rate of the first step is 0
-    moved = {name for name, each in loaded.named().items() if not torch.equal(each, before[name])}
+    moved = {name for name, each in loaded.named_tensors().items() if not torch.equal(each, before[name])}
     assert moved and not [name for name in moved if name.startswith(("embedding", "encoder"))]
 
 
@@ -208,24 +208,24 @@ def test_counts_that_are_published() -> None:
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=vocabulary, width=width), reader=reader)
         head = Classes(labels=tuple(map(str, range(labels))), dense=False, activation=None)
         with torch.device("meta"):
-            return Loaded(Config(family="heedful-classic", model=config, head=head)).count()
+            return ModelBundle(BundleConfig(family="heedful-classic", model=config, head=head)).count()
 
-    assert count(Bag(), 21_635, 300, 2) == 6_491_102
+    assert count(BagPooling(), 21_635, 300, 2) == 6_491_102
     lstm = 2 * 4 * (300 * 100 + 300 * 300 + 2 * 300)
-    assert count(Structured(), 50, 100, 5) == 50 * 100 + lstm + 350 * 600 + 30 * 350 + 5 * 30 * 600 + 5
+    assert count(StructuredPooling(), 50, 100, 5) == 50 * 100 + lstm + 350 * 600 + 30 * 350 + 5 * 30 * 600 + 5
     gru = [2 * 3 * (50 * given + 50 * 50 + 2 * 50) for given in (200, 100)]
     looks = 2 * (100 * 100 + 100 + 100)
-    assert count(Hierarchical(), 50, 200, 5) == 50 * 200 + sum(gru) + looks + 5 * 100 + 5
+    assert count(HierarchicalPooling(), 50, 200, 5) == 50 * 200 + sum(gru) + looks + 5 * 100 + 5
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match='"sigmoid", which is for two labels, but there are 3: use "softmax"'):
         classic("bag of sums", labels=("a", "b", "c"))
     with pytest.raises(HeedfulError, match='queries is "classes", which gives each class its own score'):
-        Attention(queries="classes", binary="sigmoid")
+        AttentionPooling(queries="classes", binary="sigmoid")
     with pytest.raises(HeedfulError, match="hops is 0; expected a number from 1"):
-        Structured(hops=0)
+        StructuredPooling(hops=0)
     with pytest.raises(HeedfulError, match="reinit_layers is 1, but this model has 0 blocks"):
-        attach(bare(Bag()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
+        with_head(bare(BagPooling()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
     with pytest.raises(HeedfulError, match="trace: weights, q were asked for, but this model has none of these"):
-        bare(Bag(over=SelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))
+        bare(BagPooling(over=UntrainedSelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))

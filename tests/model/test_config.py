@@ -13,7 +13,7 @@ import heedful
 from heedful.checkpoint import read_config
 from heedful.families import FAMILIES
 from heedful.model.config import Buckets, EmbeddingConfig, Learned, Sinusoidal, StackConfig
-from heedful.nn.positions import buckets
+from heedful.nn.positions import distance_buckets
 
 STACK: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "head_width": 4, "inner_width": 8}
 
@@ -44,7 +44,7 @@ def test_buckets_hold_distances(relation: Buckets, causal: bool, told: str) -> N
 @pytest.mark.parametrize(("count", "reach", "causal"), [(4, 2, False), (2, 2, True), (32, 9, False), (32, 17, True)])
 def test_the_fewest_buckets_tell_distances_apart(count: int, reach: int, causal: bool) -> None:
     assert StackConfig(**STACK, relation=Buckets(count=count, reach=reach), causal=causal).causal == causal
-    found = buckets(torch.arange(-reach, reach + 1), count, reach, causal).tolist()
+    found = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal).tolist()
     assert set(found) <= set(range(count)) and found[0] == (count if causal else count // 2) - 1
     assert found[: reach + 1] == sorted(found[: reach + 1], reverse=True)
 

@@ -11,10 +11,21 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary, Shaw, StackConfig
-from heedful.model.decode import Beam, Greedy, How, Sample, Written, decode, draw, search, stream, write
-from heedful.model.vaswani import Shape, original
+from heedful.model.decode import (
+    BeamSearch,
+    DecodingMethod,
+    GeneratedTokens,
+    Greedy,
+    Sampling,
+    beam_search,
+    decode,
+    generate,
+    sample_next,
+    stream,
+)
+from heedful.model.vaswani import VaswaniSize, vaswani_config
 from heedful.packed import Packed
 from tests.support.tiny_models import Exact, save_tiny
 
@@ -23,14 +34,14 @@ PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18]]
 FAMILIES = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}
 
 
-def both(folder: Path, family: str) -> tuple[Any, heedful.Loaded, int]:
+def both(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle, int]:
     """Their model, ours, and a token that stops some of the prompts: one that not all of them would write."""
     theirs = save_tiny(folder, family, FAMILIES[family], torch.float64)
     ours = heedful.load(folder, dtype=torch.float64)
     assert ours.head is not None
     free = [
         set(one[0].tokens[1:])
-        for one in write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[], **given(family))
+        for one in generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[], **given(family))
     ]
     often = Counter(token for tokens in free for token in tokens)
     return theirs, ours, min(token for token, count in often.items() if count < len(PROMPTS))
@@ -66,7 +77,7 @@ def stripped(tokens: list[int], family: str, prompt: list[int], stop: int) -> li
 def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
     theirs, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    found = write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    found = generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
     expected = [
         stripped(
             theirs_writes(theirs, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
@@ -81,25 +92,31 @@ def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize(
     ("how", "their_own"),
     [
-        (Beam(width=3, best=3), {}),
-        (Beam(width=4, best=2, strength=0.4), {"length_penalty": 0.4}),
-        (Beam(width=2, best=2, ends="full"), {"early_stopping": True}),
-        (Beam(width=3, best=3, ends="sure", strength=2.0), {"early_stopping": "never", "length_penalty": 2.0}),
-        (Beam(width=3, best=3, penalty="none", ends="sure"), {"early_stopping": "never", "length_penalty": 0.0}),
+        (BeamSearch(num_beams=3, num_return_sequences=3), {}),
+        (BeamSearch(num_beams=4, num_return_sequences=2, length_penalty=0.4), {"length_penalty": 0.4}),
+        (BeamSearch(num_beams=2, num_return_sequences=2, early_stopping="full"), {"early_stopping": True}),
+        (
+            BeamSearch(num_beams=3, num_return_sequences=3, early_stopping="sure", length_penalty=2.0),
+            {"early_stopping": "never", "length_penalty": 2.0},
+        ),
+        (
+            BeamSearch(num_beams=3, num_return_sequences=3, normalization="none", early_stopping="sure"),
+            {"early_stopping": "never", "length_penalty": 0.0},
+        ),
     ],
 )
-def test_beams_are_theirs(tmp_path: Path, family: str, how: Beam, their_own: dict[str, Any]) -> None:
+def test_beams_are_theirs(tmp_path: Path, family: str, how: BeamSearch, their_own: dict[str, Any]) -> None:
     theirs, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    found = search(ours.model, ours.head, how=how, max_new_tokens=MOST, stop=[stop], **given(family))
+    found = beam_search(ours.model, ours.head, method=how, max_new_tokens=MOST, stop=[stop], **given(family))
     for prompt, written in zip(PROMPTS, found, strict=True):
         out = theirs_writes(
             theirs,
             family,
             prompt,
             stop,
-            num_beams=how.width,
-            num_return_sequences=how.best,
+            num_beams=how.num_beams,
+            num_return_sequences=how.num_return_sequences,
             do_sample=False,
             **their_own,
         )
@@ -114,8 +131,10 @@ def test_beams_are_theirs(tmp_path: Path, family: str, how: Beam, their_own: dic
 def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
     _, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    greedy = write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
-    beam = write(ours.model, ours.head, how=Beam(width=1), max_new_tokens=MOST, stop=[stop], **given(family))
+    greedy = generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    beam = generate(
+        ours.model, ours.head, method=BeamSearch(num_beams=1), max_new_tokens=MOST, stop=[stop], **given(family)
+    )
     assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
     for one, other in zip(greedy, beam, strict=True):
         assert abs(one[0].log_probability - other[0].log_probability) < 1e-9
@@ -129,8 +148,8 @@ def test_one_beam_is_greedy_where_tokens_are_equally_likely(tmp_path: Path, fami
     head: Any = ours.head
     for scores in (lambda rows, batch: head(rows, batch) * 0, lambda rows, batch: head(rows, batch).round()):
         how: dict[str, Any] = {"max_new_tokens": MOST, "stop": [], **given(family)}
-        greedy = write(ours.model, scores, how=Greedy(), **how)
-        beam = write(ours.model, scores, how=Beam(width=1), **how)
+        greedy = generate(ours.model, scores, method=Greedy(), **how)
+        beam = generate(ours.model, scores, method=BeamSearch(num_beams=1), **how)
         assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
 
 
@@ -146,15 +165,15 @@ OTHERS: dict[str, ModelConfig] = {
 }
 
 
-def made(name: str, folder: Path) -> tuple[heedful.Loaded, int]:
+def made(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
     if name in FAMILIES:
         _, ours, stop = both(folder, name)
         return ours, stop
     if name == "transformer":
-        model = original(Shape(layers=6, width=16, heads=2, inner=24, dropout=0.1), 37_000)
+        model = vaswani_config(VaswaniSize(layers=6, width=16, heads=2, inner=24, dropout=0.1), 37_000)
     else:
         model = OTHERS[name]
-    return create(Config(family="heedful", model=model, head=NextToken()), seed=3).double().eval(), 1
+    return create(BundleConfig(family="heedful", model=model, head=NextToken()), seed=3).double().eval(), 1
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
@@ -168,7 +187,7 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
     for step in stream(
         ours.model,
         ours.head,
-        how=Sample(temperature=2.0),
+        method=Sampling(temperature=2.0),
         max_new_tokens=9,
         stop=[stop],
         distribution=True,
@@ -188,33 +207,37 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
     assert seen > 20
 
 
-@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5, top_k=20), Beam(width=3, best=2)])
-def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize(
+    "how", [Greedy(), Sampling(temperature=1.5, top_k=20), BeamSearch(num_beams=3, num_return_sequences=2)]
+)
+def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: DecodingMethod) -> None:
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
-    together = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
-    fewer = write(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    together = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    fewer = generate(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together[:2]] == [[each.tokens for each in one] for one in fewer]
-    turned = write(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, max_new_tokens=MOST, stop=[stop], seed=1)[::-1]
+    turned = generate(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, max_new_tokens=MOST, stop=[stop], seed=1)[
+        ::-1
+    ]
     assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in turned]
-    again = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    again = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in again]
-    other = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=2)
+    other = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=2)
     same = [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in other]
-    assert same == (not isinstance(how, Sample))
+    assert same == (not isinstance(how, Sampling))
 
 
-HOWS: list[How] = [
+HOWS: list[DecodingMethod] = [
     Greedy(),
-    Sample(temperature=1.5),
-    Sample(temperature=0.8, top_k=20, top_p=0.9),
-    Beam(width=3, best=3),
-    Beam(width=2, best=2, ends="full"),
-    Beam(width=4, ends="sure", strength=2.0),
+    Sampling(temperature=1.5),
+    Sampling(temperature=0.8, top_k=20, top_p=0.9),
+    BeamSearch(num_beams=3, num_return_sequences=3),
+    BeamSearch(num_beams=2, num_return_sequences=2, early_stopping="full"),
+    BeamSearch(num_beams=4, early_stopping="sure", length_penalty=2.0),
 ]
 
 
-def bare(written: list[Written]) -> list[tuple[list[int], float, float, bool]]:
+def bare(written: list[GeneratedTokens]) -> list[tuple[list[int], float, float, bool]]:
     """All that was written, to the bit."""
     return [(each.tokens, each.log_probability, each.score, each.complete) for each in written]
 
@@ -230,9 +253,9 @@ def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, 
         for number, how in enumerate(HOWS)
         for most in (1, 4, 11)
     }
-    alone = {key: write(ours.model, ours.head, **batch) for key, batch in batches.items()}
+    alone = {key: generate(ours.model, ours.head, **batch) for key, batch in batches.items()}
     decodings = {key: decode(ours.model, ours.head, **batch) for key, batch in batches.items()}
-    found: dict[tuple[int, int], dict[int, list[Written]]] = {key: {} for key in batches}
+    found: dict[tuple[int, int], dict[int, list[GeneratedTokens]]] = {key: {} for key in batches}
     early = turns = 0
     while running := [key for key, decoding in decodings.items() if not decoding.done]:
         for key in running[turns % 2 :: 2]:
@@ -247,8 +270,8 @@ def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, 
     assert (early or name == "transformer") and turns > 11
 
 
-@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5), Beam(width=3, best=2)])
-def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize("how", [Greedy(), Sampling(temperature=1.5), BeamSearch(num_beams=3, num_return_sequences=2)])
+def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path, how: DecodingMethod) -> None:
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
     rows: list[int] = []
@@ -259,34 +282,34 @@ def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path,
         return scores
 
     prompts = Packed.of(PROMPTS)
-    alone = write(ours.model, ours.head, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
+    alone = generate(ours.model, ours.head, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
     decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
     found = {}
     for step in range(MOST):
         if step == 2:
-            decoding.drop([0, 2])
+            decoding.cancel([0, 2])
         if not decoding.done:
             found |= decoding.step()
     assert set(found) <= {1, 3}
     for number, written in found.items():
         assert [each.tokens for each in written] == [each.tokens for each in alone[number]]
-    assert max(rows[3:], default=0) <= 2 * (how.width if isinstance(how, Beam) else 1)
+    assert max(rows[3:], default=0) <= 2 * (how.num_beams if isinstance(how, BeamSearch) else 1)
     decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop])
-    decoding.drop(range(4))
+    decoding.cancel(range(4))
     assert decoding.done
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        Sample(temperature=0.7),
-        Sample(top_k=5),
-        Sample(top_p=0.6),
-        Sample(temperature=1.4, top_k=7, top_p=0.9),
-        Sample(top_k=500),
+        Sampling(temperature=0.7),
+        Sampling(top_k=5),
+        Sampling(top_p=0.6),
+        Sampling(temperature=1.4, top_k=7, top_p=0.9),
+        Sampling(top_k=500),
     ],
 )
-def test_draws_follow_the_distribution_that_transformers_leaves(how: Sample) -> None:
+def test_draws_follow_the_distribution_that_transformers_leaves(how: Sampling) -> None:
     """Their warpers give what may be drawn and how often; a fine grid of numbers must draw each token that often."""
     from transformers.generation import logits_process
 
@@ -299,7 +322,7 @@ def test_draws_follow_the_distribution_that_transformers_leaves(how: Sample) -> 
         left = logits_process.TopPLogitsWarper(how.top_p)(None, left)  # type: ignore[arg-type]
     count = 20_000
     uniform = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = draw(log_p.expand(count, -1), how, uniform)
+    drawn = sample_next(log_p.expand(count, -1), how, uniform)
     shares = torch.bincount(drawn, minlength=30) / count
     assert (shares - left.softmax(-1)[0]).abs().max() < 2e-4
 
@@ -308,65 +331,69 @@ def test_what_cannot_be_written() -> None:
     ours, _ = made("shaw", Path())
     assert ours.head is not None
     with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
-        write(ours.model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]]))
+        generate(ours.model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]]))
     with pytest.raises(heedful.HeedfulError, match=r"sequences \[1\] are empty"):
-        write(ours.model, ours.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
+        generate(ours.model, ours.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
     with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it writes"):
-        write(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
+        generate(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
     for wrong in ({"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
-            Sample(**wrong)  # type: ignore[arg-type]
+            Sampling(**wrong)  # type: ignore[arg-type]
     for strength in (float("nan"), 1e9):
         with pytest.raises(heedful.HeedfulError, match=r"strength is .*; expected a number from -10 to 10"):
-            Beam(strength=strength)
+            BeamSearch(length_penalty=strength)
     with pytest.raises(heedful.HeedfulError, match="best is 3 of 2 beams; expected 1 to the width"):
-        Beam(width=2, best=3)
+        BeamSearch(num_beams=2, num_return_sequences=3)
 
 
-@pytest.mark.parametrize("how", [Greedy(), Beam()])
-def test_sources_may_all_be_empty(tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize("how", [Greedy(), BeamSearch()])
+def test_sources_may_all_be_empty(tmp_path: Path, how: DecodingMethod) -> None:
     ours, stop = made("transformer", tmp_path)
     assert ours.head is not None
-    alone = write(ours.model, ours.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]]))
-    beside = write(
+    alone = generate(
+        ours.model, ours.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]])
+    )
+    beside = generate(
         ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[], [5]])
     )
     assert [each.tokens for each in alone[0]] == [each.tokens for each in beside[0]]
 
 
-@pytest.mark.parametrize("how", [Greedy(), Sample(), Beam()])
-def test_each_prompt_has_a_source(tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch()])
+def test_each_prompt_has_a_source(tmp_path: Path, how: DecodingMethod) -> None:
     ours, _ = made("transformer", tmp_path)
     assert ours.head is not None
     with pytest.raises(heedful.HeedfulError, match=r"^there are 2 prompts, but 1 sources: give each prompt its own$"):
-        write(ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=2, stop=[0], source=Packed.of([[5]]))
+        generate(ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=2, stop=[0], source=Packed.of([[5]]))
 
 
-@pytest.mark.parametrize("how", [Greedy(), Sample(), Beam(width=3, best=2)])
-def test_writing_ends_where_positions_end(tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch(num_beams=3, num_return_sequences=2)])
+def test_writing_ends_where_positions_end(tmp_path: Path, how: DecodingMethod) -> None:
     """40 positions are there: 3 given tokens and 38 written ones, of which the last is not read again."""
     ours, _ = made("gpt2", tmp_path)
     assert ours.head is not None
     prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])
-    found = write(ours.model, ours.head, prompts, how, max_new_tokens=60, stop=[])
+    found = generate(ours.model, ours.head, prompts, how, max_new_tokens=60, stop=[])
     assert [len(each[0].tokens) for each in found] == [38, 1, 11]
     assert not any(each.complete for one in found for each in one)
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
-        write(ours.model, ours.head, Packed.of([[5] * 41]), how, max_new_tokens=60, stop=[])
+        generate(ours.model, ours.head, Packed.of([[5] * 41]), how, max_new_tokens=60, stop=[])
 
 
 def test_penalties_are_their_formulas() -> None:
-    assert Beam(penalty="none", strength=3.0).divisor(7) == 1.0
-    assert Beam(penalty="power", strength=0.5).divisor(9) == 3.0
-    assert Beam(penalty="gnmt", strength=2.0).divisor(7) == 4.0  # ((5 + 7) / 6)^2
+    assert BeamSearch(normalization="none", length_penalty=3.0).divisor(7) == 1.0
+    assert BeamSearch(normalization="power", length_penalty=0.5).divisor(9) == 3.0
+    assert BeamSearch(normalization="gnmt", length_penalty=2.0).divisor(7) == 4.0  # ((5 + 7) / 6)^2
 
 
 def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
     """Scores are log p over the divisor of the tokens with the last, best first."""
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
-    how = Beam(width=4, best=4, penalty="gnmt", strength=1.5, ends="sure")
-    for written in write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
+    how = BeamSearch(
+        num_beams=4, num_return_sequences=4, normalization="gnmt", length_penalty=1.5, early_stopping="sure"
+    )
+    for written in generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
         scores = [each.score for each in written]
         assert scores == sorted(scores, reverse=True)
         for each in written:
@@ -374,15 +401,15 @@ def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
-@pytest.mark.parametrize("how", [Greedy(), Beam(width=2)])
-def test_with_bfloat16_products(tmp_path: Path, name: str, how: How) -> None:
+@pytest.mark.parametrize("how", [Greedy(), BeamSearch(num_beams=2)])
+def test_with_bfloat16_products(tmp_path: Path, name: str, how: DecodingMethod) -> None:
     """float32 weights under autocast, as an evaluation may run; keys and values may differ in dtype then."""
     ours, stop = made(name, tmp_path)
     ours = ours.float()
     assert ours.head is not None
     reads = given("t5" if ours.model.encoder is not None else "gpt2")
     with torch.autocast("cpu", torch.bfloat16):
-        found = write(ours.model, ours.head, how=how, max_new_tokens=5, stop=[stop], **reads)
+        found = generate(ours.model, ours.head, method=how, max_new_tokens=5, stop=[stop], **reads)
     assert len(found) == len(PROMPTS) and all(each[0].log_probability < 0 for each in found)
 
 
@@ -391,5 +418,7 @@ def test_scores_that_are_not_numbers_are_written_on_as_the_greatest(tmp_path: Pa
     assert ours.head is not None
     head: Any = ours.head
     how: dict[str, Any] = {"max_new_tokens": 3, "stop": [], **given(next(iter(FAMILIES)))}
-    found = write(ours.model, lambda rows, batch: head(rows, batch) * float("nan"), how=Beam(width=2), **how)
+    found = generate(
+        ours.model, lambda rows, batch: head(rows, batch) * float("nan"), method=BeamSearch(num_beams=2), **how
+    )
     assert all(len(each[0].tokens) == 3 for each in found)

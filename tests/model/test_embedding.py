@@ -60,8 +60,8 @@ def test_added_positions_have_the_width_of_tokens(place: Learned | Sinusoidal) -
 def test_rows_that_fill_up_may_be_more_than_the_positions() -> None:
     embedding = Embedding(replace(EMBEDDING, positions=Learned(count=3)), 16)
     batch = Packed.of([[1, 2, 3]] * 85)
-    assert batch.filled().lengths[-1] == 1 and Packed.of([[1, 2, 3]] * 129).filled().lengths[-1] == 5
-    assert embedding(Packed.of([[1, 2, 3]] * 129).filled()).shape == (392, 16)
+    assert batch.pad_to_bucket().lengths[-1] == 1 and Packed.of([[1, 2, 3]] * 129).pad_to_bucket().lengths[-1] == 5
+    assert embedding(Packed.of([[1, 2, 3]] * 129).pad_to_bucket()).shape == (392, 16)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------

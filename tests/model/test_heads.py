@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.checkpoint import Config, Loaded
+from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model import config as c
-from heedful.model.heads import make_head, pool, read_of
+from heedful.model.heads import make_head, pool, pooled_row
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
 from heedful.packed import Packed
@@ -136,9 +136,9 @@ def test_heads_of_first_rows_are_their_formulas() -> None:
     ids=lambda each: each.kind if isinstance(each, c.Head) else "",
 )
 def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None) -> None:
-    loaded = Loaded(Config(family="heedful", model=MODEL, head=head)).double().eval()
+    loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
     assert loaded.head is not None
-    wanted, alone = read_of(loaded.head, BATCH)
+    wanted, alone = pooled_row(loaded.head, BATCH)
     assert rows == (None if wanted is None else wanted.tolist())
     assert alone.bounds == (BATCH.bounds if rows is None else (0, 1, 2, 3, 4))
     whole = loaded.head(loaded.model(BATCH), BATCH)
@@ -149,7 +149,7 @@ def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None
 def test_an_empty_sequence_is_scored_like_any_other(pooling: c.Pooling) -> None:
     """By what the head says of nothing: here its bias."""
     head = c.Classes(labels=("x", "y"), pooling=pooling, dense=False, activation=None)
-    loaded = Loaded(Config(family="heedful", model=MODEL, head=head)).double().eval()
+    loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
     assert loaded.head is not None
     found, bias = loaded(Packed.of([[1, 2], [], [3]])), loaded.head.get_parameter("out.bias")
     assert torch.equal(found[1], bias) and torch.equal(loaded(Packed.of([[]]))[0], bias)
@@ -157,7 +157,7 @@ def test_an_empty_sequence_is_scored_like_any_other(pooling: c.Pooling) -> None:
 
 
 def test_a_head_of_an_empty_batch() -> None:
-    loaded = Loaded(Config(family="heedful", model=MODEL, head=c.Classes(labels=("x", "y"))))
+    loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=c.Classes(labels=("x", "y"))))
     assert loaded(Packed.of([])).shape == (0, 2)
 
 
@@ -174,11 +174,11 @@ def test_heads_of_rows() -> None:
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_decoder_shares_storage_and_counts_once(head: c.Head, tied: bool) -> None:
-    loaded = Loaded(Config(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=tied)))
+    loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=tied)))
     name = "head.masked.decoder" if isinstance(head, c.Pretraining) else "head.decoder"
     decoder = loaded.get_submodule(name)
     assert (decoder.weight is loaded.model.embedding.tokens.weight) == tied
-    other = Loaded(Config(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=not tied)))
+    other = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=not tied)))
     assert loaded.count() - other.count() == (-30 * 8 if tied else 30 * 8)
     assert decoder.bias.shape == (30,)
 

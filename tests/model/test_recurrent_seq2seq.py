@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Everywhere, Hard, Monotonic, Predictive, Writer
+from heedful.model.classic_config import ClassicConfig, GlobalAttention, HardAttention, LocalM, LocalP, RecurrentSeq2Seq
 from heedful.model.config import EmbeddingConfig, NextToken, StackConfig
-from heedful.model.decode import Beam, Sample, stream, write
+from heedful.model.decode import BeamSearch, Sampling, generate, stream
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from tests.support.classic_models import recurrent, step
@@ -22,27 +22,29 @@ from tests.support.classic_models import recurrent, step
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [], [17, 18]]
 TARGET = [[1, 5, 6], [1, 3, 4, 5, 6, 7, 8], [1], [1, 9], [1, 2]]
 GRU, LSTM = {"cell": "gru", "width": 8}, {"cell": "lstm", "width": 8, "layers": 2}
-WRITERS: dict[str, Writer] = {
-    "plain": Writer(**LSTM, look=None),
-    "cosine": Writer(**GRU, look=Everywhere(score="cosine")),
-    "additive": Writer(**LSTM),
-    "location": Writer(**GRU, look=Everywhere(score="location", longest=9)),
-    "general, not fed": Writer(**LSTM, look=Everywhere(score="general"), feed=False),
-    "dot": Writer(**GRU, look=Everywhere(score="dot")),
-    "scaled dot, not fed": Writer(**GRU, look=Everywhere(score="scaled_dot"), feed=False),
-    "hard": Writer(**GRU, look=Hard(score="general")),
-    "local-m": Writer(**LSTM, look=Monotonic(score="dot", radius=1)),
-    "local-m, not fed": Writer(**GRU, look=Monotonic(score="additive", radius=2), feed=False),
-    "local-p": Writer(**GRU, look=Predictive(score="additive", radius=2)),
-    "local-p, not fed": Writer(**GRU, look=Predictive(score="general", radius=2), feed=False),
+WRITERS: dict[str, RecurrentSeq2Seq] = {
+    "plain": RecurrentSeq2Seq(**LSTM, look=None),
+    "cosine": RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="cosine")),
+    "additive": RecurrentSeq2Seq(**LSTM),
+    "location": RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=9)),
+    "general, not fed": RecurrentSeq2Seq(**LSTM, look=GlobalAttention(score="general"), feed=False),
+    "dot": RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="dot")),
+    "scaled dot, not fed": RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="scaled_dot"), feed=False),
+    "hard": RecurrentSeq2Seq(**GRU, look=HardAttention(score="general")),
+    "local-m": RecurrentSeq2Seq(**LSTM, look=LocalM(score="dot", radius=1)),
+    "local-m, not fed": RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=2), feed=False),
+    "local-p": RecurrentSeq2Seq(**GRU, look=LocalP(score="additive", radius=2)),
+    "local-p, not fed": RecurrentSeq2Seq(**GRU, look=LocalP(score="general", radius=2), feed=False),
 }
 NAMES = pytest.mark.parametrize("name", WRITERS)
 
 
-def made(writer: Writer, vocabulary: int = 20, **more: Any) -> Loaded:
+def made(writer: RecurrentSeq2Seq, vocabulary: int = 20, **more: Any) -> ModelBundle:
     """A tiny one in float64."""
     words = EmbeddingConfig(vocabulary=vocabulary, width=6, scale=2.0)
-    config = Config(family="heedful-classic", model=ClassicConfig(embedding=words, reader=writer), head=NextToken())
+    config = BundleConfig(
+        family="heedful-classic", model=ClassicConfig(embedding=words, reader=writer), head=NextToken()
+    )
     return create(config, seed=3, **more).double().eval()
 
 
@@ -63,11 +65,11 @@ def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
             each = list(score.weight.weight @ h)[:n]
     at = torch.stack(each)
     match config:
-        case Hard():
+        case HardAttention():
             return torch.eye(n).double()[at.argmax()]
-        case Monotonic(radius=radius):
+        case LocalM(radius=radius):
             centre, near = float(t), [s for s in range(n) if abs(s - t) <= radius]
-        case Predictive(radius=radius):
+        case LocalP(radius=radius):
             p = n * (look.place.out.weight @ (look.place.inner.weight @ h).tanh()).sigmoid()
             centre, near = float(p), [s for s in range(n) if abs(s - float(p)) <= radius]
         case _:
@@ -75,12 +77,12 @@ def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
     weights = torch.zeros(n).double()
     if near:
         weights[near] = at[near].softmax(-1)
-    if isinstance(config, Predictive):
+    if isinstance(config, LocalP):
         weights = weights * torch.tensor([-((s - centre) ** 2) / (2 * (radius / 2) ** 2) for s in range(n)]).exp()
     return weights
 
 
-def by_loops(loaded: Loaded, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
+def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
     """Rows of the target and what each looked at, one token after another (Luong et al. 2015, equations 5 to 10)."""
     body: Any = loaded.model
     half, layers, width = body.writer.width // 2, body.writer.layers, body.writer.width
@@ -134,9 +136,9 @@ def test_token_by_token_is_all_at_once(name: str) -> None:
     assert loaded.head is not None
     texts = [[1] for _ in SOURCE]
     reads = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
-    how = Sample(temperature=2.0)
+    how = Sampling(temperature=2.0)
     for at in stream(
-        loaded.model, loaded.head, how=how, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **reads
+        loaded.model, loaded.head, method=how, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **reads
     ):
         assert at.distribution is not None
         for row, number in enumerate(at.sequences):
@@ -146,10 +148,10 @@ def test_token_by_token_is_all_at_once(name: str) -> None:
             seen += 1
     assert len(SOURCE) < seen
     prompts = [[1, 5, 6], [1], [1, 2], [1, 7, 8], [1]]  # several tokens at once, and then one
-    cache = loaded.model.remember(Packed.of(SOURCE))
-    loaded.model.go_on(Packed.of(prompts), cache)
-    cache.choose([2, 0, 0, 4])
-    last = loaded.model.go_on(Packed.of([[9]] * 4), cache)
+    cache = loaded.model.init_cache(Packed.of(SOURCE))
+    loaded.model.decode_step(Packed.of(prompts), cache)
+    cache.reorder([2, 0, 0, 4])
+    last = loaded.model.decode_step(Packed.of([[9]] * 4), cache)
     for row, number in zip(last, [2, 0, 0, 4], strict=True):
         whole = loaded.model(Packed.of([SOURCE[number]]), Packed.of([[*prompts[number], 9]]))
         assert torch.allclose(row, whole[-1], atol=1e-12)
@@ -173,12 +175,12 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> No
 @torch.no_grad()
 def test_trap_16_a_window_as_wide_as_the_text_is_global_attention() -> None:
     """And what is drawn in training is one place, the same for the same seed."""
-    everywhere = made(Writer(**GRU, look=Everywhere(score="additive")))
-    near = made(Writer(**GRU, look=Monotonic(score="additive", radius=9)))
-    assert near.named().keys() == everywhere.named().keys()
+    everywhere = made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
+    near = made(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
+    assert near.named_tensors().keys() == everywhere.named_tensors().keys()
     read = (Packed.of(SOURCE), Packed.of(TARGET))
     assert torch.allclose(everywhere(*read), near(*read), atol=1e-12)
-    drawing = made(Writer(**GRU, look=Hard(score="dot", how="drawn")))
+    drawing = made(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -192,8 +194,8 @@ def test_hard_attention_learns_straight_through(how: Any) -> None:
     """To write six tokens backwards, of which nets that look at nothing write half in as many steps."""
     torch.manual_seed(0)
     words = EmbeddingConfig(vocabulary=14, width=16, scale=4.0)
-    nets = Writer(width=32, look=Hard(score="general", how=how), feed=False)
-    config = Config(family="heedful-classic", model=ClassicConfig(embedding=words, reader=nets), head=NextToken())
+    nets = RecurrentSeq2Seq(width=32, look=HardAttention(score="general", how=how), feed=False)
+    config = BundleConfig(family="heedful-classic", model=ClassicConfig(embedding=words, reader=nets), head=NextToken())
     loaded = create(config, seed=0).train()
     optimizer = torch.optim.Adam(loaded.parameters(), lr=1e-2)
 
@@ -220,13 +222,13 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
     loaded, most, stop = made(WRITERS["additive"], vocabulary=5), 3, 0
     assert loaded.head is not None
     sources = [[1, 2, 3], [4]]
-    how = Beam(width=64, best=1, penalty=penalty, ends="full")
+    how = BeamSearch(num_beams=64, num_return_sequences=1, normalization=penalty, early_stopping="full")
     texts = [
         [*begun, end] for n in range(most) for begun in product(range(1, 5), repeat=n) for end in range(5)
         if end == stop or n == most - 1
     ]  # fmt: skip
     reads = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
-    found = write(loaded.model, loaded.head, how=how, max_new_tokens=most, stop=[stop], **reads)
+    found = generate(loaded.model, loaded.head, method=how, max_new_tokens=most, stop=[stop], **reads)
     for source, (best,) in zip(sources, found, strict=True):
         scores = loaded(Packed.of([source] * len(texts)), Packed.of([[1, *text[:-1]] for text in texts])).log_softmax(
             -1
@@ -240,7 +242,7 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
 
 def test_cells_are_torchs_own_and_half_precision_runs() -> None:
     """The size of the published attention model's decoder; bfloat16 products leave the nets in float32."""
-    loaded = made(Writer(**LSTM)).float()
+    loaded = made(RecurrentSeq2Seq(**LSTM)).float()
     body: Any = loaded.model
     assert isinstance(body.writing, nn.LSTM) and body.writing.input_size == 12
     with torch.autocast("cpu", torch.bfloat16):
@@ -251,10 +253,10 @@ def test_cells_are_torchs_own_and_half_precision_runs() -> None:
 
 
 def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() -> None:
-    loaded = made(Writer(width=8, layers=2, dropout=0.5))
+    loaded = made(RecurrentSeq2Seq(width=8, layers=2, dropout=0.5))
     body: Any = loaded.model
     assert body.reading.cells.dropout == body.writing.dropout == 0.5
-    biases = [each for name, each in loaded.named().items() if "bias" in name]
+    biases = [each for name, each in loaded.named_tensors().items() if "bias" in name]
     assert len(biases) > 10 and not any(each.any() for each in biases)
 
 
@@ -265,11 +267,13 @@ def test_what_is_refused() -> None:
         ({"dropout": 1.0}, "dropout is 1.0"),
     ):
         with pytest.raises(HeedfulError, match=told):
-            Writer(**wrong)
+            RecurrentSeq2Seq(**wrong)
     with pytest.raises(HeedfulError, match="which does not look at keys, but local_m attention compares some of them"):
-        Monotonic(score="location")
+        LocalM(score="location")
     with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 places"):
-        made(Writer(**GRU, look=Everywhere(score="location", longest=3))).model(Packed.of(SOURCE), Packed.of(TARGET))
+        made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
+            Packed.of(SOURCE), Packed.of(TARGET)
+        )
     loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
     for trace, told in (
         (Trace(what=["q", "weights", "states"]), "trace: q, states were asked for, but this model has weights alone"),
@@ -283,9 +287,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
         loaded.model(*read, trace=Trace())
     with pytest.raises(HeedfulError, match='writes texts: it has the head "language_model" alone'):
-        attach(loaded, "sequence_classification", labels=("a", "b"))
+        with_head(loaded, "sequence_classification", labels=("a", "b"))
     with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
         loaded.model(Packed.of(SOURCE))
     stack = StackConfig(width=6, layers=1, heads=1, head_width=6, inner_width=6)
     with pytest.raises(HeedfulError, match="recurrent nets that write learn their own words"):
-        ClassicConfig(embedding=EmbeddingConfig(vocabulary=9, width=6), encoder=stack, reader=Writer())
+        ClassicConfig(embedding=EmbeddingConfig(vocabulary=9, width=6), encoder=stack, reader=RecurrentSeq2Seq())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import heedful.nn.dropout
-from heedful.checkpoint import Config, Loaded
+from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.config import (
     Buckets,
@@ -109,7 +109,7 @@ def test_encoder_and_decoder_are_those_of_torch(norm_at: Any) -> None:
 
 def count(model: ModelConfig, head: NextToken | None = None) -> int:
     with torch.device("meta"):
-        return Loaded(Config(family="heedful", model=model, head=head)).count()
+        return ModelBundle(BundleConfig(family="heedful", model=model, head=head)).count()
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_rows_that_fill_up_change_nothing(rows: int) -> None:
     batch = Packed.of([[number % 7 for number in range(rows)]])
     with torch.no_grad():
         plain = model.double()(batch)
-        filled = model._run(batch.filled(), None, None, 1, None)[:rows]
+        filled = model._run(batch.pad_to_bucket(), None, None, 1, None)[:rows]
     torch.testing.assert_close(filled, plain, atol=1e-12, rtol=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model.float()(batch).shape[0] == rows

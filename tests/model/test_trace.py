@@ -10,7 +10,7 @@ import torch
 
 import heedful
 from heedful.model import trace as trace_module
-from heedful.model.decode import Greedy, write
+from heedful.model.decode import Greedy, generate
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from tests.support.tiny_models import TINY, Exact, packed, save_tiny, sequences, target, their_inputs
@@ -19,7 +19,7 @@ EVERYTHING = ("q", "k", "v", "scores", "weights", "states")
 BARE = {family: next(iter(heedful.families.FAMILIES[family].heads)) for family in TINY}
 
 
-def loaded_of(folder: Path, family: str) -> tuple[Any, heedful.Loaded]:
+def loaded_of(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle]:
     theirs = save_tiny(folder, family, BARE[family], torch.float64)
     return theirs, heedful.load(folder, dtype=torch.float64)
 
@@ -97,7 +97,7 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
     batch, whole = packed("t5"), Trace(what=EVERYTHING)
     ours.model(batch, target(ours, batch), trace=whole)
     calls = []
-    scores = trace_module.scores_of
+    scores = trace_module.attention_scores
 
     def counted(*given: Any, **more: Any) -> Any:
         calls.append((given[3], more["rows"].tolist(), more["heads"].tolist()))
@@ -131,14 +131,14 @@ def test_while_writing(tmp_path: Path) -> None:
     del theirs
     ours, source = heedful.load(tmp_path, dtype=torch.float64), Packed.of([[5, 6, 7, 8], [9, 10]])
     assert ours.head is not None
-    written = write(ours.model, ours.head, Packed.of([[0], [0]]), Greedy(), max_new_tokens=4, stop=[], source=source)
+    written = generate(ours.model, ours.head, Packed.of([[0], [0]]), Greedy(), max_new_tokens=4, stop=[], source=source)
     tokens = [[0, *each[0].tokens[:-1]] for each in written]
     whole = Trace()
     ours.model(source, Packed.of(tokens), trace=whole)
-    cache = ours.model.remember(source)
+    cache = ours.model.init_cache(source)
     for step in range(4):
         trace = Trace()
-        ours.model.go_on(Packed.of([[each[step]] for each in tokens]), cache, trace=trace)
+        ours.model.decode_step(Packed.of([[each[step]] for each in tokens]), cache, trace=trace)
         for key, found in trace.attention.items():
             expected = whole.attention[key].weights
             assert found.weights is not None and expected is not None

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.nn import attend as attend_module
-from heedful.nn.attend import KERNELS, REFERENCE, attend, choose, explain
+from heedful.nn.attend import KERNELS, REFERENCE, attend, choose_kernel, explain
 from heedful.nn.kernels import Kernel
-from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
+from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
 OTHERS = ("varlen", "lined", "native", "flash", "grouped", "flex")  # tested beside; native: in test_native.py
 CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in OTHERS]
@@ -46,15 +46,15 @@ def draw_bias(kind: str, layout: Layout, heads: int = 2, seed: int = 1) -> Bias 
     if kind == "none":
         return None
     if kind == "table":
-        return Distance(table=normal(heads, 7).requires_grad_())
+        return RelativeBias(table=normal(heads, 7).requires_grad_())
     if kind == "rows":
-        return Distance(table=normal(layout.rows, heads, 7).requires_grad_())
+        return RelativeBias(table=normal(layout.rows, heads, 7).requires_grad_())
     blocks = []
     for n, m in layout.sizes():
         block = normal(heads, n, m).masked_fill(torch.rand(n, m, generator=generator) < 0.3, -math.inf)
         block[:, 1:2], block[:, :, 2:3] = -math.inf, -math.inf
         blocks.append(block.requires_grad_())
-    return Dense(blocks=tuple(blocks))
+    return DenseBias(blocks=tuple(blocks))
 
 
 BIASES = ["none", "table", "rows", "dense"]
@@ -65,7 +65,7 @@ CROSS, LONG_KEYS, NO_KEYS = ([5, 2, 4], [2, 6, 4]), ([1, 1], [6, 9]), ([3, 2, 0]
 # -- the reference is what the papers say -----------------------------------------------------------------
 
 
-def by_loops(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[list[list[float]]]:
+def by_loops(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> list[list[list[float]]]:
     """softmax(scale q k + bias) v, one number after another; a window and a causal mask align the last rows."""
     out = []
     for b, ((start, stop), (first, last)) in enumerate(zip(call.layout.queries, call.layout.keys, strict=True)):
@@ -78,10 +78,10 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[list[list[floa
                 for j in range(m):
                     score = call.scale * sum(x * y for x, y in zip(q[start + i, h], k[first + j, h], strict=True))
                     match call.bias:
-                        case Distance(table=table):
+                        case RelativeBias(table=table):
                             each = table if table.ndim == 2 else table[start + i]
                             score = score + each[h, 3 + min(3, max(-3, j - place))]
-                        case Dense(blocks=blocks):
+                        case DenseBias(blocks=blocks):
                             score = score + blocks[b][h, i, j]
                     hidden = (call.causal and j > place) or (call.window is not None and abs(j - place) > call.window)
                     if not hidden and score > -math.inf:
@@ -101,7 +101,7 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[list[list[floa
 def test_reference_equals_plain_loops(bias: str, causal: bool, window: int | None) -> None:
     for queries, keys in (RAGGED, EMPTY, CROSS, NO_KEYS):
         layout = layout_of(queries, keys)
-        call = Call(layout=layout, scale=0.7, causal=causal, window=window, bias=draw_bias(bias, layout))
+        call = AttentionArgs(layout=layout, scale=0.7, causal=causal, window=window, bias=draw_bias(bias, layout))
         tensors = [each.detach() for each in draw(layout)]
         with torch.no_grad():
             expected = torch.tensor(by_loops(*tensors, call), dtype=torch.float64)
@@ -113,11 +113,13 @@ def test_reference_equals_plain_loops(bias: str, causal: bool, window: int | Non
 def test_gradients_of_the_reference_equal_finite_differences(bias: str, causal: bool, window: int | None) -> None:
     layout = layout_of([3, 0, 4, 1], [5, 2, 3, 0])
     given = draw_bias(bias, layout)
-    more = () if given is None else (given.table,) if isinstance(given, Distance) else ()
+    more = () if given is None else (given.table,) if isinstance(given, RelativeBias) else ()
 
     def run(*tensors: Tensor) -> Tensor:
-        bias = Distance(table=tensors[3]) if more else given
-        return REFERENCE.run(*tensors[:3], Call(layout=layout, scale=0.7, causal=causal, window=window, bias=bias))
+        bias = RelativeBias(table=tensors[3]) if more else given
+        return REFERENCE.run(
+            *tensors[:3], AttentionArgs(layout=layout, scale=0.7, causal=causal, window=window, bias=bias)
+        )
 
     assert torch.autograd.gradcheck(run, (*draw(layout), *more), atol=1e-7)
 
@@ -128,7 +130,7 @@ def test_a_dense_bias_gets_the_gradient_of_its_scores() -> None:
     blocks = [torch.randn(2, n, n, dtype=torch.float64, generator=generator).requires_grad_() for n in (3, 2)]
 
     def run(*blocks: Tensor) -> Tensor:
-        return REFERENCE.run(*tensors, Call(layout=layout, scale=0.7, bias=Dense(blocks=blocks)))
+        return REFERENCE.run(*tensors, AttentionArgs(layout=layout, scale=0.7, bias=DenseBias(blocks=blocks)))
 
     assert torch.autograd.gradcheck(run, blocks, atol=1e-7)
 
@@ -144,7 +146,7 @@ def test_a_query_without_a_key_gives_zeros_and_finite_gradients(backend: str) ->
     blocks[2][:, 1] = -math.inf
     for block in blocks:
         block.requires_grad_()
-    out = attend(q, k, v, layout, scale=0.5, causal=True, bias=Dense(blocks=tuple(blocks)), backend=backend)
+    out = attend(q, k, v, layout, scale=0.5, causal=True, bias=DenseBias(blocks=tuple(blocks)), backend=backend)
     lonely = [0, 1, 4, 5, 7]
     assert out[lonely].eq(0).all() and out[[2, 3, 6, 8]].ne(0).all()
     grads = torch.autograd.grad(out.sum(), [q, k, v, *blocks], allow_unused=True)
@@ -159,7 +161,7 @@ def test_a_constant_added_to_all_scores_changes_nothing(backend: str, constant: 
     tensors = draw(layout)
     table = torch.zeros(2, 7, dtype=torch.float64)
     plain, shifted = (
-        attend(*tensors, layout, scale=0.5, causal=True, bias=Distance(table=each), backend=backend)
+        attend(*tensors, layout, scale=0.5, causal=True, bias=RelativeBias(table=each), backend=backend)
         for each in (table, table + constant)
     )
     torch.testing.assert_close(plain, shifted, atol=4 * abs(constant) * 2**-52, rtol=0)
@@ -186,10 +188,10 @@ def test_a_sequence_alone_equals_itself_in_company(backend: str, bias: str) -> N
     together = attend(q, k, v, layout, scale=0.5, causal=True, bias=given, backend=backend)
     for number, ((start, stop), (first, last)) in enumerate(zip(layout.queries, layout.keys, strict=True)):
         mine = given
-        if isinstance(given, Dense):
-            mine = Dense(blocks=given.blocks[number : number + 1])
-        elif isinstance(given, Distance) and given.table.ndim == 3:
-            mine = Distance(table=given.table[start:stop])
+        if isinstance(given, DenseBias):
+            mine = DenseBias(blocks=given.blocks[number : number + 1])
+        elif isinstance(given, RelativeBias) and given.table.ndim == 3:
+            mine = RelativeBias(table=given.table[start:stop])
         own = layout_of([stop - start], [last - first])
         alone = attend(
             q[start:stop], k[first:last], v[first:last], own, scale=0.5, causal=True, bias=mine, backend=backend
@@ -242,9 +244,9 @@ def test_a_layout_serves_inference_and_then_training(backend: str) -> None:
 # -- the choice -------------------------------------------------------------------------------------------
 
 
-def a_call(dropout: float = 0.0) -> tuple[Tensors, Call]:
+def a_call(dropout: float = 0.0) -> tuple[Tensors, AttentionArgs]:
     layout = layout_of(*RAGGED)
-    return draw(layout), Call(layout=layout, scale=0.5, dropout=dropout)
+    return draw(layout), AttentionArgs(layout=layout, scale=0.5, dropout=dropout)
 
 
 def picky(cannot: str = "", slow: str = "") -> Kernel:
@@ -256,7 +258,7 @@ def test_an_unknown_kernel_is_refused(given: str, hint: str) -> None:
     (q, k, v), call = a_call()
     known = ", ".join(kernel.name for kernel in (*KERNELS, REFERENCE))
     with pytest.raises(HeedfulError) as caught:
-        choose(q, k, v, call, given)
+        choose_kernel(q, k, v, call, given)
     assert str(caught.value) == f'there is no attention kernel "{given}"{hint}; known: auto, {known}'
 
 
@@ -270,7 +272,7 @@ def test_a_named_kernel_that_cannot_is_an_error(monkeypatch: pytest.MonkeyPatch)
     text = 'the attention kernel "picky" cannot take this call: it wants float8; use backend="auto"'
     with pytest.raises(HeedfulError, match=f"^{re.escape(text)}$"):
         attend(q, k, v, call.layout, scale=0.5, backend="picky")
-    assert choose(q, k, v, call) is REFERENCE
+    assert choose_kernel(q, k, v, call) is REFERENCE
     assert verdicts(explain(q, k, v, call)) == {"picky": "no: it wants float8", "reference": "taken"}
 
 
@@ -278,8 +280,8 @@ def test_a_slow_kernel_is_taken_only_by_its_name(monkeypatch: pytest.MonkeyPatch
     kernel = picky(slow="it sleeps")
     monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
     (q, k, v), call = a_call()
-    assert choose(q, k, v, call) is REFERENCE
-    assert choose(q, k, v, call, "picky") is kernel
+    assert choose_kernel(q, k, v, call) is REFERENCE
+    assert choose_kernel(q, k, v, call, "picky") is kernel
     assert verdicts(explain(q, k, v, call)) == {"picky": "no: it sleeps", "reference": "taken"}
 
 
@@ -287,7 +289,7 @@ def test_the_first_that_can_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = picky()
     monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
     (q, k, v), call = a_call()
-    assert choose(q, k, v, call) is kernel
+    assert choose_kernel(q, k, v, call) is kernel
     assert verdicts(explain(q, k, v, call)) == {"picky": "taken", "reference": "could, but one above is preferred"}
 
 
@@ -297,7 +299,7 @@ def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
     text = explain(q, k, v, call)
     said, names = verdicts(text), [kernel.name for kernel in (*KERNELS, REFERENCE)]
     assert list(said) == names and text.count("\n") == len(names) - 1
-    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose(q, k, v, call).name]
+    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose_kernel(q, k, v, call).name]
     assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in said.values())
 
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from heedful.csrc import Kernels
 from heedful.nn import cpu_ops as of
 from heedful.nn import native_attention as attending
-from heedful.nn.attend import attend_as, choose
-from heedful.nn.inference_linear import Panels, Rounded
+from heedful.nn.attend import attend_with, choose_kernel
+from heedful.nn.inference_linear import Int8Linear, NativeLinear
 from heedful.nn.layers import Mlp
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import AttentionArgs, Layout
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -38,7 +38,7 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def skip_without_half(native: Kernels, dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16 and not native.half:
+    if dtype == torch.bfloat16 and not native.has_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
 
 
@@ -60,8 +60,8 @@ def test_attention(
     else:
         rows = (sum(LENGTHS), sum(keys), sum(keys))
         given = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
-    call = Call(layout=layout, scale=width**-0.5, causal=causal, window=window)
-    assert choose(*given, call).name == "native"
+    call = AttentionArgs(layout=layout, scale=width**-0.5, causal=causal, window=window)
+    assert choose_kernel(*given, call).name == "native"
 
     def ran(how: Callable[..., Tensor], tensors: Any) -> list[Tensor]:
         mine = [each.detach().requires_grad_() for each in tensors]
@@ -70,7 +70,7 @@ def test_attention(
         return [out, *(each.grad for each in mine)]
 
     found = ran(attending.attention, given)
-    expected = ran(lambda *x: attend_as(*x, backend="reference"), [each.double() for each in given])
+    expected = ran(lambda *x: attend_with(*x, backend="reference"), [each.double() for each in given])
     most = FLOAT if dtype == torch.float32 else HALF
     assert max(off(x, y) for x, y in zip(found, expected, strict=True)) < most
 
@@ -82,7 +82,7 @@ def test_attention_hides_no_number_that_is_not_finite(
     native: Kernels, dtype: torch.dtype, part: str, value: float
 ) -> None:
     skip_without_half(native, dtype)
-    call = Call(layout=layout_of([20, 70]), scale=0.25)
+    call = AttentionArgs(layout=layout_of([20, 70]), scale=0.25)
     given = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
     given[part][5, 0, 3] = value
 
@@ -93,7 +93,7 @@ def test_attention_hides_no_number_that_is_not_finite(
         return [each.detach().isfinite() for each in (out, *(one.grad for one in mine)) if each is not None]
 
     found = ran(attending.attention, dtype)
-    expected = ran(lambda *x: attend_as(*x, backend="reference"), torch.float32)
+    expected = ran(lambda *x: attend_with(*x, backend="reference"), torch.float32)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
     assert not found[0].all() and found[0][20:].all()  # and the other sequence has nothing to do with it
@@ -101,7 +101,7 @@ def test_attention_hides_no_number_that_is_not_finite(
 
 def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
     layout = layout_of([40, 60])
-    call = Call(layout=layout, scale=0.2, dropout=0.3)
+    call = AttentionArgs(layout=layout, scale=0.2, dropout=0.3)
     given = [drawn(100, 2, 32, seed=n) for n in range(3)]
     weight = drawn(100, 2, 32, seed=7)
 
@@ -123,7 +123,9 @@ def test_what_is_dropped_is_a_share_p_and_the_mean_stays() -> None:
     ones, norm = torch.zeros(4000, 64), nn.LayerNorm(64)
     q = torch.zeros(4000, 1, 64)
     torch.manual_seed(1)
-    out = attending.attention(q, q, torch.ones(4000, 1, 64), Call(layout=layout_of([4000]), scale=1.0, dropout=0.25))
+    out = attending.attention(
+        q, q, torch.ones(4000, 1, 64), AttentionArgs(layout=layout_of([4000]), scale=1.0, dropout=0.25)
+    )
     assert float(out.mean()) == pytest.approx(1.0, abs=5e-3)
     seen = of.add_norm(ones, torch.ones(4000, 64), norm, 0.25)
     assert seen is not None
@@ -190,9 +192,9 @@ def test_laid_out_layers_answer_as_the_layer_does(native: Kernels, rows: int, ac
     expected = layer.double()(x.double())
     expected = expected if activation is None else F.gelu(expected)
     with torch.inference_mode():
-        assert off(Panels(layer.bfloat16(), activation)(x), expected) < HALF
-        exact = Rounded(layer.float(), activation)
-        assert (exact.panels is not None) == native.bytes
+        assert off(NativeLinear(layer.bfloat16(), activation)(x), expected) < HALF
+        exact = Int8Linear(layer.float(), activation)
+        assert (exact.panels is not None) == native.has_int8
         mine = exact(x)
         exact.panels = None
         assert off(mine, expected) < off(exact(x), expected) + 1e-3  # its steps are no coarser
@@ -201,17 +203,17 @@ def test_laid_out_layers_answer_as_the_layer_does(native: Kernels, rows: int, ac
 
 
 def test_whole_numbers_are_summed_exactly(native: Kernels) -> None:
-    if not native.bytes:
+    if not native.has_int8:
         pytest.skip("this processor does not multiply bytes")
     generator = torch.Generator().manual_seed(1)
     weight = torch.randint(-127, 128, (64, 1536), generator=generator, dtype=torch.int8)
     x = torch.randint(-100, 156, (9, 1536), generator=generator).float()
     x[:, 0], x[:, 1] = -100.0, 155.0  # each row's step is 1
-    made = of.Bytes.of(weight, torch.ones(64), None, gelu=False)
+    made = of.Int8Weight.of(weight, torch.ones(64), None, gelu=False)
     assert made is not None
-    assert torch.equal(made.product(x), (x.double() @ weight.double().t()).float())
+    assert torch.equal(made.linear(x), (x.double() @ weight.double().t()).float())
     level = torch.full((2, 1536), 3.0)
-    assert torch.equal(made.product(level), (level.double() @ weight.double().t()).float())
+    assert torch.equal(made.linear(level), (level.double() @ weight.double().t()).float())
 
 
 def test_gelu_and_its_gradient(native: Kernels) -> None:
@@ -241,7 +243,7 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
             x = drawn(sum(LENGTHS), 192).requires_grad_()
             with torch.autocast("cpu", torch.bfloat16):
                 q, k, v = attending.parts(x, 2)
-                mixed = attending.attention(q, k, v, Call(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
+                mixed = attending.attention(q, k, v, AttentionArgs(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
                 z = of.add_norm(x[:, :64], mlp(mixed), norm, 0.1)
             assert z is not None and x.grad is None
             z.square().sum().backward()
@@ -257,7 +259,7 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
 def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
     rows = drawn(5, 96).requires_grad_()
     q, k, v = attending.parts(rows, 2)
-    out = attending.attention(q, k, v, Call(layout=layout_of([5]), scale=1.0))
+    out = attending.attention(q, k, v, AttentionArgs(layout=layout_of([5]), scale=1.0))
     (one,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
     (other,) = torch.autograd.grad(sum((each * out.detach()).sum() for each in (q, k, v)), rows)  # three of their own
     assert one.shape == other.shape == rows.shape
@@ -276,9 +278,9 @@ def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
 def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
     q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
     spans = ((0, 3), (3, 6))
-    call = Call(layout=Layout(spans, change.get("keys", spans)), scale=change.get("scale", 1.0))
+    call = AttentionArgs(layout=Layout(spans, change.get("keys", spans)), scale=change.get("scale", 1.0))
     assert said in attending.cannot_attend(q, q, q, call)
-    assert choose(q, q, q, call).name != "native"
+    assert choose_kernel(q, q, q, call).name != "native"
 
 
 def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +288,7 @@ def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(library, "_found", lambda: "none today")
     q = drawn(6, 2, 32)
-    assert "none today" in attending.cannot_attend(q, q, q, Call(layout=layout_of([6]), scale=1.0))
+    assert "none today" in attending.cannot_attend(q, q, q, AttentionArgs(layout=layout_of([6]), scale=1.0))
     assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert of.Linear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"
@@ -340,12 +342,12 @@ def test_rows_in_bytes_hide_no_number_that_is_not_finite(native: Kernels, value:
 
 
 def test_whoever_asks_first(native: Kernels) -> None:
-    from heedful.csrc.check import wrong
+    from heedful.csrc.check import find_error
 
     with torch.autocast("cpu", torch.bfloat16):  # a model whose first product is the first to ask
-        assert wrong(native) == ""
+        assert find_error(native) == ""
     with torch.device("meta"):
-        assert wrong(native) == ""
+        assert find_error(native) == ""
 
 
 def test_defaults_of_the_caller_are_not_ours(native: Kernels) -> None:
@@ -383,9 +385,9 @@ def test_a_second_derivative_is_refused(native: Kernels) -> None:
 
 def test_an_empty_sequence_between_hides_no_keys_that_several_have() -> None:
     q = torch.zeros(8, 2, 32)
-    call = Call(layout=Layout(((0, 3), (3, 3), (3, 8)), ((0, 6), (2, 2), (3, 8))), scale=1.0)
+    call = AttentionArgs(layout=Layout(((0, 3), (3, 3), (3, 8)), ((0, 6), (2, 2), (3, 8))), scale=1.0)
     assert "same keys" in attending.cannot_attend(q, q, q, call)
-    assert choose(q, q, q, call).name != "native"
+    assert choose_kernel(q, q, q, call).name != "native"
 
 
 @pytest.mark.parametrize("level", [0.0, 300.0, 1e4, 1e6])

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heedful.nn import attend as attend_module
 from heedful.nn import cuda, kernels
-from heedful.nn.attend import REFERENCE, choose, explain
-from heedful.nn.cuda_attention import CUDA, TILE, tiles_of
-from heedful.nn.layout import Call, Distance, Layout
+from heedful.nn.attend import REFERENCE, choose_kernel, explain
+from heedful.nn.cuda_attention import CUDA, TILE, make_tiles
+from heedful.nn.layout import AttentionArgs, Layout, RelativeBias
 from tests.nn import test_kernels as grid
 from tests.nn.test_kernels import LENGTHS, draw, draw_bias, layout_of, outcome, worst
 
@@ -59,7 +59,7 @@ def test_flash_is_told_what_the_reference_computes(
     layout = layout_of(*lengths)
     tensors = draw(layout)
     for causal, window in WINDOWS if layout.rows < 100 else WINDOWS[3:4]:
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window)
         assert worst(outcome(FLASH, tensors, [], call), outcome(REFERENCE, tensors, [], call)) <= 1e-12
 
 
@@ -69,7 +69,7 @@ def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
     shapes = [(37, 4, 64), (40, 4, 64), (40, 4, 64)]
     q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
     for causal, window in WINDOWS:
-        out = FLASH.run(q, k, v, Call(layout=layout, scale=0.1, causal=causal, window=window, dropout=0.1))
+        out = FLASH.run(q, k, v, AttentionArgs(layout=layout, scale=0.1, causal=causal, window=window, dropout=0.1))
         gradients = torch.autograd.grad(out.sum(), [q, k, v])
         assert [out.shape, *(each.shape for each in gradients)] == [q.shape, q.shape, k.shape, v.shape]
 
@@ -80,7 +80,7 @@ def test_grouped_equals_the_reference(bias: str) -> None:
         layout = layout_of(*lengths)
         tensors, (given, trained) = draw(layout), draw_bias(bias, layout)
         for causal, window in WINDOWS[:1] + WINDOWS[3:4]:
-            call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+            call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
             truth = outcome(REFERENCE, tensors, trained, call)
             assert worst(outcome(GROUPED, tensors, trained, call), truth) <= 1e-12, (lengths, causal, window)
 
@@ -101,9 +101,9 @@ def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -
     for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
         layout = layout_of(*LENGTHS[name])
         tensors, (given, _) = [each.detach() for each in draw(layout)], draw_bias(bias, layout)
-        if isinstance(given, Distance):
-            given = Distance(table=given.table.detach())
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        if isinstance(given, RelativeBias):
+            given = RelativeBias(table=given.table.detach())
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
         assert worst([FLEX.run(*tensors, call)], [REFERENCE.run(*tensors, call)]) <= 1e-6, name
 
 
@@ -113,7 +113,7 @@ def test_tiles_hold_every_pair_that_counts_and_no_others() -> None:
     for keys in (spans, tuple((start + 40, stop + 40) for start, stop in spans)):
         layout = Layout(spans, keys)
         q, k = torch.zeros(sum(lengths), 1, 16), torch.zeros(keys[-1][1], 1, 16)
-        tiles = tiles_of(Call(layout=layout, scale=1.0), q, k)
+        tiles = make_tiles(AttentionArgs(layout=layout, scale=1.0), q, k)
         computed = tiles.mask.to_dense()[0, 0].bool()
         rows, columns = (torch.arange(len(each)) for each in (q, k))
         zero = torch.tensor(0)
@@ -139,8 +139,8 @@ def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.empty(40, 4, width, device="cuda", dtype=dtype)
             for width, dtype in ((64, torch.bfloat16), (64, torch.float32), (68, torch.bfloat16))
         )
-        table = Distance(table=torch.empty(4, 9, device="cuda"))
-        values = Distance(table=table.table, values=torch.empty(9, 64, device="cuda"))
+        table = RelativeBias(table=torch.empty(4, 9, device="cuda"))
+        values = RelativeBias(table=table.table, values=torch.empty(9, 64, device="cuda"))
     for q, bias, dropout, first, name in (
         (halves, None, 0.0, "", "varlen"),
         (halves, None, 0.1, "", "flash"),
@@ -153,8 +153,8 @@ def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         (singles, None, 0.0, "", "grouped"),
         (singles, None, 0.1, "", "grouped"),
     ):
-        call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout, first=first)
-        assert choose(q, q, q, call).name == name, (name, explain(q, q, q, call))
+        call = AttentionArgs(layout=layout, scale=1.0, bias=bias, dropout=dropout, preferred=first)
+        assert choose_kernel(q, q, q, call).name == name, (name, explain(q, q, q, call))
 
 
 def test_keys_that_belong_to_no_sequence_are_refused() -> None:
@@ -163,12 +163,12 @@ def test_keys_that_belong_to_no_sequence_are_refused() -> None:
     reason = "its key rows must follow each other without a gap, and all belong to a sequence"
     for keys in (((0, 20), (20, 40)), ((0, 20), (30, 50)), ((10, 30), (30, 50))):
         layout = Layout(((0, 20), (20, 40)), keys)
-        assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == reason
-        call = Call(layout=layout, scale=1.0)
-        assert VARLEN.cannot(q, k, k, call) == reason and choose(q, k, k, call).name == "grouped"
+        assert FLASH.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0, dropout=0.1)) == reason
+        call = AttentionArgs(layout=layout, scale=1.0)
+        assert VARLEN.cannot(q, k, k, call) == reason and choose_kernel(q, k, k, call).name == "grouped"
     layout = layout_of([20, 20], [20, 30])
-    assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == ""
-    assert VARLEN.cannot(q, k, k, Call(layout=layout, scale=1.0)) == ""
+    assert FLASH.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0, dropout=0.1)) == ""
+    assert VARLEN.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0)) == ""
 
 
 def test_values_of_another_width_are_left_to_blocks() -> None:
@@ -176,8 +176,8 @@ def test_values_of_another_width_are_left_to_blocks() -> None:
     with FakeTensorMode():
         q, v = (torch.empty(40, 4, width, device="cuda", dtype=torch.bfloat16) for width in (64, 32))
     for dropout, first in ((0.0, ""), (0.1, ""), (0.0, "flex")):
-        call = Call(layout=layout, scale=1.0, dropout=dropout, first=first)
-        assert choose(q, q, v, call).name == "grouped", explain(q, q, v, call)
+        call = AttentionArgs(layout=layout, scale=1.0, dropout=dropout, preferred=first)
+        assert choose_kernel(q, q, v, call).name == "grouped", explain(q, q, v, call)
     assert VARLEN.cannot(q, q, v, call) == "its values are as wide as its keys, and these are 32 and 64 wide"
 
 
@@ -190,10 +190,10 @@ def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.Monk
 def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of([20, 20], [20, 20])
     q = torch.zeros(40, 4, 64)
-    for bias, dropout in product((None, Distance(table=torch.zeros(4, 9))), (0.0, 0.1)):
-        call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout)
-        before = choose(q, q, q, call).name
+    for bias, dropout in product((None, RelativeBias(table=torch.zeros(4, 9))), (0.0, 0.1)):
+        call = AttentionArgs(layout=layout, scale=1.0, bias=bias, dropout=dropout)
+        before = choose_kernel(q, q, q, call).name
         with monkeypatch.context() as patch:
             patch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
-            assert choose(q, q, q, call).name == before
+            assert choose_kernel(q, q, q, call).name == before
             assert explain(q, q, q, call).count("it runs on CUDA only") == 4

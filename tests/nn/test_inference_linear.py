@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.nn import linear as module
-from heedful.nn.inference_linear import FUSED, Laid, Rounded, cannot_lay, rounded
+from heedful.nn.inference_linear import FUSED, Int8Linear, OneDnnLinear, cannot_use_onednn, quantize_rows
 
 SIZES = [(1, 8, 5), (3, 48, 32), (70, 32, 96), (1000, 64, 48)]  # rows, width, out
-laid_here = pytest.mark.skipif(bool(cannot_lay(torch.float32)), reason=cannot_lay(torch.float32))
+laid_here = pytest.mark.skipif(bool(cannot_use_onednn(torch.float32)), reason=cannot_use_onednn(torch.float32))
 
 
 def layer(width: int, out: int, *, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -28,18 +28,18 @@ def test_laid_is_the_same_function(rows: int, width: int, out: int, bias: bool, 
     plain, x = layer(width, out, bias=bias), torch.randn(rows, width)
     after = {None: lambda y: y, "gelu": F.gelu, "relu": F.relu}[activation]
     with torch.inference_mode():
-        torch.testing.assert_close(Laid(plain, activation)(x), after(plain(x)), rtol=1e-5, atol=1e-5)
-        assert Laid(plain)(x[:0]).shape == (0, out)
-        assert Laid(plain)(x.view(1, rows, width)).shape == (1, rows, out)
+        torch.testing.assert_close(OneDnnLinear(plain, activation)(x), after(plain(x)), rtol=1e-5, atol=1e-5)
+        assert OneDnnLinear(plain)(x[:0]).shape == (0, out)
+        assert OneDnnLinear(plain)(x.view(1, rows, width)).shape == (1, rows, out)
 
 
-@pytest.mark.skipif(bool(cannot_lay(torch.bfloat16)), reason=cannot_lay(torch.bfloat16))
+@pytest.mark.skipif(bool(cannot_use_onednn(torch.bfloat16)), reason=cannot_use_onednn(torch.bfloat16))
 def test_laid_in_bfloat16_rounds_no_more_than_pytorch() -> None:
     exact, x = layer(64, 48), torch.randn(200, 64)
     half, rows = layer(64, 48, dtype=torch.bfloat16), x.bfloat16()
     half.load_state_dict(exact.state_dict())
     with torch.inference_mode():
-        off, usual = ((y.float() - exact(x)).abs().mean() for y in (Laid(half)(rows), half(rows)))
+        off, usual = ((y.float() - exact(x)).abs().mean() for y in (OneDnnLinear(half)(rows), half(rows)))
     assert off <= 1.1 * usual
 
 
@@ -47,22 +47,24 @@ def test_laid_in_bfloat16_rounds_no_more_than_pytorch() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_laid_gives_its_weights_back(bias: bool) -> None:
     plain = layer(48, 32, bias=bias)
-    parts = Laid(plain).parts()
+    parts = OneDnnLinear(plain).parts()
     assert parts.keys() == dict(plain.named_parameters()).keys()
     assert all(torch.equal(parts[name], each) for name, each in plain.named_parameters())
 
 
 def test_what_cannot_be_laid_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cannot_lay(torch.float64) == "it computes in float32 and bfloat16, not in torch.float64"
+    assert cannot_use_onednn(torch.float64) == "it computes in float32 and bfloat16, not in torch.float64"
     monkeypatch.setattr(module, "_operators", lambda: object())
-    assert "computes no such products here: 'object' object has no attribute '_reorder" in cannot_lay(torch.float32)
+    assert "computes no such products here: 'object' object has no attribute '_reorder" in cannot_use_onednn(
+        torch.float32
+    )
 
     class Wrong:
         _reorder_linear_weight = staticmethod(lambda weight, rows: weight)
         _linear_pointwise = staticmethod(lambda x, weight, bias, name, more, algorithm: x @ weight.t())
 
     monkeypatch.setattr(module, "_operators", Wrong)
-    assert "its products are off by " in cannot_lay(torch.float32)
+    assert "its products are off by " in cannot_use_onednn(torch.float32)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -78,14 +80,14 @@ def test_rounded_is_the_formula_in_whole_numbers(rows: int, width: int, out: int
     (left, left_scale), (right, right_scale) = whole(x), whole(plain.weight)
     expected = (left @ right.T) * left_scale * right_scale.T + (plain.bias.numpy() if bias else 0)
     with torch.inference_mode():
-        found = Rounded(plain)(x)
+        found = Int8Linear(plain)(x)
         torch.testing.assert_close(found.numpy(), expected.astype(np.float32), rtol=1e-5, atol=1e-5)
         off = (found - plain(x)).square().mean().sqrt() / plain(x).std()
     assert 0 < off < 0.02
 
 
 def test_a_rounded_row_depends_on_itself_alone() -> None:
-    layer8, x = Rounded(layer(32, 24)), torch.randn(40, 32)
+    layer8, x = Int8Linear(layer(32, 24)), torch.randn(40, 32)
     x[3], x[7] = 0, 1e4
     with torch.inference_mode():
         together = layer8(x)
@@ -94,5 +96,5 @@ def test_a_rounded_row_depends_on_itself_alone() -> None:
         assert torch.equal(together[3], layer8.bias)
         assert layer8(x[:0]).shape == (0, 24)
         assert layer8(x.bfloat16()).dtype == torch.bfloat16
-    numbers, scale = rounded(x)
+    numbers, scale = quantize_rows(x)
     assert numbers.abs().max() == 127 and (numbers * scale - x).abs().max() <= 0.51 * scale.max()

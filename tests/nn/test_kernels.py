@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.nn.attend import REFERENCE, attend, choose
+from heedful.nn.attend import REFERENCE, attend, choose_kernel
 from heedful.nn.dropout import STEPS
-from heedful.nn.kernels import KERNELS, best_fit, shared
-from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
+from heedful.nn.kernels import KERNELS, best_fit, share_lines
+from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
 OTHERS = ("varlen", "lined", "native")  # tested beside; native: in test_native.py
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
@@ -62,16 +62,16 @@ def draw_bias(kind: str, layout: Layout, dtype: torch.dtype = torch.float64) -> 
     if kind in ("table", "rows"):
         first = (layout.rows,) if kind == "rows" else ()
         table = normal(*first, HEADS, 2 * REACH + 1).requires_grad_()
-        return Distance(table=table), [table]
+        return RelativeBias(table=table), [table]
     blocks = []
     for n, m in layout.sizes():
         block = normal(HEADS, n, m).masked_fill_(torch.rand(n, m, generator=generator) < 0.3, -math.inf)
         block[:, 1:2], block[:, :, 2:3] = -math.inf, -math.inf  # a query that sees nothing, a key that nobody sees
         blocks.append(block.requires_grad_())
-    return Dense(blocks=tuple(blocks)), blocks
+    return DenseBias(blocks=tuple(blocks)), blocks
 
 
-def outcome(kernel: Any, tensors: list[Tensor], trained: list[Tensor], call: Call) -> list[Tensor]:
+def outcome(kernel: Any, tensors: list[Tensor], trained: list[Tensor], call: AttentionArgs) -> list[Tensor]:
     """The output, and the gradients of q, k, v and the bias for some fixed gradient of the output."""
     out = kernel.run(*tensors, call)
     generator = torch.Generator().manual_seed(2)
@@ -99,7 +99,7 @@ def test_every_kernel_equals_the_reference(lengths: tuple[list[int], list[int]],
     for causal, window in product([False, True], [None, 0, 3, 1000]):
         layout = layout_of(*lengths)
         tensors, (given, trained) = draw(layout), draw_bias(bias, layout)
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
         truth = outcome(REFERENCE, tensors, trained, call)
         for kernel in CPU_KERNELS:
             error = worst(outcome(kernel, tensors, trained, call), truth)
@@ -112,8 +112,8 @@ def test_values_of_another_width_than_keys(kernel: Any, width: int) -> None:
     layout, generator = layout_of([6], [11]), torch.Generator().manual_seed(0)
     shapes = ((6, HEADS, 32), (11, HEADS, 32), (11, HEADS, width))
     tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-    call = Call(layout=layout, scale=0.3)
-    taken = choose(*tensors, call) if kernel is None else kernel
+    call = AttentionArgs(layout=layout, scale=0.3)
+    taken = choose_kernel(*tensors, call) if kernel is None else kernel
     if reason := taken.cannot(*tensors, call):
         assert taken.name in ("native", "varlen") and ("CUDA" in reason or "values" in reason or "no kernels" in reason)
         return
@@ -127,7 +127,7 @@ def test_a_layout_keeps_the_plans_of_its_calls_apart(kernel: Any) -> None:
         [torch.float64, torch.float32], ["none", "table", "rows", "dense"], [False, True], [None, 3]
     ):
         tensors, (given, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
         truth = outcome(REFERENCE, tensors, trained, call)
         error = worst(outcome(kernel, tensors, trained, call), truth)
         assert error <= (1e-12 if dtype == torch.float64 else 2e-6), (dtype, bias, causal, window, error)
@@ -139,12 +139,12 @@ def in_double(tensors: list[Tensor], given: Bias | None) -> tuple[list[Tensor], 
     match given:
         case None:
             return exact, None, []
-        case Distance(table=table):
+        case RelativeBias(table=table):
             table = table.detach().double().requires_grad_()
-            return exact, Distance(table=table), [table]
-        case Dense(blocks=blocks):
+            return exact, RelativeBias(table=table), [table]
+        case DenseBias(blocks=blocks):
             blocks = tuple(block.detach().double().requires_grad_() for block in blocks)
-            return exact, Dense(blocks=blocks), list(blocks)
+            return exact, DenseBias(blocks=blocks), list(blocks)
 
 
 MIXED = ([300, 20, 7, 64, 70, 0, 1], [300, 20, 9, 64, 70, 4, 0])
@@ -159,8 +159,10 @@ def test_kernels_in_lower_precision(kernel: Any, dtype: torch.dtype, causal: boo
     layout = layout_of(*MIXED)
     tensors, (given, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
     exact, exact_bias, exact_trained = in_double(tensors, given)
-    truth = outcome(REFERENCE, exact, exact_trained, Call(layout=layout, scale=0.3, causal=causal, bias=exact_bias))
-    call = Call(layout=layout, scale=0.3, causal=causal, bias=given)
+    truth = outcome(
+        REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=exact_bias)
+    )
+    call = AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=given)
     allowed = 2e-6 if dtype == torch.float32 else 2 * worst(outcome(REFERENCE, tensors, trained, call), truth)
     result = outcome(kernel, tensors, trained, call)
     assert {each.dtype for each in result} == {dtype}
@@ -169,7 +171,7 @@ def test_kernels_in_lower_precision(kernel: Any, dtype: torch.dtype, causal: boo
 
 # -- dropout ----------------------------------------------------------------------------------------------
 
-NOTHING, DROPOUT = torch.zeros(0, 1, 1), Call(layout=layout_of([], []), scale=1.0, dropout=0.5)
+NOTHING, DROPOUT = torch.zeros(0, 1, 1), AttentionArgs(layout=layout_of([], []), scale=1.0, dropout=0.5)
 DROPPING = [kernel for kernel in (*CPU_KERNELS, REFERENCE) if not kernel.cannot(NOTHING, NOTHING, NOTHING, DROPOUT)]
 
 
@@ -188,9 +190,9 @@ def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None
     q = torch.randn(layout.rows, 4, width, dtype=torch.float64).requires_grad_()
     k = torch.randn(layout.keys[-1][1], 4, width, dtype=torch.float64).requires_grad_()
     v = reveal(layout, width)
-    given = Distance(table=torch.randn(4, 7, dtype=torch.float64)) if bias == "table" else None
-    weights = REFERENCE.run(q, k, v, Call(layout=layout, scale=0.2, bias=given))
-    out = kernel.run(q, k, v, Call(layout=layout, scale=0.2, bias=given, dropout=p))
+    given = RelativeBias(table=torch.randn(4, 7, dtype=torch.float64)) if bias == "table" else None
+    weights = REFERENCE.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=given))
+    out = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=given, dropout=p))
 
     kept = out.detach() != 0
     expected = torch.where(kept, weights / (1 - p), 0.0)
@@ -218,7 +220,7 @@ def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None
 @pytest.mark.parametrize("kernel", DROPPING, ids=lambda kernel: kernel.name)
 def test_the_global_seed_decides_what_is_dropped(kernel: Any) -> None:
     layout = layout_of([20, 70], [20, 70])
-    tensors, call = draw(layout), Call(layout=layout, scale=0.3, dropout=0.5)
+    tensors, call = draw(layout), AttentionArgs(layout=layout, scale=0.3, dropout=0.5)
     outs = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -257,7 +259,7 @@ def test_blocks_hold_every_sequence_once_and_keep_to_their_budget(
     sizes: list[tuple[int, int | None]], budget: int
 ) -> None:
     layout = layout_of([n for n, _ in sizes], [n if m is None else m for n, m in sizes])
-    blocks = list(shared(layout, budget=budget))
+    blocks = list(share_lines(layout, budget=budget))
     assert sorted(number for lines in blocks for line in lines for number in line) == list(range(len(sizes)))
     for lines in blocks:
         n, m = (
@@ -277,7 +279,7 @@ def test_varlen_equals_the_reference() -> None:
     for lengths, causal, window in product(LENGTHS.values(), [False, True], [None, 0, 3, 1000]):
         layout = layout_of(*lengths)
         tensors = draw(layout, torch.bfloat16, "cuda")
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window)
         truth = outcome(REFERENCE, in_double(tensors, None)[0], [], call)
         allowed = 2 * worst(outcome(REFERENCE, tensors, [], call), truth) + 2**-9  # it rounds its weights as well
         (varlen,) = (kernel for kernel in KERNELS if kernel.name == "varlen")
@@ -302,8 +304,8 @@ def test_lined_equals_the_reference(bias: str) -> None:
         shapes = [(3 * queries, HEADS, WIDTH), (50, HEADS, WIDTH), (50, HEADS, WIDTH)]
         tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
         given, trained = draw_bias(bias, layout)
-        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
-        assert choose(*tensors, call).name == "lined"
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        assert choose_kernel(*tensors, call).name == "lined"
         (lined,) = (kernel for kernel in KERNELS if kernel.name == "lined")
         assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12
 
@@ -323,7 +325,7 @@ def test_when_keys_are_not_in_lines() -> None:
 def test_keys_that_several_sequences_share_have_their_gradients_summed() -> None:
     layout = Layout(((0, 2), (2, 4)), ((0, 3), (0, 3)))
     tensors = [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64).requires_grad_() for rows in (4, 3, 3)]
-    call = Call(layout=layout, scale=0.3)
+    call = AttentionArgs(layout=layout, scale=0.3)
     truth = outcome(REFERENCE, tensors, [], call)
     for kernel in CPU_KERNELS:
         assert worst(outcome(kernel, tensors, [], call), truth) <= 1e-12

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from heedful.nn.layers import ACTIVATIONS, Mlp, make_norm, means
+from heedful.nn.layers import ACTIVATIONS, Mlp, make_norm, segment_means
 
 
 def test_both_gelus() -> None:
@@ -33,7 +33,7 @@ def test_other_activations() -> None:
 def test_means_are_added_up_in_float32_at_least(power: float, dtype: torch.dtype) -> None:
     rows = (torch.rand(900, 3, generator=torch.Generator().manual_seed(2)) + 0.5).to(dtype).requires_grad_()
     owners, counts = torch.tensor([3] * 700 + [0] * 200), torch.tensor([200, 0, 0, 700])
-    found = means(rows, owners, counts, power)
+    found = segment_means(rows, owners, counts, power)
     sums = torch.stack([rows[700:].double().sum(0), torch.zeros(3), torch.zeros(3), rows[:700].double().sum(0)])
     exact = sums / counts.clamp(min=1).double()[:, None] ** power
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 0.0}[dtype]

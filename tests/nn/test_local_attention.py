@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
 from heedful.nn.local_attention import LocalPredictive, local_monotonic, restricted
-from heedful.nn.scores import Additive, Location, align, dot, read, scaled_dot, soft
+from heedful.nn.scores import Additive, Location, align, dot, scaled_dot, soft_weights, weighted_sum
 
 SELF = Layout.of([0, 3, 3, 10, 11])
 CROSS = Layout.of([0, 5, 7, 8], [0, 4, 4, 6])
@@ -113,7 +113,7 @@ def test_local_attention_of_luong(radius: int) -> None:
     wanted = torch.tensor(by_loops(q, k, v, places, radius, False), dtype=torch.float64)
     assert torch.allclose(monotonic, wanted, atol=1e-12)
     if radius == 9:
-        wide = read(soft(align(dot, q, k, CROSS)), v, CROSS)
+        wide = weighted_sum(soft_weights(align(dot, q, k, CROSS)), v, CROSS)
         assert torch.allclose(monotonic, wide, atol=1e-12), "all of the keys are near: local is global"
 
     local = LocalPredictive(dot, width=3, inner_width=2, radius=radius).double().requires_grad_(False)
@@ -137,7 +137,7 @@ def test_local_attention_of_luong(radius: int) -> None:
 def test_other_scores_look_through_the_same_window() -> None:
     q, k, v = draw(CROSS, 3)
     for score in (scaled_dot, Additive(width=3, key_width=3, inner_width=2).double()):
-        wide = read(soft(align(score, q, k, CROSS)), v, CROSS)
+        wide = weighted_sum(soft_weights(align(score, q, k, CROSS)), v, CROSS)
         assert torch.allclose(local_monotonic(score, q, k, v, CROSS, radius=9), wide, atol=1e-12)
 
 

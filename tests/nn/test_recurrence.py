@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from heedful.nn.recurrence import over_time
+from heedful.nn.recurrence import run_cells
 
 COUNTS = ([3, 2, 2, 1], [1], [4], [2, 2, 2], [5, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1])
 
@@ -31,7 +31,7 @@ def test_rows_and_gradients_are_those_of_torch(
     kind: type[nn.LSTM | nn.GRU], counts: list[int], layers: int, bidirectional: bool
 ) -> None:
     cells, x = made(kind, counts, layers, bidirectional=bidirectional)
-    mine, theirs = over_time(cells, x, counts), cells(PackedSequence(x, torch.tensor(counts)))[0].data
+    mine, theirs = run_cells(cells, x, counts), cells(PackedSequence(x, torch.tensor(counts)))[0].data
     assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
     learned, weights = [x, *cells.parameters()], torch.randn_like(mine)
     found, want = (torch.autograd.grad((rows * weights).sum(), learned) for rows in (mine, theirs))
@@ -44,18 +44,18 @@ def test_states_are_not_rounded(kind: type[nn.LSTM | nn.GRU]) -> None:
     cells, x = made(kind, [3, 2, 2, 1])
     cells, x = cells.float(), x.float()
     with torch.autocast("cpu", torch.bfloat16):
-        inside = over_time(cells, x, [3, 2, 2, 1])
-    assert inside.dtype == torch.float32 and torch.equal(inside, over_time(cells, x, [3, 2, 2, 1]))
+        inside = run_cells(cells, x, [3, 2, 2, 1])
+    assert inside.dtype == torch.float32 and torch.equal(inside, run_cells(cells, x, [3, 2, 2, 1]))
 
 
 def test_rows_are_dropped_between_layers_in_training_alone() -> None:
     cells = nn.LSTM(5, 7, 2, dropout=0.5)
     x = torch.randn(8, 5)
     torch.manual_seed(0)
-    first, second = over_time(cells, x, [3, 2, 2, 1]), over_time(cells, x, [3, 2, 2, 1])
+    first, second = run_cells(cells, x, [3, 2, 2, 1]), run_cells(cells, x, [3, 2, 2, 1])
     assert not torch.equal(first, second)
     cells.eval()
-    assert torch.equal(over_time(cells, x, [3, 2, 2, 1]), over_time(cells, x, [3, 2, 2, 1]))
+    assert torch.equal(run_cells(cells, x, [3, 2, 2, 1]), run_cells(cells, x, [3, 2, 2, 1]))
     assert torch.allclose(
-        over_time(cells, x, [3, 2, 2, 1]), cells(PackedSequence(x, torch.tensor([3, 2, 2, 1])))[0].data, atol=1e-6
+        run_cells(cells, x, [3, 2, 2, 1]), cells(PackedSequence(x, torch.tensor([3, 2, 2, 1])))[0].data, atol=1e-6
     )

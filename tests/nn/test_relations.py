@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from heedful.nn.attend import attend
-from heedful.nn.layout import Dense, Distance, Layout
+from heedful.nn.layout import DenseBias, Layout, RelativeBias
 from heedful.nn.positions import (
-    BucketRelation,
-    RotaryRelation,
-    ShawRelation,
-    TransformerXlRelation,
-    buckets,
+    BucketedPosition,
+    RotaryPosition,
+    ShawPosition,
+    TransformerXlPosition,
+    distance_buckets,
     sinusoid,
 )
 from heedful.packed import Packed
@@ -40,8 +40,8 @@ def test_7_buckets_are_the_published_ones() -> None:
     gaps = torch.tensor([-200, -128, -127, -64, -20, -16, -9, -8, -7, -1, 0, 1, 7, 8, 9, 16, 20, 64, 127, 128, 200])
     both = [15, 15, 15, 14, 10, 10, 8, 8, 7, 1, 0, 17, 23, 24, 24, 26, 26, 30, 31, 31, 31]
     causal = [31, 31, 31, 26, 17, 16, 9, 8, 7, 1, 0, *[0] * 10]
-    assert buckets(gaps, 32, 128, False).tolist() == both
-    assert buckets(gaps, 32, 128, True).tolist() == causal
+    assert distance_buckets(gaps, 32, 128, False).tolist() == both
+    assert distance_buckets(gaps, 32, 128, True).tolist() == causal
 
 
 @pytest.mark.parametrize(("count", "reach"), [(32, 128), (8, 14), (6, 20), (64, 300)])
@@ -49,25 +49,25 @@ def test_7_buckets_are_the_published_ones() -> None:
 def test_buckets_at_every_distance(count: int, reach: int, causal: bool) -> None:
     gaps = torch.arange(-400, 401)
     expected = T5Attention._relative_position_bucket(gaps, not causal, count, reach)
-    assert torch.equal(buckets(gaps, count, reach, causal), expected)
+    assert torch.equal(distance_buckets(gaps, count, reach, causal), expected)
 
 
 def test_bucket_scores_are_those_of_the_distance() -> None:
     batch, q, _, _ = made()
-    relation = BucketRelation(count=8, reach=6, heads=HEADS, causal=False).double()
+    relation = BucketedPosition(count=8, reach=6, heads=HEADS, causal=False).double()
     bias = relation.bias(q, relation.prepare(batch, q, keep=True), 1.0)
     for gap in range(-8, 9):
         place = max(-bias.reach, min(bias.reach, gap)) + bias.reach
-        expected = relation.table.weight[buckets(torch.tensor(gap), 8, 6, False)]
+        expected = relation.table.weight[distance_buckets(torch.tensor(gap), 8, 6, False)]
         assert torch.equal(bias.table[:, place], expected)
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     batch, q, k, _ = made()
-    relation = RotaryRelation(base=100.0)
-    turned = relation.turn(q, k, relation.prepare(batch, q, keep=True))
+    relation = RotaryPosition(base=100.0)
+    turned = relation.rotate(q, k, relation.prepare(batch, q, keep=True))
     moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
-    again = relation.turn(q, k, relation.prepare(moved, q, keep=True))
+    again = relation.rotate(q, k, relation.prepare(moved, q, keep=True))
     for span in batch.spans():
         one, other = (torch.einsum("ihd,jhd->hij", x[span], y[span]) for x, y in (turned, again))
         assert (one - other).abs().max() < 1e-12
@@ -85,7 +85,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 def test_17_shaw(values: bool, backend: str, reach: int) -> None:
     """Clipped distances: 2 k + 1 vectors, one table for keys and one for values, in each layer."""
     batch, q, k, v = made()
-    relation = ShawRelation(reach=reach, width=WIDTH, values=values).double()
+    relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()
     assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
     bias = relation.bias(q, relation.prepare(batch, q, keep=True), 0.4)
     found = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
@@ -104,7 +104,7 @@ def test_17_shaw(values: bool, backend: str, reach: int) -> None:
 def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
     """(q + u) k + (q + w) R p + (q + s) e, the same for rows in order and for rows with a mask of their own."""
     batch, q, k, v = made(types=True)
-    relation = TransformerXlRelation(width=8, heads=HEADS, head_width=WIDTH, reach=reach, dropout=0.0).double()
+    relation = TransformerXlPosition(width=8, heads=HEADS, head_width=WIDTH, reach=reach, dropout=0.0).double()
     for weight in relation.parameters():
         torch.nn.init.normal_(weight)
     sees = [torch.rand(length, length) < 0.6 for length in LENGTHS]
@@ -114,13 +114,13 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
             positions=batch.positions,
             types=batch.types,
             bounds=batch.bounds,
-            keys=LENGTHS,
-            sees=tuple(each | torch.eye(len(each), dtype=torch.bool) for each in sees),
+            key_lengths=LENGTHS,
+            visibility=tuple(each | torch.eye(len(each), dtype=torch.bool) for each in sees),
         )
     prepared = relation.prepare(batch, q, keep=True)
     bias = relation.bias(q, prepared, 0.3)
-    assert isinstance(bias, Dense if two_streams else Distance)
-    turned = relation.turn(q, k, prepared)
+    assert isinstance(bias, DenseBias if two_streams else RelativeBias)
+    turned = relation.rotate(q, k, prepared)
     found = attend(*turned, v, Layout.within(batch), scale=0.3, bias=bias)
     for number, (start, stop) in enumerate(Layout.within(batch).queries):
         for i in range(start, stop):
@@ -135,6 +135,6 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
                     score = score + (q[i, h] + relation.place_bias[h]) @ place
                     scores.append(0.3 * (score + (q[i, h] + relation.type_bias[h]) @ segment))
                 stacked = torch.stack(scores)
-                if batch.sees is not None:
-                    stacked = stacked.masked_fill(~batch.sees[number][i - start], -torch.inf)
+                if batch.visibility is not None:
+                    stacked = stacked.masked_fill(~batch.visibility[number][i - start], -torch.inf)
                 assert (found[i, h] - stacked.softmax(0) @ v[start:stop, h]).abs().max() < 1e-12

@@ -20,14 +20,14 @@ from heedful.nn.scores import (
     align,
     cosine,
     dot,
-    drawn,
-    hard,
-    masks,
-    moved,
-    read,
+    hard_weights,
     reinforce,
+    sample_weights,
     scaled_dot,
-    soft,
+    soft_weights,
+    update_baseline,
+    visible_pairs,
+    weighted_sum,
 )
 
 WIDTH = 3
@@ -87,8 +87,8 @@ def test_trap_15_each_score_is_its_formula(name: str) -> None:
     """Also with masks: a causal one leaves query 0 of 3 x 4 the keys 0 and 1, and nothing of what it may not see."""
     score, (q, k, v) = SCORES[name](), draw()
     for causal in (False, True):
-        sees = masks(LAYOUT, causal=causal)
-        out = read(soft(align(score, q, k, LAYOUT), sees), v, LAYOUT)
+        sees = visible_pairs(LAYOUT, causal=causal)
+        out = weighted_sum(soft_weights(align(score, q, k, LAYOUT), sees), v, LAYOUT)
         for (start, stop), (first, last) in zip(LAYOUT.queries, LAYOUT.keys, strict=True):
             n, m = stop - start, last - first
             for i in range(n):
@@ -113,7 +113,7 @@ def test_trap_15_how_scores_are_related() -> None:
     assert torch.equal(location(q, k[:4]), location(q, 9 + k[:4]))
     with pytest.raises(HeedfulError, match="a sequence has 7 keys, but location scores know 5 places: make them with"):
         location(q, k)
-    blocks = soft((location(q, k[:4]),))
+    blocks = soft_weights((location(q, k[:4]),))
     assert torch.allclose(blocks[0].sum(-1), torch.ones(6).double(), atol=1e-12)
 
 
@@ -123,66 +123,66 @@ def test_gradients_and_permuted_keys(name: str) -> None:
     parameters = list(score.requires_grad_().parameters()) if isinstance(score, nn.Module) else []
 
     def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
-        return read(soft(align(score, q, k, LAYOUT), masks(LAYOUT, causal=True)), v, LAYOUT)
+        return weighted_sum(soft_weights(align(score, q, k, LAYOUT), visible_pairs(LAYOUT, causal=True)), v, LAYOUT)
 
     assert torch.autograd.gradcheck(run, (q, k, v, *parameters), fast_mode=True)
     order = torch.tensor([2, 0, 3, 1, 4, 5, 6])  # of the keys of the first sequence
-    same = read(soft(align(score, q, k[order], LAYOUT)), v[order], LAYOUT) - read(
-        soft(align(score, q, k, LAYOUT)), v, LAYOUT
+    same = weighted_sum(soft_weights(align(score, q, k[order], LAYOUT)), v[order], LAYOUT) - weighted_sum(
+        soft_weights(align(score, q, k, LAYOUT)), v, LAYOUT
     )
     assert (same.abs().max() < 1e-12) == (name != "location"), "which alone knows places"
 
 
 def test_scaled_products_are_what_attend_computes() -> None:
     q, k, v = draw()
-    ours = read(soft(align(scaled_dot, q, k, LAYOUT), masks(LAYOUT, window=1)), v, LAYOUT)
+    ours = weighted_sum(soft_weights(align(scaled_dot, q, k, LAYOUT), visible_pairs(LAYOUT, window=1)), v, LAYOUT)
     theirs = attend(q[:, None], k[:, None], v[:, None], LAYOUT, scale=WIDTH**-0.5, window=1)[:, 0]
     assert torch.allclose(ours, theirs, atol=1e-12)
 
 
 def test_trap_16_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
     q, k, v = (each.requires_grad_() for each in draw())
-    sees = masks(LAYOUT, causal=True)
-    chosen = hard(align(dot, q, k, LAYOUT), sees)
+    sees = visible_pairs(LAYOUT, causal=True)
+    chosen = hard_weights(align(dot, q, k, LAYOUT), sees)
     for block, scores, mask in zip(chosen, align(dot, q, k, LAYOUT), sees, strict=True):
         for row, numbers, may in zip(block.tolist(), scores.tolist(), mask.tolist(), strict=True):
             best = max((number for number, can in zip(numbers, may, strict=True) if can), default=None)
             assert row == [float(number == best) for number in numbers]
-    assert (read(chosen, v, LAYOUT)[3:5] == 0).all()
+    assert (weighted_sum(chosen, v, LAYOUT)[3:5] == 0).all()
     with torch.no_grad():
         values = v.detach()
     gradients = [
-        torch.autograd.grad(read(how(align(dot, q, k, LAYOUT), sees), values, LAYOUT).sum(), (q, k))
-        for how in (hard, soft)
+        torch.autograd.grad(weighted_sum(how(align(dot, q, k, LAYOUT), sees), values, LAYOUT).sum(), (q, k))
+        for how in (hard_weights, soft_weights)
     ]
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     with pytest.raises(HeedfulError, match=r"the masks have the shapes .*, but the scores .*: give one for each pair"):
-        soft(align(dot, q, k, LAYOUT), sees[1:])
+        soft_weights(align(dot, q, k, LAYOUT), sees[1:])
 
 
 def test_drawn_keys_and_their_estimator() -> None:
     """The mean gradient of REINFORCE over all that may be drawn is that of the expected loss, whatever the baseline."""
     q, k, _ = (each.requires_grad_() for each in draw())
     layout, losses = Layout.of([0, 1], [0, 4]), torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
-    (shares,) = soft(align(dot, q[:1], k[:4], layout))
+    (shares,) = soft_weights(align(dot, q[:1], k[:4], layout))
     (wanted,) = torch.autograd.grad((shares[0] * losses).sum(), q)
     for baseline in (0.0, 5.0):
-        (shares,) = soft(align(dot, q[:1], k[:4], layout))
+        (shares,) = soft_weights(align(dot, q[:1], k[:4], layout))
         (one,) = shares
         each = [one[j].item() * reinforce(one[j].log()[None], losses[j : j + 1], baseline) for j in range(4)]
         surrogate = torch.stack(each).sum()
         assert torch.allclose(torch.autograd.grad(surrogate, q)[0], wanted, atol=1e-12)
-    assert moved(moved(0.0, 1.0), 3.0) == pytest.approx(0.9 * 0.1 + 0.1 * 3)
+    assert update_baseline(update_baseline(0.0, 1.0), 3.0) == pytest.approx(0.9 * 0.1 + 0.1 * 3)
 
     many = Layout.of([0, 2000], [0, 4])
-    found = drawn(align(dot, q[:1].expand(2000, -1), k[:4], many), generator=torch.Generator().manual_seed(0))
+    found = sample_weights(align(dot, q[:1].expand(2000, -1), k[:4], many), generator=torch.Generator().manual_seed(0))
     ones = torch.cat(found.weights)
     assert ((ones == 0) | (ones == 1)).all() and (ones.sum(-1) == 1).all()
-    assert torch.allclose(found.logs, (ones * shares.log()).sum(-1), atol=1e-12)
+    assert torch.allclose(found.log_probs, (ones * shares.log()).sum(-1), atol=1e-12)
     spread = 5 * (shares * (1 - shares) / 2000).sqrt()
     assert ((ones.mean(0) - shares[0]).abs() <= spread[0]).all()
-    none = drawn(align(dot, q, k, LAYOUT), masks(LAYOUT))
-    assert none.logs[3:5].tolist() == [0, 0] and [tuple(each.shape) for each in none.weights] == LAYOUT.sizes()
+    none = sample_weights(align(dot, q, k, LAYOUT), visible_pairs(LAYOUT))
+    assert none.log_probs[3:5].tolist() == [0, 0] and [tuple(each.shape) for each in none.weights] == LAYOUT.sizes()
 
 
 def test_cosine_of_small_and_of_half_precision_vectors() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, NextToken, StackConfig
 from heedful.objectives import Sample
@@ -76,7 +76,7 @@ def test_it_learns() -> None:
     ids = [words.encode(line.rpartition(" ")[0]).ids for line in LINES[:8]]
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=Learned(count=48))
     model = ModelConfig(embedding=embedding, decoder=replace(STACK, causal=True))
-    loaded = create(Config(family="heedful", model=model, head=NextToken()), words, seed=1)
+    loaded = create(BundleConfig(family="heedful", model=model, head=NextToken()), words, seed=1)
     settings = TrainSettings(max_steps=60, batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
     samples = [plain(*ids[:4]), plain(*ids[4:6]), plain(*ids[6:])]
     losses = [step.loss for step in Trainer(loaded, CAUSAL, samples, settings)]
@@ -88,6 +88,6 @@ def test_it_learns() -> None:
 
 def test_a_model_that_sees_what_comes_is_refused() -> None:
     embedding = EmbeddingConfig(vocabulary=99, width=32)
-    config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=STACK), head=NextToken())
+    config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=STACK), head=NextToken())
     with pytest.raises(HeedfulError, match="causal pre-training needs a decoder"):
         CAUSAL.loss(create(config), CAUSAL.batch([plain([5, 6])], [0]))

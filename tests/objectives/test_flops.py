@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.objectives import Sample
 from heedful.objectives.masked_lm import MaskedLM
@@ -64,13 +64,15 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def model() -> Loaded:
+def model() -> ModelBundle:
     """A stack whose inner width is four times its width, and a tied head over the vocabulary."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size, width=WIDTH, positions=Learned(count=LENGTH), types=2, norm="layer"
     )
     encoder = StackConfig(width=WIDTH, layers=LAYERS, heads=3, head_width=WIDTH // 3, inner_width=4 * WIDTH)
-    config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=MaskedTokens())
+    config = BundleConfig(
+        family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=MaskedTokens()
+    )
     return create(config, tokenizer(), seed=1)
 
 
@@ -141,4 +143,4 @@ def test_products_are_those_of_the_formula(precision: Literal["float32", "bfloat
 def test_rows_that_fill_are_few(batch: int) -> None:
     """In bfloat16 the number of rows is rounded up: rows of 1,024 that are nearly full leave almost nothing to add."""
     for tokens in (batch * ROW, round(FULL * batch * ROW)):
-        assert Packed.of([[7] * tokens]).filled().bounds[-1] <= 1.02 * tokens
+        assert Packed.of([[7] * tokens]).pad_to_bucket().bounds[-1] <= 1.02 * tokens

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import heedful
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 from heedful.objectives import Batch, Sample
@@ -41,9 +41,9 @@ def sample(*texts: list[int]) -> Sample:
 
 def queries(batch: Batch) -> list[list[int]]:
     """The places of each sequence that are predicted."""
-    assert batch.packed.keys is not None
+    assert batch.packed.key_lengths is not None
     places = batch.packed.unpack(batch.packed.positions)
-    return [each[keys:].tolist() for each, keys in zip(places, batch.packed.keys, strict=True)]
+    return [each[keys:].tolist() for each, keys in zip(places, batch.packed.key_lengths, strict=True)]
 
 
 @KINDS
@@ -53,8 +53,8 @@ def test_what_is_predicted(objective: PermutationLM, given: list[list[list[int]]
     samples = [sample(*texts) for texts in given]
     batch = objective.batch(samples, [key + number for number in range(len(samples))])
     flat = [[FIRST, *ids, END] for texts in given for ids in texts]
-    packed, seen, targets = batch.packed, batch.packed.sees, []
-    assert packed.keys == tuple(map(len, flat)) and seen is not None and batch.rows is not None
+    packed, seen, targets = batch.packed, batch.packed.visibility, []
+    assert packed.key_lengths == tuple(map(len, flat)) and seen is not None and batch.rows is not None
     rows = []
     for ids, span, places, sees in zip(flat, packed.spans(), queries(batch), seen, strict=True):
         n = len(ids)
@@ -73,8 +73,8 @@ def test_what_is_predicted(objective: PermutationLM, given: list[list[list[int]]
 @KINDS
 def test_trap_30_what_each_row_sees(objective: PermutationLM) -> None:
     batch = objective.batch([sample(list(range(5, 56)), list(range(9, 20)))], [11])
-    assert batch.packed.sees is not None
-    for n, places, sees in zip(batch.packed.keys or (), queries(batch), batch.packed.sees, strict=True):
+    assert batch.packed.visibility is not None
+    for n, places, sees in zip(batch.packed.key_lengths or (), queries(batch), batch.packed.visibility, strict=True):
         is_target = torch.zeros(n, dtype=torch.bool)
         is_target[places] = True
         content, query = sees[:n], sees[n:]
@@ -109,21 +109,21 @@ def test_spans_are_of_1_to_5_tokens_in_contexts_six_times_as_long() -> None:
 def test_trap_32_a_key_decides_and_nothing_else(objective: PermutationLM) -> None:
     one, other = sample(list(range(5, 50))), sample(list(range(20, 60)), [5, 6, 7])
     alone, company = objective.batch([one], [7]), objective.batch([other, one], [1, 7])
-    assert alone.packed.sees is not None and company.packed.sees is not None
-    assert torch.equal(alone.packed.sees[0], company.packed.sees[2])
+    assert alone.packed.visibility is not None and company.packed.visibility is not None
+    assert torch.equal(alone.packed.visibility[0], company.packed.visibility[2])
     assert queries(alone)[0] == queries(company)[2]
     assert queries(objective.batch([one], [8])) != queries(alone)
 
 
 @cache
-def tiny() -> Loaded:
+def tiny() -> ModelBundle:
     """Two layers of two streams, 32 wide."""
     embedding = EmbeddingConfig(vocabulary=tokenizer().size, width=32, query=True)
     encoder = StackConfig(
         width=32, layers=2, heads=4, head_width=8, inner_width=64, attention_bias=False, relation=TransformerXl()
     )
     model = ModelConfig(embedding=embedding, encoder=encoder)
-    return create(Config(family="heedful", model=model, head=PermutedTokens()), tokenizer(), seed=1)
+    return create(BundleConfig(family="heedful", model=model, head=PermutedTokens()), tokenizer(), seed=1)
 
 
 @KINDS
@@ -132,18 +132,18 @@ def test_trap_30_no_prediction_changes_that_must_not_know(objective: Permutation
     loaded, ids = tiny(), list(range(5, 28))
     batch = objective.batch([sample(ids)], [3])
     (places,), packed = queries(batch), batch.packed
-    assert batch.rows is not None and packed.sees is not None and len(places) > 2
-    among = packed.sees[0][len(ids) + 2 :]
+    assert batch.rows is not None and packed.visibility is not None and len(places) > 2
+    among = packed.visibility[0][len(ids) + 2 :]
     with torch.no_grad():
-        before = loaded.rows(packed)[batch.rows]
+        before = loaded.hidden_states(packed)[batch.rows]
         for place in range(len(ids) + 2):
             tokens = packed.tokens.clone()
             tokens[place] = 60
-            changed = (loaded.rows(replace(packed, tokens=tokens))[batch.rows] != before).any(1)
+            changed = (loaded.hidden_states(replace(packed, tokens=tokens))[batch.rows] != before).any(1)
             assert changed.tolist() == among[:, place].tolist()
         tokens = packed.tokens.clone()
         tokens[batch.rows] = 60  # what stands in the rows that predict is not read
-        assert torch.equal(loaded.rows(replace(packed, tokens=tokens))[batch.rows], before)
+        assert torch.equal(loaded.hidden_states(replace(packed, tokens=tokens))[batch.rows], before)
 
 
 @KINDS
@@ -154,9 +154,11 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective:
     loss = objective.loss(ours, batch)
     loss.sum.backward()
     total, packed = torch.zeros((), dtype=torch.float64), batch.packed
-    assert packed.sees is not None and packed.keys is not None
+    assert packed.visibility is not None and packed.key_lengths is not None
     with Exact(torch.float64):
-        for n, span, places, sees in zip(packed.keys, packed.spans(), queries(batch), packed.sees, strict=True):
+        for n, span, places, sees in zip(
+            packed.key_lengths, packed.spans(), queries(batch), packed.visibility, strict=True
+        ):
             mapping = torch.zeros(1, len(places), n, dtype=torch.float64)
             mapping[0, torch.arange(len(places)), places] = 1
             hidden = ~sees[:n]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import heedful
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.errors import HeedfulError
 from heedful.model.config import (
     EmbeddingConfig,
@@ -44,17 +44,17 @@ def sample(*texts: list[int]) -> Sample:
     return Sample.of([[FIRST, *ids, END] for ids in texts], [[0] * (len(ids) + 2) for ids in texts])
 
 
-def discriminator() -> Loaded:
+def discriminator() -> ModelBundle:
     """Two layers, 32 wide, with embeddings of 24."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size, width=24, positions=Learned(count=48), types=2, padding=PAD, norm="layer"
     )
     encoder = StackConfig(width=32, layers=2, heads=4, head_width=8, inner_width=64)
     model = ModelConfig(embedding=embedding, encoder=encoder, initialisation=Normal(std=0.1))
-    return create(Config(family="heedful", model=model, head=ReplacedTokens()), tokenizer(), seed=1)
+    return create(BundleConfig(family="heedful", model=model, head=ReplacedTokens()), tokenizer(), seed=1)
 
 
-def made(loaded: Loaded, **settings: Any) -> ReplacedTokenDetection:
+def made(loaded: ModelBundle, **settings: Any) -> ReplacedTokenDetection:
     """With a tied generator half as wide."""
     return ReplacedTokenDetection(
         tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings
@@ -129,7 +129,7 @@ def test_a_token_that_is_drawn_right_was_not_replaced() -> None:
 # -- beside transformers ------------------------------------------------------------------------------------------
 
 
-def pair(folder: Path, tied: bool) -> tuple[Loaded, Loaded, Any, Any]:
+def pair(folder: Path, tied: bool) -> tuple[ModelBundle, ModelBundle, Any, Any]:
     """Our discriminator and generator, and theirs of the same weights."""
     save_tiny(folder / "one", "electra", "ElectraForPreTraining", torch.float64)
     ours = heedful.load(folder / "one", dtype=torch.float64)
@@ -216,7 +216,7 @@ def test_right_and_counts() -> None:
 def test_a_tied_generator_shares_the_embedding_and_is_smaller() -> None:
     loaded = discriminator()
     generator = tied_generator(loaded)
-    (one, two), encoder = (each.named() for each in (loaded, generator)), generator.config.model.encoder
+    (one, two), encoder = (each.named_tensors() for each in (loaded, generator)), generator.config.model.encoder
     same = {name for name in two if name in one and two[name] is one[name]}
     kinds = ("tokens.weight", "positions.weight", "types.weight", "norm.weight", "norm.bias")
     assert same == {f"embedding.{kind}" for kind in kinds}
@@ -225,7 +225,7 @@ def test_a_tied_generator_shares_the_embedding_and_is_smaller() -> None:
     assert (encoder.width, encoder.heads, encoder.inner_width, encoder.layers) == (8, 1, 16, 2)
     assert two["embedding.project.weight"].shape == (8, 24)
     assert generator.head is not None and generator.head.decoder.weight is one["embedding.tokens.weight"]
-    other = tied_generator(loaded, seed=3).named()
+    other = tied_generator(loaded, seed=3).named_tensors()
     assert not torch.equal(other["embedding.project.weight"], two["embedding.project.weight"])
 
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def learn(
-    loaded: Loaded, objective: ReplacedTokenDetection, samples: list[Sample], **settings: Any
+    loaded: ModelBundle, objective: ReplacedTokenDetection, samples: list[Sample], **settings: Any
 ) -> tuple[Trainer, list[float]]:
     given: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
     trainer = Trainer(loaded, objective, samples, TrainSettings(**given | settings))
@@ -273,7 +273,7 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
     assert len({id(each) for each in one.values()}) == len(one)
 
 
-def judged(loaded: Loaded, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
+def judged(loaded: ModelBundle, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
     """The share of all tokens that are told rightly, and that of those that were replaced."""
     with torch.no_grad():
         _, term = objective.terms(loaded, batch)
@@ -302,7 +302,7 @@ def test_both_learn() -> None:
     samples = [sample(*texts()[2:4])] * 4
     trainer, losses = learn(loaded, objective, samples, max_steps=150)
     count = sum(each.numel() for each in trainer.parameters.values())
-    shared = sum(each.numel() for name, each in loaded.named().items() if name.startswith("embedding."))
+    shared = sum(each.numel() for name, each in loaded.named_tensors().items() if name.startswith("embedding."))
     shared -= sum(each.numel() for each in loaded.model.embedding.project.parameters())
     assert count == loaded.count() + objective.generator.count() - shared
     measured = objective.measure(loaded, objective.batch(samples, [1, 2, 3, 4]))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Sinusoidal, StackConfig
 from heedful.objectives import Batch, Sample
@@ -190,7 +190,7 @@ def test_it_learns() -> None:
     decoder = StackConfig(**stack, final_norm=True, causal=True, cross=True)
     embedding = EmbeddingConfig(vocabulary=words().size, width=48, positions=Sinusoidal())
     model = ModelConfig(embedding=embedding, encoder=encoder, decoder=decoder, start=PAD)
-    loaded = create(Config(family="heedful", model=model, head=NextToken()), words(), seed=1)
+    loaded = create(BundleConfig(family="heedful", model=model, head=NextToken()), words(), seed=1)
     lines = [words().encode(line.rpartition(" ")[0]).ids[:-1] for line in LINES[2:6]]
     samples = [sample(lines[0], lines[1]), sample(*lines[2:])]
     settings = TrainSettings(max_steps=90, batch_size=2, optimizer=AdamW(lr=5e-3), precision="float32")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import load, save
-from heedful.checkpoint.new_head import attach, rescaled
+from heedful.checkpoint.new_head import rescaled, with_head
 from heedful.cli import main
 from heedful.data import DataSettings, LabelledExample, Quarantine, Raise, Skip, read
 from heedful.data.labelled.statistics import DatasetStats
@@ -175,7 +175,7 @@ def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, row
 def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> None:
     """It says that every word is an entity by itself; gold is IOB2."""
     labels = ("O", *(f"{mark}-PER" for mark in marks))
-    loaded = attach(load(make(tmp_path / "bare", "bare")), "token_classification", labels=labels)
+    loaded = with_head(load(make(tmp_path / "bare", "bare")), "token_classification", labels=labels)
     with torch.no_grad():
         loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
     rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
@@ -213,7 +213,7 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     for bad_rows in (Skip(), Raise()):
         with pytest.raises(HeedfulError, match=r"ugly could never be correct\. Rename them in the data$"):
             evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
-    loaded = attach(
+    loaded = with_head(
         load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")
     )
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
@@ -412,7 +412,7 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
 
 def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
     """A pair is right where its second text is nearest of all, however near that is."""
-    loaded = attach(load(make(tmp_path / "bare", "bare")), "embedding")
+    loaded = with_head(load(make(tmp_path / "bare", "bare")), "embedding")
     words = ["the cat", "a dog ran", "who ?", "love", "in paris", "first program", "she lives", "x"]
     rows = [{"a": word, "b": words[(n + 1) % 8] if n < 3 else f"{word} {word}"} for n, word in enumerate(words)]
     found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")

@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.packed import Packed
 from heedful.runs.timing import BATCH, gc_disabled, measure_latency, peak_memory, percentile
 from tests.support.model_folders import make
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def single(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
     return load(make(tmp_path_factory.mktemp("model"), "single"))
 
 
-def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, bool]] = []
-    forward = Loaded.forward
+    forward = ModelBundle.forward
 
-    def noted(self: Loaded, batch: Packed, target: None) -> object:
+    def noted(self: ModelBundle, batch: Packed, target: None) -> object:
         seen.append((len(batch.bounds) - 1, len(batch.tokens), self.training))
         assert torch.is_inference_mode_enabled()
         return forward(self, batch)
 
-    monkeypatch.setattr(Loaded, "forward", noted)
+    monkeypatch.setattr(ModelBundle, "forward", noted)
     single.train()
     found = measure_latency(single, rounds=5)
     assert single.training and not any(training for _, _, training in seen)
@@ -39,13 +39,13 @@ def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch)
     assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {(BATCH // 48, BATCH // 48 * 48, False)}
 
 
-def test_every_length_that_the_model_reads(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Loaded, "limit", 64)
-    monkeypatch.setattr(Loaded, "forward", lambda self, batch, target: None)
+def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelBundle, "limit", 64)
+    monkeypatch.setattr(ModelBundle, "forward", lambda self, batch, target: None)
     assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64"}
-    monkeypatch.setattr(Loaded, "limit", None)
+    monkeypatch.setattr(ModelBundle, "limit", None)
     assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
-    monkeypatch.setattr(Loaded, "limit", 8)
+    monkeypatch.setattr(ModelBundle, "limit", 8)
     assert measure_latency(single, rounds=2)["latency"] == {}
 
 

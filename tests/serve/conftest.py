@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heedful.checkpoint import load, save
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.infer.engine import Engine
 from heedful.serve.run import RunningServer, background
 from tests.support.http_client import Started
@@ -21,7 +21,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
     bare = make(tmp_path_factory.mktemp("bare"), "bare")
     made["embed"] = tmp_path_factory.mktemp("embed") / "model"
-    save(attach(load(bare), "embedding"), made["embed"])
+    save(with_head(load(bare), "embedding"), made["embed"])
     made["write"] = make_writer(tmp_path_factory.mktemp("write"))
     return {name: str(path) for name, path in made.items()}
 

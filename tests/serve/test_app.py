@@ -19,7 +19,7 @@ from tokenizers import processors
 
 from heedful.checkpoint import load
 from heedful.infer.engine import Engine
-from heedful.model.decode import Beam, Greedy, Sample
+from heedful.model.decode import BeamSearch, Greedy, Sampling
 from heedful.serve.attention import attention
 from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import ENDPOINTS, labels_of
@@ -222,8 +222,8 @@ def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, En
     alone_greedily = Engine(engines["write"].loaded, writing=GenerationConfig(max_new_tokens=3))(["a"])[0]["text"]
     for how, more in (
         (Greedy(), {}),
-        (Beam(width=2, best=2), {"num_beams": 2}),
-        (Sample(temperature=1.5), {"temperature": 1.5, "seed": 3}),
+        (BeamSearch(num_beams=2, num_return_sequences=2), {"num_beams": 2}),
+        (Sampling(temperature=1.5), {"temperature": 1.5, "seed": 3}),
     ):
         alone = Engine(engines["write"].loaded, writing=GenerationConfig(how=how, max_new_tokens=5, seed=3))(texts)
         found = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.model.classic_config import (
-    Attention,
-    Bag,
+    AttentionPooling,
+    BagPooling,
     ClassicConfig,
-    Hierarchical,
-    Readers,
+    HierarchicalPooling,
+    PoolingConfigs,
     Recurrent,
-    SelfAttention,
-    Structured,
+    StructuredPooling,
+    UntrainedSelfAttention,
 )
 from heedful.model.config import EmbeddingConfig
 from heedful.tokenizer import Tokenizer
@@ -28,32 +28,34 @@ TOKENIZER = word_tokenizer(WORDS)
 END = 10  # the id of "."
 BATCH = [[1, 2, 3, 6, 4, 10, 8, 9, 10, 10, 7, 5], [], [4], [10, 1, 2, 10], [5, 6, 7]]
 LSTM, GRU = Recurrent(width=3, layers=2), Recurrent(cell="gru", width=3)
-READERS: dict[str, Readers] = {
-    "bag of means": Bag(),
-    "bag of sums": Bag(how="sum", binary="sigmoid"),
-    "plain attention": Attention(),
-    "keys and values": Attention(keys="linear", values="linear", scaled=True),
-    "a query for each class": Attention(keys="tanh", queries="classes"),
-    "structured": Structured(over=LSTM, hops=3, inner=5),
-    "structured, hidden": Structured(over=None, hops=2, inner=5, hidden=6),
-    "hierarchical": Hierarchical(over=GRU, sentences=LSTM, inner=5, ends=(END,)),
-    "hierarchical, plain": Hierarchical(over=None, sentences=None, inner=5, ends=(END,)),
-    "recurrent": Bag(over=GRU),
-    "dot products": Bag(over=SelfAttention()),
-    "cosines": Bag(over=SelfAttention(score="cosine")),
+READERS: dict[str, PoolingConfigs] = {
+    "bag of means": BagPooling(),
+    "bag of sums": BagPooling(how="sum", binary="sigmoid"),
+    "plain attention": AttentionPooling(),
+    "keys and values": AttentionPooling(keys="linear", values="linear", scaled=True),
+    "a query for each class": AttentionPooling(keys="tanh", queries="classes"),
+    "structured": StructuredPooling(over=LSTM, hops=3, inner=5),
+    "structured, hidden": StructuredPooling(over=None, hops=2, inner=5, hidden=6),
+    "hierarchical": HierarchicalPooling(over=GRU, sentences=LSTM, inner=5, ends=(END,)),
+    "hierarchical, plain": HierarchicalPooling(over=None, sentences=None, inner=5, ends=(END,)),
+    "recurrent": BagPooling(over=GRU),
+    "dot products": BagPooling(over=UntrainedSelfAttention()),
+    "cosines": BagPooling(over=UntrainedSelfAttention(score="cosine")),
 }
 
 
-def bare(reader: Readers, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **more: Any) -> Loaded:
+def bare(
+    reader: PoolingConfigs, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **more: Any
+) -> ModelBundle:
     """A classic model without a head."""
     embedding = EmbeddingConfig(vocabulary=tokenizer.size, width=width)
     config = ClassicConfig(embedding=embedding, reader=reader, **more)
-    return create(Config(family="heedful-classic", model=config), tokenizer, seed=seed)
+    return create(BundleConfig(family="heedful-classic", model=config), tokenizer, seed=seed)
 
 
-def classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> Loaded:
+def classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> ModelBundle:
     """With scores for labels, in float64."""
-    return attach(bare(READERS[name], **more), "sequence_classification", labels=labels, seed=1).double().eval()
+    return with_head(bare(READERS[name], **more), "sequence_classification", labels=labels, seed=1).double().eval()
 
 
 def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor]:

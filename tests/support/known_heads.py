@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.model_folders import VOCABULARY
@@ -28,7 +28,7 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def known(folder: Path) -> heedful.Loaded:
+def known(folder: Path) -> heedful.ModelBundle:
     """One layer of eight heads, of `KNOWN`, over rows that spell out token, place, segment and delimiter."""
     words = tokenizer(folder)
     size = words.size
@@ -37,7 +37,7 @@ def known(folder: Path) -> heedful.Loaded:
     stack = StackConfig(
         width=width, layers=1, heads=len(KNOWN), head_width=width, inner_width=4, attention_bias=False, score_scale=1.0
     )
-    loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words)
+    loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words)
     model = loaded.model
     assert model.encoder is not None
     ends = [words.id(token) for token in ("[CLS]", "[SEP]", ".")]

@@ -170,7 +170,8 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
     told = DONE[job.what](job, trainer) | {"operations": operations[0]}
     with trainer.whole():
         torch.save(
-            {name: each.detach() for name, each in loaded.named().items()}, Path(job.out) / f"rank-{ranks.rank}.pt"
+            {name: each.detach() for name, each in loaded.named_tensors().items()},
+            Path(job.out) / f"rank-{ranks.rank}.pt",
         )
     return told | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
 

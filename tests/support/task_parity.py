@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.families import FAMILIES
-from heedful.families.names import load_names
+from heedful.families.names import to_our_names
 from heedful.objectives import Loss
 from heedful.tasks.task import Task
 from heedful.tokenizer import Encoding, Tokenizer
@@ -28,7 +28,7 @@ class Both(NamedTuple):
 
     theirs: Any
     tokenizer: Any
-    ours: Loaded
+    ours: ModelBundle
 
 
 @cache
@@ -51,7 +51,7 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def learned(task: Task, loaded: Loaded, examples: Sequence[Any], parts: int = 1) -> Loss:
+def learned(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int = 1) -> Loss:
     """The loss of all samples, in so many batches one after the other; gradients are left in the parameters."""
     samples = task.read(examples).samples
     loaded.zero_grad()
@@ -65,7 +65,7 @@ def learned(task: Task, loaded: Loaded, examples: Sequence[Any], parts: int = 1)
     return Loss(total, count)
 
 
-def same_gradients(theirs: Any, loss: Tensor, ours: Loaded, count: float, tolerance: float = 1e-10) -> None:
+def same_gradients(theirs: Any, loss: Tensor, ours: ModelBundle, count: float, tolerance: float = 1e-10) -> None:
     """The gradient of their mean loss is ours of the sum, divided by the count."""
     theirs.zero_grad()
     loss.backward()
@@ -76,8 +76,8 @@ def same_gradients(theirs: Any, loss: Tensor, ours: Loaded, count: float, tolera
         if name not in table.tied
     }
     moved = 0
-    for name, expected in load_names(table, given).items():
-        mine = ours.named()[name].grad
+    for name, expected in to_our_names(table, given).items():
+        mine = ours.named_tensors()[name].grad
         found = torch.zeros_like(expected) if mine is None else mine / count
         assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max())), name
         moved += bool(expected.any())

@@ -220,7 +220,7 @@ def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> tor
 def target(loaded: Any, batch: Packed) -> Packed | None:
     """What a decoder beside an encoder reads in these tests: the sequence itself, shifted."""
     model = loaded.model
-    return batch.shifted(0) if model.encoder is not None and model.decoder is not None else None
+    return batch.shift_right(0) if model.encoder is not None and model.decoder is not None else None
 
 
 def our_rows(loaded: Any, batch: Packed) -> torch.Tensor:

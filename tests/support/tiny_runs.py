@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.data import LabelledExample, TaggedExample
 from heedful.errors import HeedfulError
 from heedful.model.config import (
@@ -67,7 +67,7 @@ def tokenizer() -> Tokenizer:
     )
 
 
-def created(head: Head, dropout: float) -> Loaded:
+def created(head: Head, dropout: float) -> ModelBundle:
     """A fresh model of two layers, 16 wide."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size,
@@ -82,21 +82,21 @@ def created(head: Head, dropout: float) -> Loaded:
         width=16, layers=2, heads=2, head_width=8, inner_width=32, dropout=dropout, attention_dropout=dropout
     )
     model = ModelConfig(embedding=embedding, encoder=encoder)
-    return create(Config(family="heedful", model=model, head=head), tokenizer(), seed=1)
+    return create(BundleConfig(family="heedful", model=model, head=head), tokenizer(), seed=1)
 
 
-def classify(dropout: float = 0.1, weights: tuple[float, ...] = ()) -> tuple[Loaded, Task, list[Sample]]:
+def classify(dropout: float = 0.1, weights: tuple[float, ...] = ()) -> tuple[ModelBundle, Task, list[Sample]]:
     """A model, its task, and 16 samples of 4 to 19 tokens."""
     loaded = created(Classes(labels=LABELS, dropout=dropout), dropout)
-    task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS, weights=weights)
+    task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS, weights=weights)
     parts = [line.rpartition(" ") for line in LINES]
     return loaded, task, task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
 
 
-def tag(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
+def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
     """The same with a target for each word: very unequal counts."""
     loaded = created(TokenClasses(labels=TAGS, dropout=dropout), dropout)
-    task = Tag(tokenizer=tokenizer(), limit=loaded.limit, labels=TAGS)
+    task = Tag(tokenizer=tokenizer(), limit=loaded.max_length, labels=TAGS)
     words = [tuple(line.split()) for line in LINES]
     tags = [tuple(TAGS[len(word) % 3] for word in each) for each in words]
     return loaded, task, task.read([TaggedExample(words=w, tags=t) for w, t in zip(words, tags, strict=True)]).samples
@@ -105,10 +105,10 @@ def tag(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
 class Half(Classify):
     """Bad texts do not use the head, so that it has a gradient on some ranks and in some steps only."""
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         assert loaded.head is not None
         rows = loaded.model(batch.packed)
-        bare = rows[batch.packed.firsts()][:, :4].sum(1) ** 2
+        bare = rows[batch.packed.first_rows()][:, :4].sum(1) ** 2
         good = batch.targets == 1
         if not good.any():
             return Loss(bare.sum(), float(len(bare)))
@@ -116,13 +116,13 @@ class Half(Classify):
         return Loss(torch.where(good, losses, bare).sum(), float(len(losses)))
 
 
-def half(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
+def half(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
     """With a head that is not always used."""
     loaded, _, samples = classify(dropout)
-    return loaded, Half(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS), samples
+    return loaded, Half(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS), samples
 
 
-def packed(dropout: float = 0.1) -> tuple[Loaded, Any, list[Sample]]:
+def packed(dropout: float = 0.1) -> tuple[ModelBundle, Any, list[Sample]]:
     """Hidden tokens, scored by the embedding's own table, in ragged rows of one to four whole sequences."""
     loaded = created(MaskedTokens(), dropout)
     encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
@@ -131,7 +131,7 @@ def packed(dropout: float = 0.1) -> tuple[Loaded, Any, list[Sample]]:
     return loaded, MaskedLM(tokenizer=tokenizer()), samples
 
 
-MADE: dict[str, Callable[[float], tuple[Loaded, Any, list[Sample]]]] = {
+MADE: dict[str, Callable[[float], tuple[ModelBundle, Any, list[Sample]]]] = {
     "classify": classify,
     "tag": tag,
     "half": half,
@@ -166,7 +166,7 @@ def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_
 
 def wave(trainer: Trainer) -> EvalResult:
     """The best is at step 7, or beside it; it depends on the weights too."""
-    score = -abs(trainer.step - 7) + trainer.loaded.named()["embedding.norm.bias"].sum().item()
+    score = -abs(trainer.step - 7) + trainer.loaded.named_tensors()["embedding.norm.bias"].sum().item()
     return EvalResult(metric_value=score, numbers={"score": score})
 
 
@@ -186,7 +186,7 @@ class Spy(Objective):
         self.keys += keys
         return self.task.batch(samples, keys)
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         self.before(batch)
         loss = self.task.loss(loaded, batch)
         self.losses.append(loss.sum.item())
@@ -195,7 +195,7 @@ class Spy(Objective):
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
     """As they are now."""
-    return {name: tensor.detach().clone() for name, tensor in trainer.loaded.named().items()}
+    return {name: tensor.detach().clone() for name, tensor in trainer.loaded.named_tensors().items()}
 
 
 def everything(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -224,24 +224,24 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 # -- what can go wrong ------------------------------------------------------------------------------------------
 
 
-def nan_loss(loss: Loss, loaded: Loaded) -> Loss:
+def nan_loss(loss: Loss, loaded: ModelBundle) -> Loss:
     """The loss itself, and with it all gradients."""
     return Loss(loss.sum * math.nan, loss.count)
 
 
-def nan_loss_alone(loss: Loss, loaded: Loaded) -> Loss:
+def nan_loss_alone(loss: Loss, loaded: ModelBundle) -> Loss:
     """The loss itself; the gradients are right."""
     return Loss(loss.sum + math.nan, loss.count)
 
 
-def infinite_loss(loss: Loss, loaded: Loaded) -> Loss:
+def infinite_loss(loss: Loss, loaded: ModelBundle) -> Loss:
     """The loss itself."""
     return Loss(loss.sum / 0, loss.count)
 
 
-def nan_gradient(loss: Loss, loaded: Loaded) -> Loss:
+def nan_gradient(loss: Loss, loaded: ModelBundle) -> Loss:
     """One number of one gradient; the loss is right."""
-    weight = next(tensor for name, tensor in loaded.named().items() if name.endswith("mlp.up.weight"))
+    weight = next(tensor for name, tensor in loaded.named_tensors().items() if name.endswith("mlp.up.weight"))
     hurt = torch.zeros_like(weight)
     hurt[3, 5] = math.nan
     return Loss(loss.sum + _Hurt.apply(weight, hurt), loss.count)
@@ -263,19 +263,19 @@ class _Hurt(torch.autograd.Function):
 def sent(name: str) -> Any:
     """The process gets a signal in the middle of a micro-batch."""
 
-    def fault(loss: Loss, loaded: Loaded) -> Loss:
+    def fault(loss: Loss, loaded: ModelBundle) -> Loss:
         os.kill(os.getpid(), getattr(signal, name))
         return loss
 
     return fault
 
 
-def broken(loss: Loss, loaded: Loaded) -> Loss:
+def broken(loss: Loss, loaded: ModelBundle) -> Loss:
     """Any error."""
     raise HeedfulError("this rank is broken on purpose")
 
 
-def full(loss: Loss, loaded: Loaded) -> Loss:
+def full(loss: Loss, loaded: ModelBundle) -> Loss:
     """Not enough memory."""
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
@@ -302,7 +302,7 @@ class Faulty(Objective):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         return self.task.batch(samples, keys)
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         loss = self.task.loss(loaded, batch)
         if self.trainer.step + 1 in self.left:
             self.left.remove(self.trainer.step + 1)

@@ -13,8 +13,8 @@ import scipy.stats
 import torch
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.new_head import with_head
 from heedful.data import PairExample
 from heedful.data.sampler import group, split_microbatches
 from heedful.errors import HeedfulError
@@ -40,9 +40,9 @@ SCORED = [
 
 
 @cache
-def model() -> Loaded:
+def model() -> ModelBundle:
     """Mean pooling over the tiny model, in float64."""
-    return attach(both("bare").ours, "embedding")
+    return with_head(both("bare").ours, "embedding")
 
 
 def task(**more: Any) -> Embed:
@@ -161,7 +161,7 @@ def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> Non
             loss = made.loss(ours, made.batch(mine, [0] * len(mine)))
             loss.sum.backward()
             total, count = total + loss.sum.item(), count + loss.count
-        gradient = ours.named()["encoder.blocks.1.mlp.up.weight"].grad
+        gradient = ours.named_tensors()["encoder.blocks.1.mlp.up.weight"].grad
         assert gradient is not None
         return total, count, gradient.clone(), len(batches)
 

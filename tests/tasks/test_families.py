@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.data import (
     AnswerSpan,
     ChoiceExample,
@@ -76,7 +76,7 @@ NOT = [("t5", "encoder"), *((a, kind) for a in TINY for kind in EXAMPLES if (a, 
 
 
 @cache
-def loaded(family: str) -> heedful.Loaded:
+def loaded(family: str) -> heedful.ModelBundle:
     folder = Path(mkdtemp())
     types = {"type_vocab_size": 2} if "bert" in family and family not in ("distilbert", "modernbert") else {}
     save_tiny(folder, family, FAMILIES[family].bare, vocab_size=len(VOCABULARY), **types)
@@ -99,18 +99,18 @@ def test_who_carries_what() -> None:
 @pytest.mark.parametrize(("family", "kind"), CARRIED)
 def test_learn_and_answer(family: str, kind: str) -> None:
     of, examples, more = EXAMPLES[kind]
-    made = attach(loaded(family), kind, labels=more.get("labels", ()), seed=1)
+    made = with_head(loaded(family), kind, labels=more.get("labels", ()), seed=1)
     assert made.tokenizer is not None
     if of is Seq2Seq:
         more = {"mark": sequence_ends(made.config.model, made.tokenizer)}
-    task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
+    task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
     samples = task.read(examples).samples
     assert len(samples) == len(examples)
     loss = task.loss(made.train(), task.batch(samples, list(range(len(samples)))))
     loss.sum.backward()
-    moved = {name for name, each in made.named().items() if each.grad is not None and each.grad.abs().sum() > 0}
+    moved = {name for name, each in made.named_tensors().items() if each.grad is not None and each.grad.abs().sum() > 0}
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
-    assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
+    assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)
     engine = heedful.Engine(made.eval(), writing=GenerationConfig(max_new_tokens=5))
     numbers = task.result(evaluate_task(task, engine, examples))
     assert 0 <= abs(numbers[task.metric]) <= 1
@@ -122,13 +122,13 @@ def test_learn_and_answer(family: str, kind: str) -> None:
 @pytest.mark.parametrize(("family", "kind"), NOT)
 def test_what_cannot_be_carried_is_refused(family: str, kind: str) -> None:
     with pytest.raises(HeedfulError, match=f'this family has no head "{kind}".*; it has .*embedding'):
-        attach(loaded(family), kind, labels=("a", "b"))
+        with_head(loaded(family), kind, labels=("a", "b"))
 
 
 @pytest.mark.parametrize("family", ["xlnet", "t5", "modernbert"])
 def test_long_texts_without_a_table_of_positions(family: str) -> None:
     """They read what the tokenizer allows; more is seen in windows, and nothing is lost."""
-    made = attach(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
+    made = with_head(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
     (answer,) = heedful.Engine(made)(["the cat sat on the mat " * 30])
     assert answer["windows"] > 5
     torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)
@@ -138,8 +138,8 @@ def test_long_texts_without_a_table_of_positions(family: str) -> None:
 def test_bfloat16_products_learn_the_same(family: str) -> None:
     """As training does it on a processor that has them: float32 weights, the loss near to that of float32."""
     of, examples, more = EXAMPLES["sequence_classification"]
-    made = attach(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
-    task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
+    made = with_head(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
+    task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
     batch = task.batch(task.read(examples).samples, [0, 1])
     exact = float(task.loss(made, batch).sum.detach())
     with torch.autocast("cpu", torch.bfloat16):
@@ -149,4 +149,4 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
     made.train()
     with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
         task.loss(made, batch).sum.backward()
-    assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
+    assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)

@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from heedful.checkpoint import Loaded, create, read_config
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle, create, read_config
+from heedful.checkpoint.new_head import with_head
 from heedful.data import AnswerSpan, QuestionExample
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
@@ -93,7 +93,7 @@ def test_windows_without_the_answer_point_at_the_first_token_where_some_question
 
 
 @cache
-def decoder() -> Loaded:
+def decoder() -> ModelBundle:
     """A tiny decoder alone."""
     tiny = {"n_embd": 32, "n_layer": 2, "n_head": 2, "activation_function": "gelu_new", "n_positions": LIMIT}
     values = {"model_type": "gpt2", "architectures": ["GPT2ForQuestionAnswering"], "vocab_size": tokenizer().size}
@@ -120,7 +120,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "heedful"])
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, origin={}, head=None)
-    head = attach(create(config, tokenizer()), "question_answering").config.head
+    head = with_head(create(config, tokenizer()), "question_answering").config.head
     assert no_answer_row(head) == -1 and no_answer_row(both("span").ours.config.head) == 0
 
 

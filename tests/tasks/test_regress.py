@@ -65,8 +65,8 @@ def test_the_unit_of_scores_does_not_matter() -> None:
     texts = [each.text for each in EXAMPLES]
     before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.ours, made))
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
-    back = task(**unit).learning(made).named()
-    for name, each in pair.ours.named().items():
+    back = task(**unit).learning(made).named_tensors()
+    for name, each in pair.ours.named_tensors().items():
         assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
             not name.startswith("head.out.")
         ), name

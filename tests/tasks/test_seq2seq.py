@@ -16,14 +16,14 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import heedful
-from heedful.checkpoint import Loaded, load
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle, load
+from heedful.checkpoint.new_head import with_head
 from heedful.data import Seq2SeqExample
 from heedful.errors import HeedfulError
 from heedful.look.decoding import decoding_report as written_of
 from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
-from heedful.model.decode import Beam, Greedy, Sample
+from heedful.model.decode import BeamSearch, Greedy, Sampling
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.seq2seq import TEXT_SUFFIX, GenerationConfig, Seq2Seq, encode_truncated, sequence_ends
 from heedful.tasks.task import evaluate_task
@@ -77,7 +77,7 @@ def folder(kind: str) -> Path:
     return made
 
 
-def pair(kind: str) -> tuple[Any, Loaded, Seq2Seq]:
+def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
     where = folder(kind)
     class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
     loaded = load(where, dtype=torch.float64)
@@ -85,8 +85,8 @@ def pair(kind: str) -> tuple[Any, Loaded, Seq2Seq]:
     loaded.text_suffix = "" if kind == "both" else TEXT_SUFFIX
     task = Seq2Seq(
         tokenizer=loaded.tokenizer,
-        limit=loaded.limit,
-        limit_written=loaded.limit_written,
+        limit=loaded.max_length,
+        limit_written=loaded.max_target_length,
         mark=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
@@ -147,9 +147,9 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
     """What is measured has no end in it, and neither has what is right; greedily is one beam."""
     _, loaded, task = pair(kind)
     engine = heedful.Engine(loaded, writing=task.writing)
-    assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == Beam(width=4)
+    assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == BeamSearch(num_beams=4)
     asked = [each.text for each in EXAMPLES]
-    one = heedful.Engine(loaded, writing=GenerationConfig(how=Beam(width=1)))(asked)
+    one = heedful.Engine(loaded, writing=GenerationConfig(how=BeamSearch(num_beams=1)))(asked)
     answers = engine(asked)
     assert [each["text"] for each in answers] == [each["text"] for each in one]
     assert all("</s>" not in each["text"] for each in answers)
@@ -185,18 +185,18 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
 @KINDS
 def test_beams_and_samples(kind: str) -> None:
     _, loaded, _ = pair(kind)
-    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(how=Beam(width=3, best=3), max_new_tokens=5))(
+    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(how=BeamSearch(num_beams=3, num_return_sequences=3), max_new_tokens=5))(
         ["red one"]
     )
     assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
     texts = {
-        heedful.Engine(loaded, writing=GenerationConfig(how=Sample(temperature=3.0), max_new_tokens=5, seed=seed))(
+        heedful.Engine(loaded, writing=GenerationConfig(how=Sampling(temperature=3.0), max_new_tokens=5, seed=seed))(
             ["red"]
         )[0]["text"]
         for seed in range(6)
     }
     assert len(texts) > 1
-    engine = heedful.Engine(loaded, writing=GenerationConfig(how=Sample(temperature=3.0), max_new_tokens=5, seed=4))
+    engine = heedful.Engine(loaded, writing=GenerationConfig(how=Sampling(temperature=3.0), max_new_tokens=5, seed=4))
     asked = ["red", "green two blue", "one", "blue one two three"]
     assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
     with pytest.raises(HeedfulError, match="max_new_tokens is 0"):
@@ -206,7 +206,7 @@ def test_beams_and_samples(kind: str) -> None:
 @KINDS
 def test_it_learns_to_turn_words_around(kind: str) -> None:
     _, loaded, task = pair(kind)
-    learner = attach(loaded.float(), "language_model", seed=0)
+    learner = with_head(loaded.float(), "language_model", seed=0)
     learner.text_suffix = loaded.text_suffix
     samples = task.read(EXAMPLES).samples
     settings = TrainSettings(max_steps=150, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1)
@@ -322,7 +322,7 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
         sequence_ends(encoder.config.model, encoder.tokenizer)
     with pytest.raises(HeedfulError, match='this family has no head "language_model"'):
-        attach(encoder, "language_model")
+        with_head(encoder, "language_model")
     model = ModelConfig(
         embedding=EmbeddingConfig(vocabulary=9, width=8, positions=Learned(count=5)),
         decoder=StackConfig(width=8, layers=1, heads=1, head_width=8, inner_width=8, causal=True),
@@ -368,7 +368,7 @@ def test_an_empty_text_is_classified_where_the_tokenizer_adds_nothing() -> None:
     bare = tokenizer()
     bare.post_processor = None
     loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    engine = heedful.Engine(attach(loaded, "sequence_classification", labels=("no", "yes"), seed=1))
+    engine = heedful.Engine(with_head(loaded, "sequence_classification", labels=("no", "yes"), seed=1))
     (alone,), (beside, some) = engine([""]), engine(["", "red one"])
     assert alone == beside and alone["probability"] == 0.5, "GPT-2's scores have no bias"
     assert some["probabilities"] == pytest.approx(engine(["red one"])[0]["probabilities"])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.checkpoint import Loaded
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.new_head import with_head
 from heedful.data import (
     AnswerSpan,
     ChoiceExample,
@@ -100,13 +100,13 @@ def task_of(name: str) -> Task:
 
 
 @cache
-def model_of(name: str) -> Loaded:
+def model_of(name: str) -> ModelBundle:
     """The tiny model with the task's head."""
     folder = TASKS[name][1]
     ours = both(folder).ours
     if name == "tag":
-        return attach(ours, "token_classification", labels=LABEL, seed=2)
-    made = attach(ours, "embedding") if folder == "bare" else ours
+        return with_head(ours, "token_classification", labels=LABEL, seed=2)
+    made = with_head(ours, "embedding") if folder == "bare" else ours
     made.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
     return made
 

@@ -52,7 +52,7 @@ def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(ddp, "BUCKET", 3000)
     loaded, objective, samples = MADE["packed"](0.0)
     events: list[Any] = []
-    loaded.named()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
+    loaded.named_tensors()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
     made = Replicated(loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), half=half, early=True)
     order = [bucket.names for bucket in made._buckets]
     assert [TABLE] in order and [name for names in order for name in names] == list(reversed(made.parameters))
@@ -94,6 +94,6 @@ class Both:
 @pytest.mark.parametrize("shard", [1, 2])
 def test_sums_in_bfloat16(server: ForkServer, tmp_path: Path, shard: int) -> None:
     exact, rough = Both(server, tmp_path)(shard=shard)
-    start = MADE["packed"](0.0)[0].named()
+    start = MADE["packed"](0.0)[0].named_tensors()
     assert 1e-6 < distance(exact, rough) < 0.02
     assert distance(exact, start) > 0.05

@@ -59,7 +59,7 @@ def test_trap_33_one_two_and_four_ranks_in_float64(server: ForkServer, tmp_path:
         assert server.run(job, size) == [0] * size
         assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
         assert next(iter(weights(job).values())).dtype == torch.float64
-        assert distance(weights(job), alone.loaded.named()) < 1e-10
+        assert distance(weights(job), alone.loaded.named_tensors()) < 1e-10
         assert told(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
         assert told(job)["tokens"] == [step.tokens for step in steps]
 

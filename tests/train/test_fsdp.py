@@ -56,7 +56,7 @@ def test_trap_33_parts_are_as_copies(
     job = Job(out=str(tmp_path / "out"), what="updates", task=task, dropout=0.0, train=how, double=True)
     assert server.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
-    assert distance(weights(job), alone.loaded.named()) < 1e-10
+    assert distance(weights(job), alone.loaded.named_tensors()) < 1e-10
     for rank in range(size):
         assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
         assert told(job, rank)["norms"] == pytest.approx([step.grad_norm for step in steps], rel=1e-9)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.csrc import library
 from heedful.data import LabelledExample
 from heedful.errors import HeedfulError
@@ -32,7 +32,7 @@ from tests.support.tiny_runs import LABELS, LINES, tokenizer
 pytestmark = pytest.mark.usefixtures("native")
 
 
-def made(dropout: float = 0.0, head: Any = None) -> Loaded:
+def made(dropout: float = 0.0, head: Any = None) -> ModelBundle:
     """A fresh model of two layers, 32 wide."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size, width=32, positions=Learned(count=48), norm="layer", dropout=dropout
@@ -42,20 +42,20 @@ def made(dropout: float = 0.0, head: Any = None) -> Loaded:
     )
     head = head or Classes(labels=LABELS, dropout=dropout)
     model = ModelConfig(embedding=embedding, encoder=encoder)
-    return create(Config(family="heedful", model=model, head=head), tokenizer(), seed=1)
+    return create(BundleConfig(family="heedful", model=model, head=head), tokenizer(), seed=1)
 
 
-def trainer(loaded: Loaded | None = None, *, dropout: float = 0.0, steps: int = 12, **more: Any) -> Trainer:
+def trainer(loaded: ModelBundle | None = None, *, dropout: float = 0.0, steps: int = 12, **more: Any) -> Trainer:
     loaded = loaded or made(dropout)
-    task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS)
+    task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS)
     parts = [line.rpartition(" ") for line in LINES]
     samples = task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
     settings = TrainSettings(max_steps=steps, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more)
     return Trainer(loaded, task, samples, settings)
 
 
-def weights(loaded: Loaded) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in loaded.named().items()}
+def weights(loaded: ModelBundle) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in loaded.named_tensors().items()}
 
 
 # -- the optimizer ---------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_updates_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_resumed_at_any_step_with_the_same_bits(precision: Any, native: library.Kernels) -> None:
-    if precision == "bfloat16" and not native.half:
+    if precision == "bfloat16" and not native.has_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
 
     def begun() -> Trainer:
@@ -274,7 +274,7 @@ def test_several_ranks_have_whole_gradients() -> None:
     ],
     ids=["state_dict", "static", "closest", "related", "steps"],
 )
-def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[Loaded], Any]) -> None:
+def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[ModelBundle], Any]) -> None:
     mine = trainer()
     steps = iter(mine)
     for _ in range(3):
@@ -301,7 +301,7 @@ def test_weights_that_are_put_back_are_not_moved_by_steps_before() -> None:
     for _ in range(5):
         next(steps)
     mine.loaded.load_state_dict(best)
-    for name, each in mine.loaded.named().items():
+    for name, each in mine.loaded.named_tensors().items():
         assert torch.equal(each, best[name if name in best else f"model.{name}"]), name
 
 

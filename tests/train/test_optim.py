@@ -464,7 +464,7 @@ def test_depth_and_decay_of_every_parameter_of_the_families(family: str, archite
     kind, sizes = TINY[family]
     values = json.loads(kind(**sizes).to_json_string()) | {"architectures": [architecture]}
     loaded = checkpoint.create(checkpoint.read_config(values, "config.json"))
-    named, model = loaded.named(), loaded.model
+    named, model = loaded.named_tensors(), loaded.model
     found = levels(named)
     ids = {id(each): name for name, each in named.items()}
     blocks = [block for stack in (model.encoder, model.decoder) if stack is not None for block in stack.blocks]
@@ -506,8 +506,8 @@ EMBEDDING = EmbeddingConfig(vocabulary=11, width=6, norm="layer")
 
 def test_depth_with_an_encoder_and_a_decoder() -> None:
     model = ModelConfig(embedding=EMBEDDING, encoder=STACK, decoder=DECODER, decoder_embedding=EMBEDDING)
-    config = checkpoint.Config(family="heedful", model=model, head=Classes(labels=("a", "b")))
-    found = levels(checkpoint.create(config).named())
+    config = checkpoint.BundleConfig(family="heedful", model=model, head=Classes(labels=("a", "b")))
+    found = levels(checkpoint.create(config).named_tensors())
     tops = {
         "embedding.tokens.weight": 6,
         "embedding.project.bias": 6,
@@ -527,13 +527,15 @@ def test_depth_with_an_encoder_and_a_decoder() -> None:
 def test_depth_of_a_decoder_alone() -> None:
     stack = replace(STACK, causal=True, layers=12)
     model = ModelConfig(embedding=replace(EMBEDDING, width=8), decoder=stack)
-    loaded = checkpoint.create(checkpoint.Config(family="heedful", model=model, head=NextToken(tied=True, bias=True)))
-    found = levels(loaded.named())
+    loaded = checkpoint.create(
+        checkpoint.BundleConfig(family="heedful", model=model, head=NextToken(tied=True, bias=True))
+    )
+    found = levels(loaded.named_tensors())
     assert found["embedding.tokens.weight"] == 13 and found["head.decoder.bias"] == 0
     assert [found[f"decoder.blocks.{number}.mlp.up.weight"] for number in (0, 1, 10, 11)] == [12, 11, 2, 1]
-    optimizer = Optimizer(loaded.named(), HALVED)
-    assert optimizer.rates == layer_lrs(loaded.named(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
-    assert len(Optimizer(loaded.named(), AdamW(lr=0.1))._groups) == 2
+    optimizer = Optimizer(loaded.named_tensors(), HALVED)
+    assert optimizer.rates == layer_lrs(loaded.named_tensors(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
+    assert len(Optimizer(loaded.named_tensors(), AdamW(lr=0.1))._groups) == 2
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_trap_33_updates_on_several_ranks(server: ForkServer, job: Job, task: st
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
     alone = trainer(task, 0.0, **how)
     steps = list(alone)  # the fourth takes one sample, so that all ranks but one have none
-    assert distance(weights(job), alone.loaded.named()) < (1e-6 if task != "half" else 1e-5)
+    assert distance(weights(job), alone.loaded.named_tensors()) < (1e-6 if task != "half" else 1e-5)
     for rank in range(size):
         assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-6)
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]

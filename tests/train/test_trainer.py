@@ -19,10 +19,10 @@ from transformers import get_linear_schedule_with_warmup
 
 from heedful.checkpoint import load
 from heedful.data.sampler import split_microbatches
-from heedful.device import precision
+from heedful.device import resolve_dtype
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.families.names import save_names
+from heedful.families.names import to_hf_names
 from heedful.objectives import Batch, Sample
 from heedful.train import loop
 from heedful.train.optim import AdamW, Constant, Linear, lr_factor
@@ -157,7 +157,7 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
         assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
         assert step.lr == pytest.approx(rate)
     assert made.done == 1
-    ours = save_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named())
+    ours = to_hf_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named_tensors())
     assert distance(ours, dict(theirs.named_parameters())) < 1e-5
     before = tiny("bert", "BertForSequenceClassification", **off)
     assert distance(ours, dict(before.named_parameters())) > 1e-3
@@ -243,7 +243,7 @@ def elsewhere() -> Trainer:
     made.advance()
     made.advance()
     with torch.no_grad():
-        for tensor in made.loaded.named().values():
+        for tensor in made.loaded.named_tensors().values():
             tensor.normal_()
     torch.manual_seed(random.randrange(2**32))
     return made
@@ -418,10 +418,10 @@ def test_tensors_without_a_gradient_stay() -> None:
 def test_frozen_tensors_stay() -> None:
     loaded, task, samples = tiny_runs.classify()
     loaded.model.embedding.requires_grad_(False)
-    before = {name: tensor.clone() for name, tensor in loaded.named().items()}
+    before = {name: tensor.clone() for name, tensor in loaded.named_tensors().items()}
     made = Trainer(loaded, task, samples, settings({}, {})[0])
     list(made)
-    moved = {name for name, tensor in loaded.named().items() if not torch.equal(tensor, before[name])}
+    moved = {name for name, tensor in loaded.named_tensors().items() if not torch.equal(tensor, before[name])}
     assert moved == {name for name in before if not name.startswith("embedding.")}
     assert not [name for name in made.state()[0] if "embedding." in name]
     loaded.requires_grad_(False)
@@ -447,7 +447,7 @@ def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
 
 def gradients(made: Trainer) -> Tensor:
     made._gradients(made.order.turn(0))
-    return torch.cat([tensor.grad.flatten() for tensor in made.loaded.named().values() if tensor.grad is not None])
+    return torch.cat([tensor.grad.flatten() for tensor in made.loaded.named_tensors().values() if tensor.grad is not None])
 
 
 def test_products_in_bfloat16() -> None:
@@ -472,8 +472,8 @@ def test_precision_is_chosen_by_what_the_processor_can(monkeypatch: pytest.Monke
         ({}, torch.float32),
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda features=features: features)
-        assert precision("auto") == expected
-        assert (precision("float32"), precision("bfloat16")) == (torch.float32, torch.bfloat16)
+        assert resolve_dtype("auto") == expected
+        assert (resolve_dtype("float32"), resolve_dtype("bfloat16")) == (torch.float32, torch.bfloat16)
 
 
 # -- minutes ------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def fingerprint(engine: Engine) -> str:
     loaded = engine.loaded
     digest = hashlib.sha256()
     usual = None if engine.way is None else activation_dtype(engine.way.precision)  # some ways hold norms in float32
-    for name, held in sorted(loaded.named().items()):
+    for name, held in sorted(loaded.named_tensors().items()):
         tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(as_bytes(tensor))

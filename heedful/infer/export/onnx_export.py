@@ -22,8 +22,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from heedful.atomic_io import atomic_path, make_folder, write_synced
-from heedful.checkpoint import Loaded, sentence_transformers, write_config
-from heedful.checkpoint.atomic_folder import whole_folder
+from heedful.checkpoint import ModelBundle, sentence_transformers, write_config
+from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.errors import HeedfulError
 from heedful.infer.export.onnx_graph import Output
 from heedful.infer.export.onnx_model import SEQUENCE, build_graph
@@ -56,7 +56,7 @@ class Exported:
         return max(self.differences.values())
 
 
-def export(loaded: Loaded, output: str | Path, *, overwrite: bool = False) -> Exported:
+def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
     """Write a graph that takes padded batches: one file if `output` ends with .onnx, or else a folder.
 
     A folder has model.onnx, config.json and the tokenizer's files (and those of sentence-transformers). Where any
@@ -68,7 +68,7 @@ def export(loaded: Loaded, output: str | Path, *, overwrite: bool = False) -> Ex
     _check_free(output, overwrite)
     if {(each.dtype, each.device.type) for each in loaded.parameters()} != {(torch.float32, "cpu")}:
         raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
-    limit = _limit(loaded.config.model, loaded.limit)
+    limit = _limit(loaded.config.model, loaded.max_length)
     graph = build_graph(loaded, limit or 0)
     if graph.size > LARGEST:
         raise HeedfulError(f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {LARGEST:,}")
@@ -119,7 +119,7 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     return MOST if limit is None and waves else limit
 
 
-def _notes(loaded: Loaded, config: Mapping[str, Any], limit: int | None) -> dict[str, str]:
+def _notes(loaded: ModelBundle, config: Mapping[str, Any], limit: int | None) -> dict[str, str]:
     """What is needed to use the file, as texts; lists and objects as JSON."""
     head = loaded.config.head
     notes: dict[str, Any] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
@@ -138,7 +138,7 @@ def _notes(loaded: Loaded, config: Mapping[str, Any], limit: int | None) -> dict
 # -- the comparison -------------------------------------------------------------------------------------------
 
 
-def _differences(loaded: Loaded, data: bytes, outputs: Mapping[str, Output], limit: int | None) -> dict[str, float]:
+def _differences(loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None) -> dict[str, float]:
     """The largest difference of each output from the packed model's, as a part of the latter's largest number."""
     session = _session(data)
     generator = np.random.default_rng(0)
@@ -182,12 +182,12 @@ def _as(wanted: Any, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[
     return numbers.reshape(-1, 2, numbers.shape[-1]) if len(wanted.shape) == 3 else numbers
 
 
-def _packed(loaded: Loaded, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]) -> list[Tensor]:
+def _packed(loaded: ModelBundle, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]) -> list[Tensor]:
     """What the packed model says of the tokens that are shown, an output at a time."""
     ids, kinds = ([row[there].tolist() for row, there in zip(grid, shown, strict=True)] for grid in (tokens, types))
     batch, head = Packed.of(ids, kinds), loaded.config.head
     with torch.inference_mode():
-        rows = loaded.rows(batch)
+        rows = loaded.hidden_states(batch)
         said = [] if loaded.head is None else loaded.head(rows, batch)
     several = [said] if isinstance(said, Tensor) else list(said)
     if isinstance(head, c.Span):
@@ -198,23 +198,23 @@ def _packed(loaded: Loaded, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], overwrite: bool) -> Path:
+def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, Any], overwrite: bool) -> Path:
     try:
         if out.suffix == ".onnx":
             make_folder(out.absolute().parent)
             with atomic_path(out) as part:
                 write_synced(part, [data])
             return out
-        with whole_folder(out, overwrite=overwrite) as folder:
+        with atomic_folder(out, overwrite=overwrite) as folder:
             write_synced(folder / FILE, [data])
             write_synced(
                 folder / "config.json",
                 [(json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()],
             )
             if loaded.tokenizer is not None:
-                loaded.tokenizer.save(folder, types=loaded.config.model.tells_types)
+                loaded.tokenizer.save(folder, types=loaded.config.model.uses_token_types)
             if isinstance(loaded.config.head, c.SentenceEmbedding):
-                sentence_transformers.write(folder, loaded.config.head, loaded.config.model.width)
+                sentence_transformers.write_modules(folder, loaded.config.head, loaded.config.model.width)
     except OSError as error:
         raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error
     return out / FILE

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
@@ -22,7 +22,7 @@ from heedful.model import config as c
 from heedful.model import heads as h
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Attention, Block, Stack, Transformer
-from heedful.nn.positions import BucketRelation, ShawRelation, buckets, sinusoid
+from heedful.nn.positions import BucketedPosition, ShawPosition, distance_buckets, sinusoid
 
 BATCH, CHOICES, SEQUENCE = "batch_size", "num_choices", "sequence_length"
 HIDDEN = -3e4  # added to the scores of hidden keys: exp of it is 0, and float16 holds it, should the graph become that
@@ -40,13 +40,13 @@ class BatchInputs:
     most: int  # places that tables of waves have
 
 
-def build_graph(loaded: Loaded, most: int) -> Graph:
+def build_graph(loaded: ModelBundle, most: int) -> Graph:
     """From input_ids, attention_mask and, where the model tells types apart, token_type_ids to what the head says.
 
     Tables of waves have `most` places. What has no such graph is refused.
     """
     _check(loaded)
-    g = Graph({id(parameter): name for name, parameter in loaded.named().items()})
+    g = Graph({id(parameter): name for name, parameter in loaded.named_tensors().items()})
     choice = isinstance(loaded.config.head, c.Choice)
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (loaded.config.model.embedding.types > 1)
     g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if choice else (BATCH, SEQUENCE))
@@ -59,7 +59,7 @@ def build_graph(loaded: Loaded, most: int) -> Graph:
     return g
 
 
-def _check(loaded: Loaded) -> None:
+def _check(loaded: ModelBundle) -> None:
     model, kind = loaded.config.model, loaded.config.head
     entries = FAMILIES[loaded.config.family].heads.values()
     wrong, without = "", [entry.kind for entry in entries if entry.encoder_only]
@@ -154,7 +154,7 @@ def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
         block = part.blocks[number]
         assert isinstance(block, Block)
         relation = part.relations[number] if isinstance(config.relation, c.Shaw) else None
-        assert isinstance(relation, ShawRelation | None)
+        assert isinstance(relation, ShawPosition | None)
         x = _block(g, block, x, sights[window], relation, config)
     return norm(g, part.norm, x)
 
@@ -181,15 +181,15 @@ def _bias(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> str:
     bias = g.op("Where", seen, 0.0, HIDDEN)
     if isinstance(config.relation, c.Buckets):
         relation, reach = part.relations[0], config.relation.reach
-        assert isinstance(relation, BucketRelation)
-        chosen = buckets(torch.arange(-reach, reach + 1), relation.count, reach, relation.causal)
+        assert isinstance(relation, BucketedPosition)
+        chosen = distance_buckets(torch.arange(-reach, reach + 1), relation.count, reach, relation.causal)
         table = relation.table(chosen).detach().numpy()
         bias = g.op("Add", bias, g.op("Transpose", g.op("Gather", table, distances(g, feed, reach)), perm=(2, 0, 1)))
     return bias
 
 
 def _block(
-    g: Graph, part: Block, x: str, sight: PositionInputs, vectors: ShawRelation | None, config: c.StackConfig
+    g: Graph, part: Block, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
 ) -> str:
     layers: tuple[tuple[nn.Module, Callable[[str], str]], ...] = (
         (part.attention_norm, lambda y: attention(g, part.attention, y, sight, vectors, config)),
@@ -202,7 +202,7 @@ def _block(
 
 
 def attention(
-    g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawRelation | None, config: c.StackConfig
+    g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
 ) -> str:
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
@@ -235,7 +235,7 @@ def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
-def head(g: Graph, loaded: Loaded, x: str, feed: BatchInputs) -> dict[str, Output]:
+def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, Output]:
     """What comes out, by the names that transformers gives it."""
     config, width = loaded.config.head, loaded.config.model.width
     part: Any = loaded.head

@@ -179,7 +179,7 @@ class BatchRun:
             yield None
             now = time.monotonic()
             for number in [number for number, item in waiting.items() if item.job.abandoned(now)]:
-                self._decoding.drop([number])
+                self._decoding.cancel([number])
                 yield waiting.pop(number), None, _expired()
         return [], None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from heedful.infer.engine import TOKEN_BUDGET, Chunk, EncodedInput
-from heedful.model.decode import Beam, Decoding
+from heedful.model.decode import BeamSearch, Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.seq2seq import GenerationConfig
 
@@ -62,5 +62,5 @@ def token_cost(tokens: int, writing: GenerationConfig | None) -> int:
     """What a piece counts: its tokens, and those that may be written for it, for each of the beams."""
     if writing is None:
         return tokens
-    beams = writing.how.width if isinstance(writing.how, Beam) else 1
+    beams = writing.how.num_beams if isinstance(writing.how, BeamSearch) else 1
     return (tokens + writing.max_new_tokens) * beams

@@ -13,19 +13,26 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
-from heedful.device import CPU, fast_bfloat16
+from heedful.checkpoint import ModelBundle
+from heedful.device import CPU, has_fast_bfloat16
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
-from heedful.nn.attend import KERNELS, attend_as
-from heedful.nn.cpu_ops import usable
-from heedful.nn.inference_linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel
+from heedful.nn.attend import KERNELS, attend_with
+from heedful.nn.cpu_ops import usable_kernels
+from heedful.nn.inference_linear import (
+    FUSED,
+    Int8Linear,
+    NativeLinear,
+    OneDnnLinear,
+    cannot_use_native,
+    cannot_use_onednn,
+)
 from heedful.nn.layers import ACTIVATIONS, Mlp
-from heedful.nn.layout import Bias, Call, Distance, Layout
+from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias
 
 LinearKernel = Literal["plain", "laid", "panels", "rounded"]
 AUTOTUNE_VARIABLE = (
@@ -54,15 +61,15 @@ class _Laying(NamedTuple):
 
 
 LINEAR_KERNELS: dict[LinearKernel, _Laying] = {
-    "laid": _Laying(Laid, tuple(FUSED), lambda linear: cannot_lay(linear.weight.dtype)),
-    "panels": _Laying(Panels, ("gelu",), cannot_panel),
-    "rounded": _Laying(Rounded, ("gelu",), lambda linear: ""),
+    "laid": _Laying(OneDnnLinear, tuple(FUSED), lambda linear: cannot_use_onednn(linear.weight.dtype)),
+    "panels": _Laying(NativeLinear, ("gelu",), cannot_use_native),
+    "rounded": _Laying(Int8Linear, ("gelu",), lambda linear: ""),
 }
 
 
 def activation_dtype(precision: Precision) -> torch.dtype:
     """Of the rows, and of weights that stay as they are; whole numbers beside bfloat16 where the processor has it."""
-    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and fast_bfloat16()) else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
 
 
 def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
@@ -74,7 +81,7 @@ def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.d
     return ""
 
 
-def autotune(loaded: Loaded, precision: Precision) -> ExecutionPlan:
+def autotune(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
 
     The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and learns no
@@ -105,7 +112,7 @@ def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
         if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
             above.add_module("up", way.make(above.up, name))
             above.activation = _as_it_is
-        if isinstance(above, nn.LayerNorm) and usable(above.weight) is not None:
+        if isinstance(above, nn.LayerNorm) and usable_kernels(above.weight) is not None:
             above.float()  # as the kernels read it
         for name, each in above.named_children():
             if isinstance(each, nn.Linear) and not way.cannot(each):
@@ -129,7 +136,7 @@ def autotune_enabled() -> bool:
     return os.environ.get(AUTOTUNE_VARIABLE) != "off"
 
 
-def fastest_plan(loaded: Loaded, precision: Precision) -> ExecutionPlan:
+def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     """Of a model in its precision on its device: as was measured on this machine before, or now, in a moment."""
     stack = loaded.config.model.encoder or loaded.config.model.decoder
     parameter = next(loaded.parameters())
@@ -160,7 +167,7 @@ def _read(found: Any) -> ExecutionPlan:
     return way
 
 
-def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> ExecutionPlan:
+def _measured(loaded: ModelBundle, config: StackConfig, precision: Precision) -> ExecutionPlan:
     way = ExecutionPlan(precision=precision)
     dtype = next(loaded.parameters()).dtype
     with torch.inference_mode():
@@ -179,10 +186,10 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
         3, bounds[-1], config.heads, config.head_width
     )
     bias = example_bias(config, bounds[-1], max(TEXT_LENGTHS), dtype, CPU)
-    call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
+    call = AttentionArgs(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
 
-    times = median_times({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
+    times = median_times({name: partial(attend_with, q, k, v, replace(call, first=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
 
@@ -201,7 +208,7 @@ def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtyp
     gaps = 2 * min(reach, longest - 1) + 1
     has_values = isinstance(config.relation, Shaw) and config.relation.values
     values = torch.zeros(gaps, config.head_width, dtype=dtype, device=device) if has_values else None
-    return Distance(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
+    return RelativeBias(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
 
 
 def _with_linears(way: ExecutionPlan, plain: nn.Linear) -> ExecutionPlan:

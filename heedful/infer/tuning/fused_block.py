@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from heedful.csrc import kernels
-from heedful.model.stack import Block, Placed, Sight
-from heedful.nn.cpu_attention import cannot_attend, spans
-from heedful.nn.cpu_ops import at, room
-from heedful.nn.inference_linear import Panels, Rounded
-from heedful.nn.layout import Call
-from heedful.nn.positions import Relation
+from heedful.model.stack import AttentionContext, Block, LayerContext
+from heedful.nn.cpu_attention import cannot_attend, span_table
+from heedful.nn.cpu_ops import address, empty
+from heedful.nn.inference_linear import Int8Linear, NativeLinear
+from heedful.nn.layout import AttentionArgs
+from heedful.nn.positions import RelativePosition
 
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -59,15 +59,20 @@ class FusedBlock:
         self._made = None
         return FusedBlock, ()
 
-    def __call__(self, block: Block, x: Tensor, sight: Sight, placed: Placed) -> Tensor | None:
+    def __call__(self, block: Block, x: Tensor, sight: AttentionContext, placed: LayerContext) -> Tensor | None:
         """The block's rows; None: it has to be computed part by part."""
         if torch.is_grad_enabled() or block.training:
             return None
         if sight.cache is not None or sight.memory is not None or sight.trace is not None:
             return None
-        if x.dtype != torch.bfloat16 or not x.is_contiguous() or type(placed.relation) is not Relation or len(x) == 0:
+        if (
+            x.dtype != torch.bfloat16
+            or not x.is_contiguous()
+            or type(placed.relation) is not RelativePosition
+            or len(x) == 0
+        ):
             return None
-        call = Call(layout=sight.layout, scale=block.attention.scale)
+        call = AttentionArgs(layout=sight.layout, scale=block.attention.scale)
         heads = x[:, None]
         if cannot_attend(heads, heads, heads, call):
             return None
@@ -76,9 +81,9 @@ class FusedBlock:
         if self._made is None:
             return None
         described = ctypes.addressof(self._made.block)
-        found, where = kernels(), spans(sight.layout)
+        found, where = kernels(), span_table(sight.layout)
         assert found is not None
-        z, space = torch.empty_like(x), room(found.block_space(described, len(x)), dtype=torch.uint8)
+        z, space = torch.empty_like(x), empty(found.block_space(described, len(x)), dtype=torch.uint8)
         window = -1 if placed.window is None else placed.window
         found.block(
             described,
@@ -107,8 +112,8 @@ def can_fuse(block: Block) -> bool:
         and not hasattr(block, "cross")
         and not mlp.gated
         and attention.kernel in ("", "native")
-        and all(isinstance(each, Panels) or (isinstance(each, Rounded) and each.panels) for each in layers)
-        and (mlp.up.gelu if isinstance(mlp.up, Panels) else mlp.up.activation == "gelu")
+        and all(isinstance(each, NativeLinear) or (isinstance(each, Int8Linear) and each.panels) for each in layers)
+        and (mlp.up.gelu if isinstance(mlp.up, NativeLinear) else mlp.up.activation == "gelu")
         and all(isinstance(each, nn.LayerNorm) and each.weight.dtype == torch.float32 for each in norms)
     )
 
@@ -123,22 +128,24 @@ def _described(block: Block) -> _Made:
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
     made = _Block(
         *(_linear(each) for each in layers),
-        *(_Norm(at(each.weight), at(each.bias), each.eps) for each in norms),
+        *(_Norm(address(each.weight), address(each.bias), each.eps) for each in norms),
         attention.heads,
         attention.causal,
         attention.scale,
     )
-    parts = [each.panels if isinstance(each, Rounded) else each for each in layers]
+    parts = [each.panels if isinstance(each, Int8Linear) else each for each in layers]
     read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
     read += [each for norm in norms for each in norm.parameters()]
     held, named = [each.detach() for each in read if each is not None], [norm._parameters for norm in norms]
     return _Made(made, named, _places(named), held)
 
 
-def _linear(layer: Panels | Rounded) -> _Linear:
-    if isinstance(layer, Panels):
-        return _Linear(at(layer.panels), at(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
+def _linear(layer: NativeLinear | Int8Linear) -> _Linear:
+    if isinstance(layer, NativeLinear):
+        return _Linear(address(layer.panels), address(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
     assert layer.panels is not None
     part = layer.panels
     width, out = layer.weight.shape
-    return _Linear(at(part.panels), at(part.bias), at(part.scales), at(part.sums), width, out, part.gelu)
+    return _Linear(
+        address(part.panels), address(part.bias), address(part.scales), address(part.sums), width, out, part.gelu
+    )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
@@ -120,10 +120,10 @@ class EncoderDistillation(MaskedLM):
         }
         return replace(masked, words=targets, counts=tuple(counts[name] for name in self.names))
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """The terms of `names`, each with one loss for each target."""
         targets: EncoderTargets = batch.words
-        rows = loaded.rows(batch.packed)
+        rows = loaded.hidden_states(batch.packed)
         assert batch.rows is not None
         theirs = None if targets.words is None else self.teacher.rows(targets.words)
         vectors = self._vectors(targets, theirs, rows)
@@ -177,7 +177,7 @@ class EncoderDistillation(MaskedLM):
     ) -> Float[Tensor, " pairs"]:
         pairs = torch.from_numpy(targets.pairs).to(rows.device)
         first = torch.from_numpy(targets.texts[targets.pairs]).to(rows.device)
-        scores: Tensor = self.modules["pairs"](rows[batch.packed.firsts()[pairs]])
+        scores: Tensor = self.modules["pairs"](rows[batch.packed.first_rows()[pairs]])
         return (scores.float()[:, 0] - (vectors[first] * vectors[first + 1]).sum(-1)) ** 2
 
     def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.config import Learned
 from heedful.model.heads import SentenceEmbeddingHead, pool
-from heedful.nn.layers import means
+from heedful.nn.layers import segment_means
 from heedful.objectives.base import Sample, concat_long, pack_samples
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.packed import Packed
@@ -49,7 +49,7 @@ class EncoderTeacher:
     Sentence vectors have unit length and, where the student is narrower, are projected on their principal components.
     """
 
-    def __init__(self, loaded: Loaded, tokenizer: Tokenizer) -> None:
+    def __init__(self, loaded: ModelBundle, tokenizer: Tokenizer) -> None:
         if loaded.tokenizer is None:
             raise HeedfulError(f"{loaded.source} has no tokenizer, which a teacher needs: put its tokenizer.json there")
         self.loaded, self.tokenizer = loaded.eval().requires_grad_(False), tokenizer
@@ -201,4 +201,4 @@ def mean_rows(
     place, owner, counts = (
         torch.from_numpy(array).to(rows.device) for array in (places, owners, np.bincount(owners, minlength=count))
     )
-    return means(rows[place], owner, counts)
+    return segment_means(rows[place], owner, counts)

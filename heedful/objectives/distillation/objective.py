@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from heedful.checkpoint import Loaded
-from heedful.model.pooling import ReadClasses
+from heedful.checkpoint import ModelBundle
+from heedful.model.pooling import PooledClassesHead
 from heedful.objectives.base import Batch, Sample, SelfSupervised, Term, upcast
 from heedful.objectives.distillation.losses import (
     cosine_distance,
@@ -190,7 +190,7 @@ class Distillation(SelfSupervised):
                 return fits.repeat_interleave(torch.tensor(sizes))
         return fits * shares
 
-    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+    def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """All terms, in the order of `balance`."""
         asked: TeacherRequest = batch.words
         rows, mine = capture(loaded, batch.packed, self.losses.wanted(0))
@@ -212,9 +212,9 @@ class Distillation(SelfSupervised):
     def _asks(self) -> bool:
         return any(name != "label" for name, _ in self._weights)
 
-    def _label_term(self, loaded: Loaded, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
+    def _label_term(self, loaded: ModelBundle, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         losses = self.learner.lost(scores, batch)
-        if isinstance(loaded.head, ReadClasses):
+        if isinstance(loaded.head, PooledClassesHead):
             assert rows is not None  # `look` gives them for such a head
             losses = losses + loaded.head.penalty(rows, batch.packed)
         right = None

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
-from heedful.model.pooling import ReadClasses
+from heedful.model.pooling import PooledClassesHead
 from heedful.model.trace import Part, Trace
-from heedful.nn.layout import Call
+from heedful.nn.layout import AttentionArgs
 from heedful.objectives.base import Batch, Sample
 from heedful.packed import Packed
 
@@ -32,7 +32,7 @@ class ScoringObjective(Protocol):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What the head says of the model's rows."""
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
@@ -59,23 +59,25 @@ class CaptureTrace(Trace):
     wanted: CaptureSpec
     held: dict[str, Tensor] = field(default_factory=dict, init=False)
 
-    def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+    def record_attention(
+        self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
+    ) -> None:
         """Queries, keys and values of a layer, the heads side by side."""
         if part != "cross" and layer in self.wanted.attention:
             self.held |= {f"{name}.{layer}": each.flatten(1) for name, each in zip("qkv", (q, k, v), strict=True)}
 
-    def keep(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
+    def record_states(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
         """Rows before a block, or after the last one."""
         if layer in self.wanted.states:
             self.held[f"states.{layer}"] = x
 
 
-def capture(loaded: Loaded, packed: Packed, wanted: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
+def capture(loaded: ModelBundle, packed: Packed, wanted: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
     """What is wanted of a model's inside, in float32, and with it the last rows; None where only scores are wanted."""
-    if not wanted.names and not isinstance(loaded.head, ReadClasses):
+    if not wanted.names and not isinstance(loaded.head, PooledClassesHead):
         return None, {}
     inside = CaptureTrace(what=(), wanted=wanted)
-    rows = loaded.rows(packed, trace=inside)
+    rows = loaded.hidden_states(packed, trace=inside)
     count = packed.bounds[-1]  # a batch may have been filled up
     return rows, {name: inside.held[name][:count].float() for name in wanted.names}
 
@@ -85,7 +87,7 @@ class Teacher:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: ModelBundle,
         learner: ScoringObjective,
         kind: ScoreKind,
         wanted: CaptureSpec,

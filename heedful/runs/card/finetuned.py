@@ -52,7 +52,7 @@ def write_finetuned_card(folder: Path) -> Path:
 
 
 def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    config = read_json(folder / "model" / "config.json", most=1 << 26)
+    config = read_json(folder / "model" / "config.json", max_bytes=1 << 26)
     kind, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
     heedful_only = isinstance(kind, str) and kind.split("-")[0] == "heedful"
     yield _front(results, heedful_only)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.data import Example, TaggedExample
 from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError, ModelError
@@ -75,7 +75,7 @@ def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
     load_masked_lm(name, settings)
 
 
-def load_masked_lm(name: str, settings: AugmentSettings) -> Loaded:
+def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
     """Load the model that the settings name, or the teacher, with its masked head.
 
     Raises:
@@ -95,7 +95,7 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> Loaded:
     return model
 
 
-def augmented_inputs(model: Loaded, examples: Sequence[Example], settings: AugmentSettings, seed: int) -> Iterator[Any]:
+def augmented_inputs(model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int) -> Iterator[Any]:
     """Yield variants of all examples, `copies` times: texts, pairs of texts, or lists of words."""
     replacer = WordReplacer(model, settings)
     for turn in range(settings.copies):
@@ -124,7 +124,7 @@ def _parts(example: Example) -> list[TokenizerInput]:
 class WordReplacer:
     """Replaces words of a single token by others, sampled from the most likely tokens by their probability."""
 
-    def __init__(self, model: Loaded, settings: AugmentSettings) -> None:
+    def __init__(self, model: ModelBundle, settings: AugmentSettings) -> None:
         self.model, self.settings = model.eval(), settings
         assert model.tokenizer is not None
         self.tokenizer: Tokenizer = model.tokenizer
@@ -140,7 +140,7 @@ class WordReplacer:
 
     def __call__(self, texts: Sequence[TokenizerInput], keys: Sequence[int]) -> list[Any]:
         """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
-        limit = self.model.limit
+        limit = self.model.max_length
         cut: Any = {"max_length": limit, "truncate": "longest_first"} if limit else {}
         encoded = self.tokenizer.encode_batch(list(texts), **cut)
         chosen = [self._chosen(each, key) for each, key in zip(encoded, keys, strict=True)]
@@ -175,7 +175,7 @@ class WordReplacer:
         if not at:
             return [[] for _ in encoded]
         head = getattr(self.model.head, "masked", self.model.head)
-        scores = head(self.model.rows(batch, wanted=torch.tensor(at)), batch)[:, : len(self._words)].float()
+        scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(at)), batch)[:, : len(self._words)].float()
         scores = scores.masked_fill(~self._words, -torch.inf)
         best, tokens = scores.topk(min(self.settings.top_k, int(self._words.sum())), -1)
         shares = best.softmax(-1).double().cumsum(-1)

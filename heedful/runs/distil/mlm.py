@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, overload
 
 from heedful.atomic_io import remove
-from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import derive_seed
-from heedful.device import CPU, device_of
+from heedful.device import CPU, resolve_device
 from heedful.errors import ModelError, RunError, SettingError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
@@ -57,7 +57,7 @@ UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing 
 
 
 def distil_masked(
-    teacher: Loaded,
+    teacher: ModelBundle,
     overrides: Overrides,
     data: Any,
     folder: Path,
@@ -97,7 +97,7 @@ def distil_masked(
         return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
 
 
-def _resolve(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
+def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDistilSettings:
     """Lay overrides over the defaults for this teacher.
 
     Raises:
@@ -117,20 +117,20 @@ def _resolve(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSe
             )
     continued = not isinstance(preview.student, SizeStudent)
     defaults = pretrain_defaults("mlm", width_for_lr(preview.student, teacher), continued=continued)
-    defaults = replace(defaults, max_seq_length=min(defaults.max_seq_length, teacher.limit or defaults.max_seq_length))
+    defaults = replace(defaults, max_seq_length=min(defaults.max_seq_length, teacher.max_length or defaults.max_seq_length))
     settings = overrides.resolve(replace(MaskedDistilSettings(teacher="?"), pretrain=defaults)).settings
     longest = max(settings.pretrain.lengths)
-    if teacher.limit is not None and longest > teacher.limit:
+    if teacher.max_length is not None and longest > teacher.max_length:
         raise SettingError(
-            f"pretrain.max_seq_length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to "
-            f"read all that the student reads: set it to {teacher.limit} or less",
+            f"pretrain.max_seq_length is {longest}, but {teacher.source} reads {teacher.max_length} tokens, and has to "
+            f"read all that the student reads: set it to {teacher.max_length} or less",
             path="pretrain.max_seq_length",
         )
     paths = [data] if isinstance(data, str | Path) else list(data)
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, paths))))
 
 
-def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings, teacher: Loaded) -> None:
+def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings, teacher: ModelBundle) -> None:
     """Write what the run is and the untrained student, or check that the run in the folder is the same."""
     folder, about = run.folder, {"weights": weights_digest(teacher)}
     accept_verdict_settings(folder, SETTINGS, settings)
@@ -186,7 +186,7 @@ def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadR
 
 
 def _judge(
-    teacher: Loaded, settings: MaskedDistilSettings, run: Run, components: Components, baseline: RunResult | None
+    teacher: ModelBundle, settings: MaskedDistilSettings, run: Run, components: Components, baseline: RunResult | None
 ) -> None:
     """Compare accuracy and speed of teacher, student and baseline, and write the verdict; all ranks call this."""
     models = {"teacher": teacher, "student": load(run.folder / RUN_MODEL, head="masked_lm")}
@@ -200,7 +200,7 @@ def _judge(
         write_verdict(run.folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
 
 
-def _masked_accuracy(models: Mapping[str, Loaded], components: Components) -> dict[str, JsonObject]:
+def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) -> dict[str, JsonObject]:
     """The accuracy of each model on masked tokens of the validation documents: the same masks, in float32."""
     samples, validation = build_samples(components)
     seed = components.settings.train.seed
@@ -242,7 +242,7 @@ class NumberedSamples(Sequence[Sample]):
 class TeacherLearner:
     """Learns the teacher's predictions of masked tokens beside the tokens themselves."""
 
-    def __init__(self, teacher: Loaded, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run) -> None:
+    def __init__(self, teacher: ModelBundle, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run) -> None:
         self.teacher, self.pretrain, self.run = teacher, pretrain, run
         self._settings = settings
 
@@ -256,7 +256,7 @@ class TeacherLearner:
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: each for name, each in table["pretrain"].items() if name not in UNUSED}}
 
-    def lesson(self, components: Components, model: Loaded, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
         """Return an objective of all losses, the same in each phase.
 
         Raises:
@@ -270,7 +270,7 @@ class TeacherLearner:
         masked = build_objectives(components, model, samples)[0]
         assert isinstance(masked, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
-        self.teacher.to(device_of(self.pretrain.train.device or CPU))
+        self.teacher.to(resolve_device(self.pretrain.train.device or CPU))
         vocab_size = min(each.config.model.embedding.vocabulary for each in (model, self.teacher))  # without padding
         teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=vocab_size)
         widths = model.config.model.width, self.teacher.config.model.width

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.checkpoint.digest import weights_digest
 from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
@@ -60,7 +60,7 @@ class DistilPlan:
 
     settings: DistilSettings
     task: str
-    teacher: Loaded
+    teacher: ModelBundle
     source: Dataset[Any]
     survey: DatasetStats
     unlabelled: Unlabelled
@@ -97,7 +97,7 @@ def _why(settings: FinetuneSettings) -> str:
 
 
 def plan_distil(
-    teacher: Loaded, overrides: Overrides, data: object, *, on_bad_row: OnBadRow = "raise", exclude: Path
+    teacher: ModelBundle, overrides: Overrides, data: object, *, on_bad_row: OnBadRow = "raise", exclude: Path
 ) -> DistilPlan:
     """Resolve the settings, open the data, and check both against the teacher, before anything is written.
 
@@ -177,7 +177,7 @@ def plan_distil(
 
 def _read_unlabelled(
     settings: DistilSettings,
-    teacher: Loaded,
+    teacher: ModelBundle,
     source: Dataset[Any],
     stats: DatasetStats,
     labels: tuple[str, ...] | None,

@@ -16,12 +16,12 @@ from heapq import nlargest
 from pathlib import Path
 from statistics import fmean
 
-from heedful.checkpoint import Loaded, load, save
+from heedful.checkpoint import ModelBundle, load, save
 from heedful.data import Example
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import derive_seed
 from heedful.data.tag_schemes import OUTSIDE
-from heedful.device import CPU, device_of
+from heedful.device import CPU, resolve_device
 from heedful.errors import SettingError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
@@ -117,7 +117,7 @@ def distil(
 
 
 def distil_task(
-    teacher: Loaded,
+    teacher: ModelBundle,
     overrides: Overrides,
     data: object,
     folder: Path,
@@ -221,13 +221,13 @@ class BaselineLearner:
         """The settings of fine-tuning."""
         return to_mapping(self.plan.settings)
 
-    def initial_model(self, seed: int) -> Loaded:
+    def initial_model(self, seed: int) -> ModelBundle:
         """Load the student as it was before training."""
         base = load(self.student.run.folder / start_name(self.student.student_plan.settings, seed))
         base.source = STUDENT_BEFORE
         return base
 
-    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
         """Encode the labelled examples."""
         return label_lesson(task, self.plan)
 
@@ -255,7 +255,7 @@ class TeacherLearner:
         self.student_plan = plan.finetune_plan()
         self._settings = plan.settings
         self._inputs: _Inputs | None = None
-        self._student: Loaded | None = None
+        self._student: ModelBundle | None = None
 
     def check(self) -> None:
         """Make the student on the first rank, and check that it can learn from the teacher; nothing is written.
@@ -290,7 +290,7 @@ class TeacherLearner:
         """The settings of the distillation without those of the verdict, which may be made again."""
         return settings_without_verdict(self._settings)
 
-    def initial_model(self, seed: int) -> Loaded:
+    def initial_model(self, seed: int) -> ModelBundle:
         """Load the student before training, which the run folder holds."""
         name = start_name(self.student_plan.settings, seed)
         if seed == self._settings.train.seed:
@@ -304,7 +304,7 @@ class TeacherLearner:
         base.source = student_origin(self._settings)
         return base
 
-    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
         """Return an objective of all losses, over labelled and unlabelled examples."""
         losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
         widths = model.config.model.width, self.plan.teacher.config.model.width
@@ -336,7 +336,7 @@ class TeacherLearner:
             self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.survey, base, plan.labels))
         return len(self._inputs.reading.samples), self._inputs.labelled_samples
 
-    def _build_student(self, seed: int) -> Loaded:
+    def _build_student(self, seed: int) -> ModelBundle:
         texts = [text for example in self._examples() for text in example.texts]
         return build_student(
             self._settings.student,
@@ -350,7 +350,7 @@ class TeacherLearner:
     def _examples(self) -> list[Example]:
         return [*self.plan.source.examples("train"), *self.plan.unlabelled.examples]
 
-    def _make_inputs(self, task: Task, model: Loaded) -> _Inputs:
+    def _make_inputs(self, task: Task, model: ModelBundle) -> _Inputs:
         """Encode everything for student and teacher; the teacher's outputs are cached, or computed in each step."""
         plan, settings = self.plan, self._settings
         unlabelled: Sequence[Example] = plan.unlabelled.examples
@@ -376,7 +376,7 @@ class TeacherLearner:
             self.run.reporter.message(
                 f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
             )
-        teacher_model = plan.teacher.to(device_of(settings.train.device or CPU))
+        teacher_model = plan.teacher.to(resolve_device(settings.train.device or CPU))
         teacher = Teacher(task.learning(teacher_model), teacher_task, kind, losses.wanted(1))
         return _Inputs(
             reading=own,
@@ -387,7 +387,7 @@ class TeacherLearner:
             ask=self._outputs(teacher, taught.samples, needs),
         )
 
-    def _pair(self, model: Loaded, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
+    def _pair(self, model: ModelBundle, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
         """Pair the student's samples with the teacher's, and name what is needed of the teacher's hidden layers.
 
         Raises:
@@ -408,7 +408,7 @@ class TeacherLearner:
 
     def _teacher_task(self, task: Task) -> Task:
         """The task with the teacher's tokenizer and maximum length."""
-        tokenizer, limit = require_tokenizer(self.plan.teacher), self.plan.teacher.limit
+        tokenizer, limit = require_tokenizer(self.plan.teacher), self.plan.teacher.max_length
         if tokenizer.fingerprint == task.tokenizer.fingerprint and task.limit is not None:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import make_folder
-from heedful.checkpoint import Loaded, load, save
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle, load, save
+from heedful.checkpoint.new_head import with_head
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, ModelError, RunError, SettingError
 from heedful.infer.precision import Precision
@@ -153,7 +153,7 @@ def fastest_precision(trials: Sequence[Measurement]) -> Precision:
     return max(trials, key=lambda trial: trial.speed).precision
 
 
-def default_shapes(teacher: Loaded) -> list[str]:
+def default_shapes(teacher: ModelBundle) -> list[str]:
     """Shapes for this teacher: classic ones of its task, "tiny", and a few numbers of its layers."""
     stack = single_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
@@ -267,7 +267,7 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
             student = build_student(
                 settings_of_student, plan.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
             )
-            student = attach(student, head.kind, labels=labels, problem_type=problem_type)
+            student = with_head(student, head.kind, labels=labels, problem_type=problem_type)
             path = Path(scratch) / str(number)
             save(student, path)
             paths[name], counts[name] = str(path), student.count()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
+from heedful.model.classic_config import AttentionPooling, BagPooling, HierarchicalPooling, Recurrent, StructuredPooling
 from heedful.runs.finetune.init_settings import WordSettings, name_with_revision
 from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults
 from heedful.runs.overrides import Overrides, flatten_settings
@@ -21,7 +21,7 @@ from heedful.tasks.specs import SPECS
 from heedful.toml_json import shown
 from heedful.train.settings import FitSettings, TrainSettings
 
-BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
+BAG, WORDS, DATA, PRETRAIN = BagPooling(), WordSettings(), DataSettings(), PretrainSettings()
 
 # -- the student --------------------------------------------------------------------------------------------------
 
@@ -74,18 +74,18 @@ class ClassicStudent:
     """A student from before the Transformer, over the words of the texts."""
 
     kind: Literal["classic"] = "classic"
-    reader: Bag | Attention | Structured | Hierarchical = BAG
+    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
     words: WordSettings = WORDS
     skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
 
 
 StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent
-CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
-    "bag": Bag(),
-    "attention": Attention(keys="tanh"),
-    "bilstm": Bag(over=Recurrent()),
-    "structured": Structured(),
-    "hierarchical": Hierarchical(),
+CLASSIC: dict[str, BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling] = {
+    "bag": BagPooling(),
+    "attention": AttentionPooling(keys="tanh"),
+    "bilstm": BagPooling(over=Recurrent()),
+    "structured": StructuredPooling(),
+    "hierarchical": HierarchicalPooling(),
 }
 
 NAMED_BY_STUDENT = {  # settings that the name of a student sets, by its kind

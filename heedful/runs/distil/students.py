@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, assign, config_of, create, load, read_config
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError, ModelError, did_you_mean
-from heedful.families import FAMILIES, USUAL
+from heedful.families import FAMILIES, DEFAULT_FAMILIES
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import (
     Learned,
@@ -23,7 +23,7 @@ from heedful.model.config import (
     StackConfig,
     TransformerXl,
 )
-from heedful.model.initialise import undrawn
+from heedful.model.initialise import skip_init
 from heedful.objectives.distillation.objective import DistillationLosses, HiddenStateLoss, RelationLoss
 from heedful.runs.distil.settings import (
     ClassicStudent,
@@ -47,13 +47,13 @@ MAX_LENGTH = 512  # tokens of a student with random weights, unless the teacher 
 
 def build_student(
     asked: StudentSettings,
-    teacher: Loaded,
+    teacher: ModelBundle,
     texts: Sequence[str],
     *,
     longest: int | None,
     seed: int,
     log: Callable[[str], None],
-) -> Loaded:
+) -> ModelBundle:
     """Make or load the student; one of the teacher's layers has the teacher's head, too.
 
     Raises:
@@ -126,7 +126,7 @@ def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def student_from_layers(teacher: Loaded, settings: LayersStudent) -> Loaded:
+def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelBundle:
     """Copy layers of the teacher into a student, of another family if one is named.
 
     Raises:
@@ -151,15 +151,15 @@ def student_from_layers(teacher: Loaded, settings: LayersStudent) -> Loaded:
     part = "encoder" if model.encoder is not None else "decoder"
     small = replace(stack, layers=len(layers), blocks=len(blocks) if shared else None)
     parts: dict[str, Any] = {part: small}
-    config = Config(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
+    config = BundleConfig(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
     if settings.family not in ("", config.family):
         config = _in_family(settings.family, config)
-    with undrawn():
-        student = Loaded(config, teacher.tokenizer, teacher.source)
-    tensors_of_teacher = teacher.named()
+    with skip_init():
+        student = ModelBundle(config, teacher.tokenizer, teacher.source)
+    tensors_of_teacher = teacher.named_tensors()
     if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
         assign(student, _tensors(student, tensors_of_teacher, part, blocks, stack), "cpu")
-        student = attach(student, "masked_lm")
+        student = with_head(student, "masked_lm")
     tensors = _tensors(student, tensors_of_teacher, part, blocks, stack)
     if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
         tensors["embedding.positions.weight"] += tensors_of_teacher["embedding.types.weight"].detach()[0]
@@ -170,14 +170,14 @@ def student_from_layers(teacher: Loaded, settings: LayersStudent) -> Loaded:
 
 
 def _tensors(
-    student: Loaded, tensors: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
+    student: ModelBundle, tensors: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
 ) -> dict[str, Tensor]:
     """Copies of the teacher's tensors under their names in the student.
 
     Raises:
         ModelError: If a layer cannot be in the position of another one.
     """
-    names = {name: _teacher_name(name, part, blocks, stack) for name in student.named()}
+    names = {name: _teacher_name(name, part, blocks, stack) for name in student.named_tensors()}
     copied = {name for name in tensors if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
     wanted = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
     if different := sorted(copied ^ wanted):
@@ -197,7 +197,7 @@ def _teacher_name(name: str, part: str, blocks: Sequence[int], stack: StackConfi
     return ".".join(components)
 
 
-def _in_family(family: str, config: Config) -> Config:
+def _in_family(family: str, config: BundleConfig) -> BundleConfig:
     """The config in another family, with its dropout, and without token types if it has none.
 
     Raises:
@@ -211,7 +211,7 @@ def _in_family(family: str, config: Config) -> Config:
         if found.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
             wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
         if with_dropout(found, wanted) == wanted:
-            return Config(family=family, model=found)
+            return BundleConfig(family=family, model=found)
     raise HeedfulError(
         f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
         "student of a size, which begins with fresh weights"
@@ -230,10 +230,10 @@ def _parts(family: str) -> tuple[bool, bool] | None:
 # -- a size -------------------------------------------------------------------------------------------------------
 
 
-def student_of_size(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
+def student_of_size(teacher: ModelBundle, asked: SizeStudent, longest: int | None, seed: int) -> ModelBundle:
     """Make a student with random weights and the teacher's vocabulary."""
     tokenizer = require_tokenizer(teacher)
-    longest = longest or min(teacher.limit or MAX_LENGTH, MAX_LENGTH)
+    longest = longest or min(teacher.max_length or MAX_LENGTH, MAX_LENGTH)
     settings = PretrainSettings(
         model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
         max_seq_length=longest,
@@ -247,17 +247,17 @@ def student_of_size(teacher: Loaded, asked: SizeStudent, longest: int | None, se
     return made.eval()
 
 
-def _like(config: Config) -> str:
+def _like(config: BundleConfig) -> str:
     """The teacher's family if its sizes have the same parts, else the usual family."""
     if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
         return config.family
-    return USUAL["mlm"]
+    return DEFAULT_FAMILIES["mlm"]
 
 
 # -- what it learns of the teacher --------------------------------------------------------------------------------
 
 
-def resolve_losses(settings: LossSettings, student: Loaded, teacher: Loaded) -> DistillationLosses:
+def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> DistillationLosses:
     """Resolve loss settings to the layers and heads of a student and a teacher.
 
     Raises:
@@ -283,7 +283,7 @@ def resolve_losses(settings: LossSettings, student: Loaded, teacher: Loaded) -> 
     )
 
 
-def head_untrained(settings: LossSettings, student: Loaded, teacher: Loaded) -> bool:
+def head_untrained(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> bool:
     """Whether the student's head has random weights and no loss reaches it."""
     learns = (
         settings.kd_weight
@@ -346,13 +346,13 @@ def _relations(settings: RelationsSettings, student: StackConfig, teacher: Stack
     )
 
 
-def sentence_vector_width(loaded: Loaded) -> int:
+def sentence_vector_width(loaded: ModelBundle) -> int:
     """The width of a text's vector: the poolings of an embedding head are concatenated."""
     head = loaded.config.head
     return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
 
 
-def width_for_lr(settings: StudentSettings, teacher: Loaded) -> int:
+def width_for_lr(settings: StudentSettings, teacher: ModelBundle) -> int:
     """The width by which the default learning rate is chosen: of the student's folder, or of the teacher."""
     if isinstance(settings, FolderStudent):
         return config_of(settings.model, revision=settings.revision or None).model.width

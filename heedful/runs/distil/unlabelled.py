@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import DataSettings, Example, PairExample, QuestionExample, TaggedExample
 from heedful.data import read as read_data
 from heedful.data.bad_rows import Skip
@@ -27,7 +27,7 @@ from heedful.tasks.task import EncodedSplit, Task
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats whose labels are ignored
 
 
-def teacher_task(teacher: Loaded) -> str:
+def teacher_task(teacher: ModelBundle) -> str:
     """The task of a teacher's head; "masked" for a masked language model.
 
     Raises:

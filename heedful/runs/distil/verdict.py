@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.atomic_io import make_folder
-from heedful.checkpoint import RUN_MODEL, Loaded
+from heedful.checkpoint import RUN_MODEL, ModelBundle
 from heedful.data import Dataset, TaggedExample
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
@@ -56,7 +56,7 @@ class ServingSpeed:
 
 def judge_student(
     folder: Path,
-    teacher: Loaded,
+    teacher: ModelBundle,
     source: Dataset[Any],
     settings: DistilSettings,
     baseline: Path | None,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from heedful.bundled import BUNDLED_ENCODER
-from heedful.checkpoint import Config, Loaded, create, load
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create, load
+from heedful.checkpoint.new_head import with_head
 from heedful.data import (
     Dataset,
     Seq2SeqExample,
@@ -42,7 +42,7 @@ def initial_model(
     seed: int,
     max_length: int | None,
     log: Callable[[str], None],
-) -> Loaded:
+) -> ModelBundle:
     """Load or make the model that training starts from, without the task's head.
 
     Args:
@@ -71,10 +71,10 @@ def initial_model(
     return _scratch_encoder(init, list(_texts(source, counts)), seed, max_length or MAX_LENGTH, log)
 
 
-def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]) -> Loaded:
+def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]) -> ModelBundle:
     """Make an encoder with random weights and a tokenizer of the texts; optionally pre-train it by masked tokens."""
     tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
-    config = Config(family="heedful", model=_scratch_config(init, tokenizer, max_length))
+    config = BundleConfig(family="heedful", model=_scratch_config(init, tokenizer, max_length))
     encoder = create(config, tokenizer, seed=seed)
     log(
         f"no model was given: an encoder of {encoder.count():,} parameters is trained on the spot, on these texts "
@@ -82,7 +82,7 @@ def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int
     )
     if not init.mlm_steps:
         return encoder
-    model = attach(encoder, "masked_lm", seed=seed)
+    model = with_head(encoder, "masked_lm", seed=seed)
     objective = MaskedLM(tokenizer=tokenizer)
     settings = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
@@ -137,9 +137,9 @@ def build_task(
     settings: FinetuneSettings,
     source: Dataset[Any],
     stats: DatasetStats,
-    model: Loaded,
+    model: ModelBundle,
     labels: tuple[str, ...] | None = None,
-) -> tuple[Task, Loaded]:
+) -> tuple[Task, ModelBundle]:
     """Return the task, and the model with the task's head.
 
     Args:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, assign, create, load
+from heedful.checkpoint import BundleConfig, ModelBundle, assign, create, load
 from heedful.data.word_vectors import WordVectors, read_vectors
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
+from heedful.model.classic_config import ClassicConfig, HierarchicalPooling, PoolingConfigs
 from heedful.model.config import EmbeddingConfig
-from heedful.model.initialise import undrawn
+from heedful.model.initialise import skip_init
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
 from heedful.runs.finetune.init_settings import Classic, WordSettings
@@ -36,7 +36,7 @@ Said = Callable[[str], None]
 
 def classic_model(
     settings: Classic, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
-) -> Loaded:
+) -> ModelBundle:
     """Make the classic model that training starts from, without a head.
 
     Args:
@@ -62,7 +62,7 @@ def classic_model(
         ),
         reader=with_sentence_ends(settings.reader, tokenizer),
     )
-    made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
+    made = create(BundleConfig(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
         made.model.embedding.tokens.weight.data[unknown] = 0.0  # stays untrained where no text has unknown words
     log(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
@@ -73,7 +73,7 @@ def classic_model(
     return freeze_embeddings(made) if words.frozen else made
 
 
-def _in_context(settings: Classic, seed: int) -> Loaded:
+def _in_context(settings: Classic, seed: int) -> ModelBundle:
     """A classic model over the hidden states of a frozen encoder."""
     inner = load(settings.model, revision=settings.revision or None)
     model = inner.config.model
@@ -87,8 +87,8 @@ def _in_context(settings: Classic, seed: int) -> Loaded:
         reader=with_sentence_ends(settings.reader, inner.tokenizer),
         frozen=True,
     )
-    made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
-    known, given = inner.named(), made.named()
+    made = create(BundleConfig(family=FAMILY, model=config), inner.tokenizer, seed=seed)
+    known, given = inner.named_tensors(), made.named_tensors()
     body = {name for name in known if name.startswith(("embedding.", "encoder."))}
     assert body == {name for name in given if not name.startswith("over.")}
     assign(made, {name: (known if name in body else given)[name].detach() for name in given}, "cpu")
@@ -119,7 +119,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
 
 
 @torch.no_grad()
-def assign_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> str:
+def assign_vectors(loaded: ModelBundle, known: WordVectors, mine: Sequence[str]) -> str:
     """Copy the vectors of a file into the embedding table, and say how many words of the texts have one."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
@@ -134,7 +134,7 @@ def assign_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> s
     )
 
 
-def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
+def _learn(loaded: ModelBundle, texts: Sequence[str], steps: int, seed: int) -> str:
     """Train the embeddings by skip-gram, and report its loss in a sentence."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
@@ -159,13 +159,13 @@ def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]
     return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
 
 
-def with_sentence_ends(reader: Readers, tokenizer: Tokenizer) -> Readers:
+def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingConfigs:
     """Return a pooling with the tokens that end a sentence, if it needs them.
 
     Raises:
         SettingError: If a token id is out of range, or no token ends a sentence.
     """
-    if not isinstance(reader, Hierarchical):
+    if not isinstance(reader, HierarchicalPooling):
         return reader
     if wrong := [id for id in reader.ends if not 0 <= id < tokenizer.size]:
         raise HeedfulError(
@@ -186,12 +186,12 @@ def with_sentence_ends(reader: Readers, tokenizer: Tokenizer) -> Readers:
     return replace(reader, ends=ends if after is None else (*ends, after))
 
 
-def freeze_embeddings(loaded: Loaded) -> Loaded:
+def freeze_embeddings(loaded: ModelBundle) -> ModelBundle:
     """Return the classic model with frozen embeddings."""
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)
-    with undrawn():
-        made = Loaded(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
-    tensors: dict[str, Tensor] = {name: each.detach() for name, each in loaded.named().items()}
+    with skip_init():
+        made = ModelBundle(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
+    tensors: dict[str, Tensor] = {name: each.detach() for name, each in loaded.named_tensors().items()}
     assign(made, tensors, "cpu")
     return made.eval()

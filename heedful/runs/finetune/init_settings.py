@@ -11,12 +11,12 @@ from typing import Literal
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
-from heedful.model.vaswani import PUBLISHED, Shape
+from heedful.model.classic_config import AttentionPooling, BagPooling, GlobalAttention, HardAttention, HierarchicalPooling, RecurrentSeq2Seq, RecurrentSeq2Seq
+from heedful.model.vaswani import PUBLISHED_SIZES, VaswaniSize
 
 HEAD_WIDTH = 32  # of a Scratch encoder
 WORD_WIDTH = 96
-BAG, RNN = Bag(), Writer()
+BAG, RNN = BagPooling(), RecurrentSeq2Seq()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class Classic:
     """A model from before the Transformer, over word embeddings or the hidden states of a frozen pretrained encoder."""
 
     kind: Literal["classic"] = "classic"
-    reader: Bag | Attention | Structured | Hierarchical = BAG
+    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
     model: str = ""  # the encoder: a folder, or NAME[@REVISION] on the hub; "": none, over words
     revision: str = ""  # of the name, instead of NAME@REVISION
     words: WordSettings = WordSettings()
@@ -133,7 +133,7 @@ class Recurrent:
     """Two recurrent nets with random weights, for seq2seq."""
 
     kind: Literal["recurrent"] = "recurrent"
-    rnn: Writer = RNN
+    rnn: RecurrentSeq2Seq = RNN
     embedding_width: int | None = None  # of the vectors of tokens; None: half of rnn.width
     tokenizer: SharedTokenizer = SharedTokenizer()
 
@@ -144,7 +144,7 @@ class Recurrent:
 
 
 LONGEST = 256
-SIZES = {"small": Shape(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED}
+SIZES = {"small": VaswaniSize(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED_SIZES}
 Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
 
 
@@ -182,7 +182,7 @@ class Transformer:
             raise HeedfulError(f"width is {shape.width} and heads {shape.heads}; expected an even width for each head")
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> VaswaniSize:
         """The named shape, with what is set instead of it."""
         values = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
         return replace(SIZES[self.size], **{name: value for name, value in values.items() if value is not None})
@@ -202,7 +202,7 @@ def _one_name(init: Pretrained | Classic) -> None:
         object.__setattr__(init, name, value)
 
 
-def _without_effect(writer: Writer) -> None:
+def _without_effect(writer: RecurrentSeq2Seq) -> None:
     """Refuse settings that would change nothing; the model accepts them, since saved folders may have them."""
     match writer.look:
         case None if not writer.feed:
@@ -210,7 +210,7 @@ def _without_effect(writer: Writer) -> None:
                 "rnn.feed says whether what was looked at goes into the next step, but look is none: leave "
                 "feed out, or look at something"
             )
-        case Everywhere() | Hard() as look if look.score != "location" and look.longest != Everywhere().longest:
+        case GlobalAttention() | HardAttention() as look if look.score != "location" and look.longest != GlobalAttention().longest:
             raise HeedfulError(
                 f'rnn.look.longest is of location scores, but look.score is "{look.score}", for which a text '
                 "may have any length: leave longest out, or set look.score=location"

@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
-from heedful.device import precision
+from heedful.device import unused_gpu_note
 from heedful.objectives import Objective, Sample
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card
@@ -118,10 +118,10 @@ class Learner(Protocol):
     def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
 
-    def initial_model(self, seed: int) -> Loaded:
+    def initial_model(self, seed: int) -> ModelBundle:
         """Return the model that training with this seed starts from, without the task's head."""
 
-    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
         """Return what `model`, which has the task's head, learns."""
 
 
@@ -140,7 +140,7 @@ class LabelLearner:
         """The settings of the run."""
         return to_mapping(self.plan.settings)
 
-    def initial_model(self, seed: int) -> Loaded:
+    def initial_model(self, seed: int) -> ModelBundle:
         """Load the model, or the one that was made for this run, which its folder holds."""
         plan, init, log = self.plan, self.plan.settings.init, self.run.reporter.message
         make = partial(initial_model, init, plan.source, plan.survey.counts, seed, plan.settings.max_length, log)
@@ -150,7 +150,7 @@ class LabelLearner:
         base.source = INIT_NAMES[init.kind]
         return base
 
-    def lesson(self, task: Task, model: Loaded, seed: int) -> Lesson:
+    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
         """Encode the training examples."""
         return label_lesson(task, self.plan)
 
@@ -218,7 +218,7 @@ class FinetuneTraining:
         if self.on_its_own:
             self.run.illustrate(write_finetuned_card)
 
-    def _train_seed(self, base: Loaded | None, seed: int, folder: Path) -> JsonObject | None:
+    def _train_seed(self, base: ModelBundle | None, seed: int, folder: Path) -> JsonObject | None:
         """Train and evaluate with one seed, from `base` or a model of its own; None if a signal interrupted it."""
         if (folder / SEED).exists():
             self._tidy(folder)
@@ -257,7 +257,7 @@ class FinetuneTraining:
         return results
 
     def _evaluate(
-        self, settings: FinetuneSettings, task: Task, model: Loaded, trainer: Trainer, fitted: FitResult,
+        self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, fitted: FitResult,
         lesson: Lesson, notes: list[str], folder: Path,
     ) -> JsonObject:  # fmt: skip
         """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
@@ -291,7 +291,7 @@ class FinetuneTraining:
 
     # -- baselines ----------------------------------------------------------------------------------------------------
 
-    def _score_before_training(self, task: Task, model: Loaded, folder: Path) -> None:
+    def _score_before_training(self, task: Task, model: ModelBundle, folder: Path) -> None:
         """Evaluate the untrained model if it may do the task already; once, also for a run that resumes."""
         zero_shot = SPECS[self.settings.task.kind].zero_shot
         if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
@@ -302,7 +302,7 @@ class FinetuneTraining:
             write_file(folder / BEFORE, baseline)
 
     def _baseline(
-        self, task: Task, model: Loaded, trainer: Trainer, encoded: EncodedSplit, folder: Path
+        self, task: Task, model: ModelBundle, trainer: Trainer, encoded: EncodedSplit, folder: Path
     ) -> dict[str, JsonObject]:
         """The scores before training, or those of a bag of words; {} if the task has no baseline."""
         if not self.settings.eval_baseline or not self.splits:
@@ -326,11 +326,11 @@ class FinetuneTraining:
 
     # -- models and scores --------------------------------------------------------------------------------------------
 
-    def _save(self, model: Loaded, folder: Path, name: str = RUN_MODEL) -> None:
+    def _save(self, model: ModelBundle, folder: Path, name: str = RUN_MODEL) -> None:
         if self.run.ranks.first:
             save(model, folder / name, overwrite=True)
 
-    def _save_last(self, settings: FinetuneSettings, task: Task, model: Loaded, folder: Path) -> None:
+    def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
         """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
         model = copy(task.answering(model))
         if settings.task.tunes_thresholds(self.survey):
@@ -342,16 +342,16 @@ class FinetuneTraining:
         if self.run.ranks.first and not self.settings.fit.keep_checkpoints:
             remove_training_state(folder)
 
-    def _dev_share(self, task: Task, model: Loaded, dtype: torch.dtype) -> EvalMetrics:
+    def _dev_share(self, task: Task, model: ModelBundle, dtype: torch.dtype) -> EvalMetrics:
         """Evaluate this rank's share of dev."""
         examples = self.source.examples("dev")
         return measure_split(task, task.answering(model), examples, precision=dtype, ranks=self.run.ranks)
 
-    def _evaluate_split(self, task: Task, model: Loaded, split: str, folder: Path | None = None) -> JsonObject:
+    def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
         """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
         self.run.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.first else None
-        dtype = precision(self.settings.eval_precision, next(model.parameters()).device)
+        dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
         task, model = task.on_split(model, lambda: self.survey, split)
         measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
         return {"numbers": task.told(measure), "intervals": measure.intervals()}

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.data import Dataset, Seq2SeqExample
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
 from heedful.model.config import (
     Buckets,
     EmbeddingConfig,
@@ -21,7 +21,7 @@ from heedful.model.config import (
     Sinusoidal,
     TransformerXl,
 )
-from heedful.model.vaswani import original
+from heedful.model.vaswani import vaswani_config
 from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
 from heedful.tasks.metrics.bleu import bleu_is_informative, has_bleu
 from heedful.tasks.spec import TaskSettings
@@ -39,7 +39,7 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 
 def seq2seq_model(
     init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
-) -> Loaded:
+) -> ModelBundle:
     """Make the tokenizer and the model that training starts from."""
     options = init.tokenizer
     places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
@@ -56,22 +56,22 @@ def seq2seq_model(
         family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
         family, model = "heedful", transformer_config(init, tokenizer.size)
-    made = create(Config(family=family, model=model), tokenizer, seed=seed)
+    made = create(BundleConfig(family=family, model=model), tokenizer, seed=seed)
     what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
     log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
     return made
 
 
-def recurrent_config(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
-    """Config of two recurrent nets; source, target and output share one embedding with entries of unit variance."""
+def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | None = None) -> ModelConfig:
+    """BundleConfig of two recurrent nets; source, target and output share one embedding with entries of unit variance."""
     width = width or writer.width // 2
     words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
     return ClassicConfig(embedding=words, reader=writer)
 
 
 def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
-    """Config of the original Transformer, or of one with other norms or positions."""
-    made = original(settings.shape, vocabulary)
+    """BundleConfig of the original Transformer, or of one with other norms or positions."""
+    made = vaswani_config(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
     more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
     more["relation"] = RELATIONS.get(settings.positions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
 from heedful.train.settings import TrainSettings
@@ -34,7 +34,7 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
 
 
 def training_time_note(
-    loaded: Loaded, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
+    loaded: ModelBundle, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
 ) -> str:
     """A sentence with the estimated time of training; "" if it is short, or cannot be estimated.
 

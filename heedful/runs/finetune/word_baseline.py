@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import Dataset
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.data.sampler import derive_seed, epoch_order
@@ -213,7 +213,7 @@ class WordBaseline:
 
 def score_words(
     task: Task,
-    loaded: Loaded,
+    loaded: ModelBundle,
     source: Dataset[Any],
     found: DatasetStats,
     splits: Sequence[str],

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from heedful.checkpoint import RUN_MODEL, Loaded, load
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.runs.plots.labels import drawable_labels
@@ -37,13 +37,13 @@ class Alignment(NamedTuple):
     weights: Float[np.ndarray, "written read"]
 
 
-def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
+def alignment(loaded: ModelBundle, text: str, written: str) -> Alignment | None:
     """The alignment in the decoder's last layer, as the mean over its heads; None if the model has no cross-attention.
 
     The target is tokenized again; the row of a token is the one from which it was predicted.
     """
     tokenizer, model = loaded.tokenizer, loaded.config.model
-    if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.gives:
+    if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.traceable:
         return None
     mark = sequence_ends(model, tokenizer)
     assert mark.start is not None
@@ -52,7 +52,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     layer = 0 if model.decoder is None else model.decoder.layers - 1
     trace = Trace(parts=("cross",), layers=[layer])
     with torch.inference_mode():
-        loaded.rows(Packed.of([given.ids], [given.types]), Packed.of([[mark.start, *inner]]), trace=trace)
+        loaded.hidden_states(Packed.of([given.ids], [given.types]), Packed.of([[mark.start, *inner]]), trace=trace)
     looked = trace.attention["cross", layer, 0].weights
     assert looked is not None
     names = [name for name, special in zip(_names(said, written), said.special, strict=True) if not special]
@@ -60,7 +60,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     return Alignment(_names(given, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
 
 
-def _names(encoded: Encoding, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
+def _names(encoded: Encoding, text: str, loaded: ModelBundle | None = None) -> tuple[str, ...]:
     """The characters of each token, or SPACE; the names of special tokens."""
     return tuple(
         (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")
@@ -82,7 +82,7 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     if loaded.tokenizer is None or not loaded.needs_target:
         return None
     chosen: list[Alignment] = []
-    most = LONGEST if loaded.limit is None else min(LONGEST, loaded.limit - 1)  # one more token begins the target
+    most = LONGEST if loaded.max_length is None else min(LONGEST, loaded.max_length - 1)  # one more token begins the target
     for _, text, said in told:
         if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
             found = alignment(loaded, text, said)

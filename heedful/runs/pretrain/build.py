@@ -10,15 +10,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
-from heedful.checkpoint.new_head import attach, new_head
+from heedful.checkpoint import RUN_MODEL, BundleConfig, ModelBundle, assign, create, load, read_config
+from heedful.checkpoint.new_head import make_head_config, with_head
 from heedful.data.corpus.documents import CorpusSettings
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.families import FAMILIES, USUAL
+from heedful.families import FAMILIES, DEFAULT_FAMILIES
 from heedful.model.config import Learned, ModelConfig, StackConfig
-from heedful.model.initialise import undrawn
+from heedful.model.initialise import skip_init
 from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.causal_lm import CausalLM
 from heedful.objectives.masked_lm import MaskedLM, MaskedLMWithPairs
@@ -55,7 +55,7 @@ class Components:
     settings: PretrainSettings
     tokenizer: Tokenizer
     corpus: Corpus
-    init_model: Loaded | None  # the trained model to continue from
+    init_model: ModelBundle | None  # the trained model to continue from
     teacher: TeacherRun | None = None
     probes: Sequence[ProbeSet] = ()
 
@@ -82,23 +82,23 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
                 raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
 
 
-def check_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
+def check_model(settings: PretrainSettings, started: ModelBundle | None, teacher: ModelBundle | None) -> None:
     """Refuse a model or a teacher that does not fit the objective, before text is read."""
     if started is None:
-        config, who = Config(family=_family(settings), model=_usual(_family(settings))), _family(settings)
+        config, who = BundleConfig(family=_family(settings), model=_usual(_family(settings))), _family(settings)
     else:
         config, who, longest = started.config, started.source, max(settings.lengths)
-        if started.limit is not None and longest > started.limit:
-            raise HeedfulError(f"max_seq_length is {longest}, but {started.source} reads {started.limit} tokens")
-    new_head(config, _head(settings))
-    both = config.model.reads and config.model.writes
+        if started.max_length is not None and longest > started.max_length:
+            raise HeedfulError(f"max_seq_length is {longest}, but {started.source} reads {started.max_length} tokens")
+    make_head_config(config, _head(settings))
+    both = config.model.has_encoder and config.model.has_decoder
     if isinstance(settings.objective, ClmSettings) and both:
         told = "has an encoder, and causal language modelling needs a decoder alone"
         raise HeedfulError(f"{who} {told}: take --objective span_corruption, or another model")
     if isinstance(settings.objective, SpanCorruptionSettings) and not both:
         told = "is not an encoder-decoder, as span corruption needs"
         raise HeedfulError(f"{who} {told}: take --objective clm, or another model")
-    if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
+    if teacher is not None and teacher.config.model.has_encoder and teacher.config.model.has_decoder:
         told = "has a decoder beside its encoder, and a teacher is an encoder alone"
         raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head-kind encoder")
 
@@ -119,7 +119,7 @@ def check_tokenizer(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
 
 
 def _family(settings: PretrainSettings) -> str:
-    family = settings.model.family or USUAL[settings.objective.kind]
+    family = settings.model.family or DEFAULT_FAMILIES[settings.objective.kind]
     known = [name for name, each in FAMILIES.items() if each.sizes]  # the others have no sizes to pre-train
     if family not in known:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
@@ -129,18 +129,18 @@ def _family(settings: PretrainSettings) -> str:
 # -- the model ----------------------------------------------------------------------------------------------------
 
 
-def build_model(components: Components) -> Loaded:
+def build_model(components: Components) -> ModelBundle:
     """Make the model, or take the one to continue from, with the head of the objective."""
     settings, seed = components.settings, components.settings.train.seed
     head = _head(settings)
     if components.init_model is not None:
         usual = components.init_model.config.model
         started = _remade(components.init_model, with_dropout(usual, usual, settings.model.dropout))
-        return attach(started, head, seed=seed)
+        return with_head(started, head, seed=seed)
     config = config_of_size(_family(settings), settings, components.tokenizer)
     config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
     bare = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
-    return attach(bare, head, seed=seed)
+    return with_head(bare, head, seed=seed)
 
 
 def _head(settings: PretrainSettings) -> str:
@@ -162,7 +162,7 @@ def _usual(family: str) -> ModelConfig:
     return read_config(dict(values) | {"model_type": family}, family).model
 
 
-def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
+def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> BundleConfig:
     """The config of a family with the layers, width and heads of the settings, for a tokenizer and a length."""
     model = _usual(family)
     layers, width, heads = settings.model.shape
@@ -201,7 +201,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         start=None if model.start is None else tokenizer.special.pad,
     )
     told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
-    return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
+    return BundleConfig(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
 
 
 def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
@@ -217,16 +217,16 @@ def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = Non
     return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})
 
 
-def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
+def _remade(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
     """The model with another config and the same weights."""
-    with undrawn():
-        made = Loaded(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
-    assign(made, {name: each.detach() for name, each in loaded.named().items()}, "cpu")
-    made.spare = loaded.spare
+    with skip_init():
+        made = ModelBundle(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
+    assign(made, {name: each.detach() for name, each in loaded.named_tensors().items()}, "cpu")
+    made.other_head_tensors = loaded.other_head_tensors
     return made.eval()
 
 
-def model_to_save(loaded: Loaded, components: Components) -> Loaded:
+def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
     """The model with the dropout for fine-tuning: that of its family, or of the model that training continued from."""
     usual = components.init_model.config.model if components.init_model is not None else _usual(loaded.config.family)
     return _remade(loaded, with_dropout(loaded.config.model, usual))
@@ -236,7 +236,7 @@ def model_to_save(loaded: Loaded, components: Components) -> Loaded:
 
 
 def build_objectives(
-    components: Components, loaded: Loaded, samples: Sequence[Sequence[Sample]]
+    components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
 ) -> list[SelfSupervised]:
     """The objective of each phase, the first one's in front."""
     settings = components.settings.objectives()
@@ -252,7 +252,7 @@ def build_objectives(
     return [first, *others]
 
 
-def _objective_of(components: Components, loaded: Loaded) -> Any:
+def _objective_of(components: Components, loaded: ModelBundle) -> Any:
     """The objective of the first phase."""
     tokenizer, asked = components.tokenizer, components.settings.objective
     match asked:
@@ -292,14 +292,14 @@ def generator_folder(settings: PretrainSettings) -> Path | None:
     return place if settings.model.init_from and place.is_dir() else None
 
 
-def _generator(components: Components, loaded: Loaded, part: float) -> Loaded:
+def _generator(components: Components, loaded: ModelBundle, part: float) -> ModelBundle:
     """Make a generator that shares the model's embeddings, with the other weights of the earlier generator, if any."""
     made = tied_generator(loaded, generator_size=part, seed=components.settings.train.seed)
     if (place := generator_folder(components.settings)) is None:
         return made
     shared = {id(each) for each in loaded.parameters()}
-    own = {name: each for name, each in made.named().items() if id(each) not in shared}
-    learned = load(place, head="masked_lm").named()
+    own = {name: each for name, each in made.named_tensors().items() if id(each) not in shared}
+    learned = load(place, head="masked_lm").named_tensors()
     if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
         raise HeedfulError(
             f"{place} is of another shape than a generator with objective.generator_size = {part:g} ({other[0]} "

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import ModelBundle
 from heedful.data import DataSettings, read
 from heedful.data.examples import Example, LabelledExample, ScoredExample, TaggedExample
 from heedful.errors import HeedfulError
@@ -75,7 +75,7 @@ class ProbeSet:
             )
 
     @torch.no_grad()
-    def score(self, loaded: Loaded) -> float:
+    def score(self, loaded: ModelBundle) -> float:
         """The probe's score, from -1 to 1 for similarity and from 0 to 1 for the others."""
         features = self._features(loaded).double().cpu().numpy()
         if self.probe.kind == "similarity":
@@ -83,7 +83,7 @@ class ProbeSet:
             return float(np.corrcoef(ranks((unit[::2] * unit[1::2]).sum(1)), ranks(self.targets))[0, 1])
         return _linear_accuracy(features, self.targets.astype(np.int64))
 
-    def _features(self, loaded: Loaded) -> Float[Tensor, "vectors width"]:
+    def _features(self, loaded: ModelBundle) -> Float[Tensor, "vectors width"]:
         """Mean vectors of texts, or the rows of words, in the order of the targets."""
         device = next(loaded.parameters()).device
         order = sorted(range(len(self.ids)), key=lambda number: len(self.ids[number]))
@@ -94,7 +94,7 @@ class ProbeSet:
             if sum(len(self.ids[each]) for each in batch) < BATCH_TOKENS and place + 1 < len(order):
                 continue
             packed = Packed.of([self.ids[each] for each in batch], [self.types[each] for each in batch]).to(device)
-            rows = loaded.rows(packed).float()
+            rows = loaded.hidden_states(packed).float()
             if self.rows:
                 for each, part in zip(batch, packed.unpack(rows), strict=True):
                     found[each] = part[self.rows[each]]
@@ -119,6 +119,6 @@ def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) 
     return float((scores.argmax(1) == targets[cut:]).mean())
 
 
-def probe_scores(sets: Sequence[ProbeSet], loaded: Loaded) -> dict[str, float]:
+def probe_scores(sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
     """Scores by their names in the journal: probe_NAME."""
     return {f"probe_{each.probe.name}": each.score(loaded) for each in sets}

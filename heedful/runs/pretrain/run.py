@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.corpus.build import contains_corpus
 from heedful.errors import DataError, ModelError
@@ -133,7 +133,7 @@ class Learner(Protocol):
     def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
 
-    def lesson(self, components: Components, model: Loaded, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
         """Return what `model`, which has the objective's head, learns from the samples of each phase."""
 
 
@@ -154,7 +154,7 @@ class TextLearner:
         """The settings of the run."""
         return to_mapping(self._settings)
 
-    def lesson(self, components: Components, model: Loaded, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
         """Return the objective of each phase."""
         objectives = build_objectives(components, model, samples)
         if isinstance(self._settings.objective, RtdSettings) and components.init_model is not None:
@@ -276,17 +276,17 @@ class PretrainTraining:
         if ranks.first:
             write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
 
-    def _save_last(self, components: Components, model: Loaded) -> None:
+    def _save_last(self, components: Components, model: ModelBundle) -> None:
         """Save the last weights beside the best ones, which become the model."""
         if self.run.ranks.first:
             save(model_to_save(model, components), self.run.folder / CHECKPOINTS / LAST, overwrite=True)
 
     def _write_results(
-        self, components: Components, model: Loaded, trainer: Trainer, scores: EvalResult, entry: JsonObject
+        self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: JsonObject
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
         save(model, folder / RUN_MODEL, overwrite=True)
-        if isinstance(generator := trainer.objective.beside, Loaded):
+        if isinstance(generator := trainer.objective.beside, ModelBundle):
             save(generator, folder / GENERATOR, overwrite=True)
         learned = {
             "task": "pretrain",

@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from heedful.atomic_io import atomic_path, make_folder
-from heedful.checkpoint import RUN_MODEL, Loaded
+from heedful.checkpoint import RUN_MODEL, ModelBundle
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
-from heedful.device import CPU, device_of
+from heedful.device import CPU, resolve_device
 from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
@@ -53,7 +53,7 @@ class TeacherRun:
 
     settings: DistillationSettings
     train: TrainSettings
-    loaded: Loaded
+    loaded: ModelBundle
     tokenizer: Tokenizer
     folder: Path  # of the run
     init_from: str  # the folder of the model or run that training continues from, "" if from random weights
@@ -65,7 +65,7 @@ class TeacherRun:
     def teacher(self) -> EncoderTeacher:
         """The teacher, in the precision of the training."""
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
-        return EncoderTeacher(self.loaded.to(device_of(self.train.device or CPU), dtype), self.tokenizer)
+        return EncoderTeacher(self.loaded.to(resolve_device(self.train.device or CPU), dtype), self.tokenizer)
 
     @property
     def reads_cached(self) -> bool:

@@ -11,7 +11,7 @@ from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
-    from heedful.model.classic_config import Readers
+    from heedful.model.classic_config import PoolingConfigs
 
 ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * examples of the class)
 PIPELINE = """from transformers import pipeline
@@ -48,12 +48,12 @@ class MultiLabelSettings(TaskSettings):
         return replace(self, thresholds="tuned") if thresholds and has_dev else self
 
 
-def _two_labels(reader: Readers, name: str, labels: int) -> None:
+def _two_labels(reader: PoolingConfigs, name: str, labels: int) -> None:
     if reader.binary == "sigmoid" and labels != 2:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
 
 
-def no_sigmoid(reader: Readers, name: str, labels: int) -> None:
+def no_sigmoid(reader: PoolingConfigs, name: str, labels: int) -> None:
     """Refuse a single output for two classes."""
     if reader.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')

@@ -11,7 +11,7 @@ from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
-    from heedful.model.classic_config import Readers
+    from heedful.model.classic_config import PoolingConfigs
 
 CODE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -47,7 +47,7 @@ class QASettings(TaskSettings):
         return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))
 
 
-def no_classic_head(task: str, reader: Readers, name: str) -> None:
+def no_classic_head(task: str, reader: PoolingConfigs, name: str) -> None:
     """Refuse every reader: classic models have no head for the task."""
     raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
 

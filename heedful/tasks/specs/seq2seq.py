@@ -10,7 +10,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.tasks.spec import Card, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
-    from heedful.model.classic_config import Readers
+    from heedful.model.classic_config import PoolingConfigs
 
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 CODE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -63,7 +63,7 @@ def has_bleu() -> bool:
     return find_spec("sacrebleu") is not None
 
 
-def _no_reader(reader: Readers, name: str, labels: int) -> None:
+def _no_reader(reader: PoolingConfigs, name: str, labels: int) -> None:
     what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
     raise HeedfulError(f'{what}: for seq2seq, set init.kind to "transformer" or "recurrent"')
 

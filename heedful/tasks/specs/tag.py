@@ -10,7 +10,7 @@ from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE
 
 if TYPE_CHECKING:
-    from heedful.model.classic_config import Readers
+    from heedful.model.classic_config import PoolingConfigs
 
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
 
@@ -22,11 +22,11 @@ class TagSettings(TaskSettings):
     kind: Literal["tag"] = "tag"
 
 
-def rows_alone(task: str, reader: Readers, name: str) -> None:
+def rows_alone(task: str, reader: PoolingConfigs, name: str) -> None:
     """Refuse a reader whose pooled output would not be used."""
-    from heedful.model.classic_config import Bag
+    from heedful.model.classic_config import BagPooling
 
-    if reader != Bag(over=reader.over):
+    if reader != BagPooling(over=reader.over):
         what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
         raise HeedfulError(f'{what}; give kind = "bag", and over')
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from heedful import atomic_io
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch import BatchSettings, Progress, file_prediction, predict_files, shared_output
@@ -349,7 +349,7 @@ def test_inputs_that_the_model_refuses(folders: dict[str, Path], tmp_path: Path)
 
 
 def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    loaded: Loaded = load(folders["regression"])
+    loaded: ModelBundle = load(folders["regression"])
     row = VOCABULARY.index("paris")
     with torch.no_grad():
         loaded.model.embedding.tokens.weight[row] = float("nan")

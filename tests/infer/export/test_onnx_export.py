@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.cli import main
 from heedful.infer.export import export
 from heedful.infer.export import onnx_export as module
@@ -122,7 +122,7 @@ MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
 def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 70)  # so that the second batch is cut to it
     embedding, encoder, head = MIXTURES[name]
-    loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
+    loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
     randomise(loaded)
     made = export(loaded, tmp_path / "out.onnx")
     assert made.difference <= 5e-6

@@ -28,7 +28,7 @@ from heedful.infer.scheduling.errors import (
 )
 from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import Scheduler
-from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
+from heedful.model.decode import BeamSearch, Decoding, GeneratedTokens, Greedy, Sampling
 from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
 from heedful.tokenizer import Encoding
@@ -475,7 +475,7 @@ class Steps(Decoding):
         super().__init__(len(texts), most)
         self.texts, self.seconds, self.log = dict(enumerate(texts)), seconds, steps
 
-    def _advance(self) -> dict[int, list[Written]]:
+    def _advance(self) -> dict[int, list[GeneratedTokens]]:
         time.sleep(self.seconds)
         self.texts = {number: text for number, text in self.texts.items() if number not in self._dropped}
         self.log.append("+".join(self.texts.values()))
@@ -487,7 +487,7 @@ class Steps(Decoding):
         self.done = not self.texts
         score = {number: math.nan if "?" in text else -1.0 for number, text in ended.items()}
         return {
-            number: [Written(tokens=list(text.encode()), log_probability=score[number])]
+            number: [GeneratedTokens(tokens=list(text.encode()), log_probability=score[number])]
             for number, text in ended.items()
         }
 
@@ -669,7 +669,7 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
     assert queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 2)
 
 
-@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5), Beam(width=3, best=2)])
+@pytest.mark.parametrize("how", [Greedy(), Sampling(temperature=1.5), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_texts_written_in_slices_are_those_of_the_engine_alone(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, how: Any
 ) -> None:

@@ -20,14 +20,14 @@ from heedful.infer.engine import Engine
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import ExecutionPlan, autotune, median_times
 from heedful.infer.tuning.precision_gate import open_in_precision
-from heedful.model.decode import Beam, Greedy, write
-from heedful.nn.inference_linear import Laid, cannot_lay
-from heedful.nn.layout import Call, Distance
+from heedful.model.decode import BeamSearch, Greedy, generate
+from heedful.nn.inference_linear import OneDnnLinear, cannot_use_onednn
+from heedful.nn.layout import AttentionArgs, RelativeBias
 from heedful.packed import Packed
 from tests.support.model_folders import make
 from tests.support.tiny_models import our_rows, packed, save_tiny
 
-LAID = not cannot_lay(torch.float32)
+LAID = not cannot_use_onednn(torch.float32)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, **way: Any) -> None:
     monkeypatch.setattr(module, "fastest_plan", lambda loaded, precision: ExecutionPlan(precision=precision, **way))
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
 @pytest.mark.parametrize(
     ("family", "architecture"),
     [
@@ -74,12 +74,14 @@ def test_every_way_computes_the_same(
             assert (our_rows(changed, given) - expected).abs().max() < 1e-5 * scale
     blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
     layers = [each for block in blocks for each in block.modules()]
-    assert any(isinstance(each, Laid) for each in layers) and not any(type(each) is torch.nn.Linear for each in layers)
-    known, found = plain.named(), changed.named()
+    assert any(isinstance(each, OneDnnLinear) for each in layers) and not any(
+        type(each) is torch.nn.Linear for each in layers
+    )
+    known, found = plain.named_tensors(), changed.named_tensors()
     assert found.keys() == known.keys() and all(torch.equal(each, known[name]) for name, each in found.items())
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
 @pytest.mark.parametrize(
     ("family", "architecture"), [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
 )
@@ -92,9 +94,9 @@ def test_laid_out_layers_write_the_same(
     autotune(changed, "float32")
     prompts = Packed.of([[5, 6, 7], [8]])
     given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
-    for how in (Greedy(), Beam(width=3)):
+    for how in (Greedy(), BeamSearch(num_beams=3)):
         found, expected = (
-            write(each.model, each.head, how=how, max_new_tokens=8, stop=[], **given)  # type: ignore[arg-type]
+            generate(each.model, each.head, method=how, max_new_tokens=8, stop=[], **given)  # type: ignore[arg-type]
             for each in (changed, plain)
         )
         for one, other in zip(found, expected, strict=True):
@@ -102,7 +104,7 @@ def test_laid_out_layers_write_the_same(
             assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
 def test_a_model_that_answers_is_saved_copied_and_sent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,10 +112,10 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
     taken(monkeypatch, linears="laid", attention="products")
     engine = Engine(folder)
     save(engine.loaded, tmp_path / "saved")
-    found = load(tmp_path / "saved").named()
-    assert all(torch.equal(each, found[name]) for name, each in load(folder).named().items())
+    found = load(tmp_path / "saved").named_tensors()
+    assert all(torch.equal(each, found[name]) for name, each in load(folder).named_tensors().items())
     for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine)), Engine(tmp_path / "saved")):
-        assert any(isinstance(each, Laid) for each in other.loaded.modules())
+        assert any(isinstance(each, OneDnnLinear) for each in other.loaded.modules())
         assert other(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
     rounded = Engine(load(folder))
     taken(monkeypatch, linears="rounded")
@@ -240,8 +242,8 @@ def test_the_faster_one_has_the_smaller_time() -> None:
 def test_attention_is_measured_with_the_bias_of_the_model(
     family: str, architecture: str, tmp_path: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Call] = []
-    usual = module.attend_as
+    calls: list[AttentionArgs] = []
+    usual = module.attend_with
     monkeypatch.setattr(module, "attend_as", lambda q, k, v, call: calls.append(call) or usual(q, k, v, call))
     save_tiny(tmp_path, family, architecture)
     loaded = load(tmp_path)
@@ -249,6 +251,6 @@ def test_attention_is_measured_with_the_bias_of_the_model(
     if family == "xlnet":  # a bias of each row's own: nothing is measured, and no kernel is named
         assert not calls and way.attention == ""
         return
-    assert calls and all(isinstance(call.bias, Distance) for call in calls)
+    assert calls and all(isinstance(call.bias, RelativeBias) for call in calls)
     stack = loaded.config.model.encoder
     assert stack is not None and calls[0].bias.table.shape[0] == stack.heads  # type: ignore[union-attr]

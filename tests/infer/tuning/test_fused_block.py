@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import heedful.infer.tuning.autotune as module
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.csrc import Kernels, kernels, library
 from heedful.infer.tuning.autotune import ExecutionPlan, autotune
 from heedful.infer.tuning.fused_block import _Block
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace
-from heedful.nn.cpu_ops import at
+from heedful.nn.cpu_ops import address
 from heedful.packed import Packed
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -31,14 +31,14 @@ MANY = Packed.of([[5, 6, 7] * 40, [8] * 599, [9, 10], [], [11, 12, 13, 14] * 20]
 
 def ready(
     monkeypatch: pytest.MonkeyPatch, linears: Any, heads: int = 4, attention: str = "native", **more: Any
-) -> Loaded:
+) -> ModelBundle:
     found = kernels()
-    if found is None or not (found.half and found.bytes):
+    if found is None or not (found.has_bfloat16 and found.has_int8):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
     embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=600), norm="layer")
     encoder = StackConfig(width=64, layers=3, heads=heads, head_width=64 // heads, inner_width=96, **more)
     loaded = create(
-        Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
+        BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
     )
     precision = "int8" if linears == "rounded" else "bfloat16"
     monkeypatch.setattr(
@@ -49,12 +49,12 @@ def ready(
     return made
 
 
-def rows(loaded: Loaded, batch: Packed = BATCH) -> Tensor:
+def rows(loaded: ModelBundle, batch: Packed = BATCH) -> Tensor:
     with torch.inference_mode():
-        return loaded.rows(batch)
+        return loaded.hidden_states(batch)
 
 
-def at_once(loaded: Loaded) -> list[Any]:
+def at_once(loaded: ModelBundle) -> list[Any]:
     assert loaded.model.encoder is not None
     return [block.at_once for block in loaded.model.encoder.blocks]
 
@@ -109,7 +109,7 @@ def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) ->
         each._made = None
     trace = Trace()
     with torch.inference_mode():
-        traced = loaded.rows(BATCH, trace=trace)
+        traced = loaded.hidden_states(BATCH, trace=trace)
     assert torch.equal(traced, expected)
     assert all(each._made is None for each in at_once(loaded))
 
@@ -118,14 +118,14 @@ def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(ready(monkeypatch, "panels"), Packed.of([[]])).shape == (0, 64)
 
 
-def assign(loaded: Loaded) -> None:
+def assign(loaded: ModelBundle) -> None:
     loaded.load_state_dict({name: each.clone() for name, each in loaded.state_dict().items()}, assign=True)
 
 
 @pytest.mark.parametrize("linears", ["panels", "rounded"])
-@pytest.mark.parametrize("change", [assign, Loaded.share_memory, ForkingPickler.dumps, Loaded.bfloat16])
+@pytest.mark.parametrize("change", [assign, ModelBundle.share_memory, ForkingPickler.dumps, ModelBundle.bfloat16])
 def test_weights_that_moved_are_not_read_where_they_were(
-    native: Kernels, monkeypatch: pytest.MonkeyPatch, linears: str, change: Callable[[Loaded], Any]
+    native: Kernels, monkeypatch: pytest.MonkeyPatch, linears: str, change: Callable[[ModelBundle], Any]
 ) -> None:
     asked: list[_Block] = []
 
@@ -140,14 +140,14 @@ def test_weights_that_moved_are_not_read_where_they_were(
     change(loaded)
     asked.clear()
     rows(loaded)
-    if change is Loaded.bfloat16:  # the norms are no longer what the kernel reads
+    if change is ModelBundle.bfloat16:  # the norms are no longer what the kernel reads
         assert not asked
         return
     for made, each in zip(asked, loaded.model.encoder.blocks, strict=True):
         up: Any = each.mlp.up
-        assert made.up.panels == at(up.panels if linears == "panels" else up.panels.panels)
-        assert [made.attended.gain, made.attended.bias] == [at(x) for x in each.attention_norm.parameters()]
-        assert [made.done.gain, made.done.bias] == [at(x) for x in each.mlp_norm.parameters()]
+        assert made.up.panels == address(up.panels if linears == "panels" else up.panels.panels)
+        assert [made.attended.gain, made.attended.bias] == [address(x) for x in each.attention_norm.parameters()]
+        assert [made.done.gain, made.done.bias] == [address(x) for x in each.mlp_norm.parameters()]
 
 
 def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.errors import HeedfulError
 from heedful.model.config import StackConfig
 from heedful.objectives import Sample
@@ -187,7 +187,7 @@ def samples_of(name: str, target: Any) -> list[Sample]:
 
 
 def objective(
-    name: str, student: Loaded, teacher: Loaded, losses: DistillationLosses, **more: Any
+    name: str, student: ModelBundle, teacher: ModelBundle, losses: DistillationLosses, **more: Any
 ) -> tuple[Distillation, Any]:
     """Of a task, with the samples that it learns from; the second one has no label."""
     _, kind, task, target = TASKS[name]
@@ -206,9 +206,9 @@ def objective(
 def test_equal_models_lose_nothing(name: str, folders: Callable[[str], Path]) -> None:
     teacher = load(folders(TASKS[name][0]), head=None)
     if name == "embed":
-        from heedful.checkpoint.new_head import attach
+        from heedful.checkpoint.new_head import with_head
 
-        teacher = attach(teacher, "embedding")
+        teacher = with_head(teacher, "embedding")
     layers = teacher.config.model.encoder
     assert layers is not None and layers.layers >= 2
     pairs = ((layers.layers, layers.layers),)
@@ -256,7 +256,7 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
     teacher = load(folders("single"))
     student = student_from_layers(teacher, LayersStudent(layers=1, family="distilbert"))
     assert student.config.model.embedding.types == 0 < teacher.config.model.embedding.types
-    before = {name: each.clone() for name, each in teacher.named().items()}
+    before = {name: each.clone() for name, each in teacher.named_tensors().items()}
     teacher.train()
     samples = samples_of("classify", 1)
     assert teacher.tokenizer is not None
@@ -268,7 +268,7 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
     with torch.no_grad():
         right, wrong = (load(folders("single"))(each) for each in (packed, plain))
     assert torch.allclose(torch.cat(said), right, atol=1e-6) and not torch.allclose(torch.cat(said), wrong, atol=1e-3)
-    assert all(torch.equal(each, before[name]) for name, each in teacher.named().items())
+    assert all(torch.equal(each, before[name]) for name, each in teacher.named_tensors().items())
     segment = student.model(plain), student_from_layers(teacher, LayersStudent(layers=1)).model(plain)
     assert torch.allclose(*segment, atol=1e-5), "the first segment's type is in its positions"
 
@@ -277,7 +277,7 @@ def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
     assert evenly_spread(12, 6) == (0, 2, 4, 7, 9, 11)
     teacher = load(folders("single"))
     student = student_from_layers(teacher, LayersStudent(layers=1, teacher_layers=(1,)))
-    known, mine = teacher.named(), student.named()
+    known, mine = teacher.named_tensors(), student.named_tensors()
     for name, each in mine.items():
         assert torch.equal(each, known[name.replace("blocks.0.", "blocks.1.")]), name
     assert "head.out.weight" in mine, "the teacher's head too"
@@ -356,7 +356,7 @@ def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
     rows, inside = capture(student, batch, CaptureSpec(states=(0, 2), attention=(1,)))
     assert set(inside) == {"states.0", "states.2", "q.1", "k.1", "v.1"} and torch.equal(inside["states.2"], rows)
     inside["q.1"].sum().backward()
-    gradient = student.named()["encoder.blocks.0.attention.qkv.weight"].grad
+    gradient = student.named_tensors()["encoder.blocks.0.attention.qkv.weight"].grad
     assert gradient is not None and gradient.abs().max() > 0
     assert isinstance(CaptureTrace(what=(), wanted=CaptureSpec()), CaptureTrace)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.checkpoint import Config, Loaded, create
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.checkpoint.new_head import with_head
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
@@ -49,13 +49,15 @@ def tokenizer(kind: str, vocabulary: int) -> Tokenizer:
 FEW, MANY = tokenizer("wordpiece", 70), tokenizer("wordpiece", 200)
 
 
-def bare(own: Tokenizer, width: int, places: int = 200, seed: int = 1) -> Loaded:
+def bare(own: Tokenizer, width: int, places: int = 200, seed: int = 1) -> ModelBundle:
     """A random model of two layers."""
     embedding = EmbeddingConfig(
         vocabulary=own.size, width=width, positions=Learned(count=places), types=2, norm="layer"
     )
     encoder = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
-    made = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), own, seed=seed)
+    made = create(
+        BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), own, seed=seed
+    )
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
@@ -122,7 +124,7 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
 
 def test_the_loss_is_a_plain_loops() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
-    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, term_weights={"mlm": 1.0, "hidden_states": 3.0})
     given = samples(FEW)
     teacher.prepare(given[:2], objective.free)
@@ -174,23 +176,25 @@ def test_states_are_measured_in_deviations() -> None:
 
 def test_no_gradient_reaches_the_teacher() -> None:
     loaded = bare(MANY, 12).train()
-    before = {name: each.clone() for name, each in loaded.named().items()}
+    before = {name: each.clone() for name, each in loaded.named_tensors().items()}
     teacher = EncoderTeacher(loaded, FEW)
     assert not teacher.loaded.training
-    student = attach(bare(FEW, 8, seed=2), "masked_lm")
+    student = with_head(bare(FEW, 8, seed=2), "masked_lm")
     objective = distillation(teacher, FEW, 8)
     objective.loss(student, objective.batch(samples(FEW), [1, 2, 3, 4])).sum.backward()
     assert all(each.grad is None and not each.requires_grad for each in teacher.loaded.parameters())
-    assert all(torch.equal(each, before[name]) for name, each in teacher.loaded.named().items())
+    assert all(torch.equal(each, before[name]) for name, each in teacher.loaded.named_tensors().items())
     project: Any = objective.modules["states"]
     assert project.weight.grad is not None and bool(project.weight.grad.any())
     assert objective.beside is objective.modules
-    reached = {name for name, each in student.named().items() if each.grad is not None and bool(each.grad.any())}
+    reached = {
+        name for name, each in student.named_tensors().items() if each.grad is not None and bool(each.grad.any())
+    }
     assert any("blocks.0" in name for name in reached)
 
 
 def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
-    loaded = attach(bare(MANY, 8), "masked_lm").eval()
+    loaded = with_head(bare(MANY, 8), "masked_lm").eval()
     teacher = EncoderTeacher(loaded, MANY)
     objective = distillation(teacher, MANY, 8, mask_prob=1e-3)
     project: Any = objective.modules["states"]
@@ -227,19 +231,19 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     first = ours.index(".") if cut.count else 0
     assert ours[:first] == every[:first]
     batch = objective.batch(given, [1])
-    student = attach(bare(FEW, 8, places=600, seed=2), "masked_lm")
+    student = with_head(bare(FEW, 8, places=600, seed=2), "masked_lm")
     assert len(objective.terms(student, batch)[1].losses) == cut.count == batch.counts[1]
 
 
 def test_a_teacher_needs_a_tokenizer() -> None:
     loaded = bare(MANY, 8)
-    alone = Loaded(loaded.config, None, "there")
+    alone = ModelBundle(loaded.config, None, "there")
     with pytest.raises(HeedfulError, match=r"there has no tokenizer, which a teacher needs"):
         EncoderTeacher(alone, FEW)
 
 
 def test_the_head_is_that_of_masked_tokens() -> None:
-    assert isinstance(attach(bare(FEW, 8), "masked_lm").config.head, MaskedTokens)
+    assert isinstance(with_head(bare(FEW, 8), "masked_lm").config.head, MaskedTokens)
     teacher = EncoderTeacher(bare(MANY, 8), FEW)
     weights = {"hidden_states": 2.0, "mlm": 1.0, "pair_similarity": 0.0}
     objective = distillation(teacher, FEW, 8, term_weights=weights)
@@ -316,7 +320,7 @@ def test_nearest_texts_are_those_of_a_plain_search() -> None:
 
 def test_each_term_equals_a_plain_loop() -> None:
     """The teacher reads both texts of a pair by themselves; the student reads them as one packed sequence."""
-    teacher, student = EncoderTeacher(bare(MANY, 12), FEW), attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    teacher, student = EncoderTeacher(bare(MANY, 12), FEW), with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, term_weights=ALL, masked_sequence_prob=0.6)
     rows = rows_of(planned())
     given = [rows[number] for number in range(12)]
@@ -389,7 +393,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     rows = rows_of(made)
     given = [rows[number] for number in range(12)]
     teacher.prepare(given, live.free)
-    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
+    student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
     one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
     assert one.words.words is not None and two.words.words is None, "the teacher does not run"

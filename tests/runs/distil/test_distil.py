@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heedful.checkpoint import Loaded, load, save
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import ModelBundle, load, save
+from heedful.checkpoint.new_head import with_head
 from heedful.data import DataSettings, LabelledExample, PairExample, TaggedExample, read
 from heedful.data.inputs.inherited_settings import columns_by_name
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
@@ -203,7 +203,7 @@ def test_each_seed_draws_its_own_maps(
 def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = ["seeds=2", *QUICK[1:], "student.words.width=8"]
     distil(teacher, labelled, tmp_path / "run", student="bilstm", assignments=wishes)
-    one, other = (load(tmp_path / "run" / name).named() for name in ("start", "start-2"))
+    one, other = (load(tmp_path / "run" / name).named_tensors() for name in ("start", "start-2"))
     assert one.keys() == other.keys()
     assert not any(torch.equal(each, other[name]) for name, each in one.items() if "bias" not in name)
     cut = tmp_path / "cut"
@@ -489,7 +489,7 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     files = data("tag", tmp_path / "data")
     kinds = sorted({label[2:] for label in read(files).labels} - {""})
     labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
-    save(attach(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
+    save(with_head(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=NO_BASELINE)
     assert (
         done.status == "completed"
@@ -757,8 +757,8 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
         plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
     )
     assert made.config.head == known.config.head
-    answers = task.answering(made).named()
-    assert torch.allclose(answers["head.out.weight"], known.named()["head.out.weight"], atol=1e-5)
+    answers = task.answering(made).named_tensors()
+    assert torch.allclose(answers["head.out.weight"], known.named_tensors()["head.out.weight"], atol=1e-5)
 
 
 def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path, labelled: Path) -> None:
@@ -781,9 +781,9 @@ def test_alone_it_makes_as_many_steps_as_in_minutes_with_the_teacher(
 
 def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
     """Poolings that stand side by side make them wider than the model."""
-    both = attach(load(teacher), "embedding")
+    both = with_head(load(teacher), "embedding")
     head = replace(both.config.head, pooling=("mean", "cls"))
-    twice = Loaded(replace(both.config, head=head), both.tokenizer, both.source)
+    twice = ModelBundle(replace(both.config, head=head), both.tokenizer, both.source)
     assert (sentence_vector_width(both), sentence_vector_width(twice), sentence_vector_width(load(teacher))) == (
         32,
         64,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from heedful.checkpoint import load, read_config
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.tuning.precision_gate import Measurement
@@ -107,7 +107,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
 
 
 def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
-    embedding = attach(load(make(tmp_path / "bare", "bare")), "embedding")
+    embedding = with_head(load(make(tmp_path / "bare", "bare")), "embedding")
     assert default_shapes(embedding) == default_shapes(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
     assert default_shapes(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
 

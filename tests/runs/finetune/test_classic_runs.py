@@ -13,10 +13,10 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import load
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
-from heedful.model.classic import sentences
-from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
+from heedful.model.classic import sentence_bounds
+from heedful.model.classic_config import BagPooling, ClassicConfig, HierarchicalPooling
 from heedful.packed import Packed
 from heedful.runs.finetune import classic as classic_making
 from heedful.runs.finetune import run as module
@@ -77,7 +77,7 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
     said: list[str] = []
     start = Classic(
-        reader=Hierarchical(ends=(2,)),
+        reader=HierarchicalPooling(ends=(2,)),
         words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocab_size=60, frozen=True),
     )
     made = classic_model(start, texts, 0, said.append)
@@ -91,10 +91,10 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     learned = classic_model(by_steps, texts, 0, said.append)
     assert "vectors learned by skip-gram" in said[-1]
     again = classic_model(by_steps, texts, 0, said.append)
-    assert all(torch.equal(each, again.named()[name]) for name, each in learned.named().items())
+    assert all(torch.equal(each, again.named_tensors()[name]) for name, each in learned.named_tensors().items())
 
     with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
-        classic_model(Classic(reader=Hierarchical()), texts, 0, said.append)
+        classic_model(Classic(reader=HierarchicalPooling()), texts, 0, said.append)
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
         classic_model(start, texts, 0, said.append)
@@ -107,7 +107,7 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     )
     words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
     said: list[str] = []
-    made = classic_model(Classic(reader=Bag(), words=words), ["für die Katze", "schön"], 0, said.append)
+    made = classic_model(Classic(reader=BagPooling(), words=words), ["für die Katze", "schön"], 0, said.append)
     assert made.tokenizer is not None
     table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
     assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
@@ -118,13 +118,13 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     assert made.tokenizer.size == 6, "nothing that no text can reach"
 
     cased = replace(words, lower_case=False)
-    made = classic_model(Classic(reader=Bag(), words=cased), ["für die Katze"], 0, said.append)
+    made = classic_model(Classic(reader=BagPooling(), words=cased), ["für die Katze"], 0, said.append)
     assert said[-1].startswith("3 of 3 words")
 
 
 def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     said: list[str] = []
-    start = Classic(reader=Bag())
+    start = Classic(reader=BagPooling())
     made = classic_model(start, ["one two"], 0, said.append, all_texts=iter(["one two", "three"]))
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
 
@@ -132,12 +132,12 @@ def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
 def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
     for words in (WordSettings(), WordSettings(tokens="subwords", vocab_size=60)):
-        start = Classic(reader=Bag(), words=words)
+        start = Classic(reader=BagPooling(), words=words)
         made = classic_model(start, ["one two three"] * 9, 0, lambda text: None)
         assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
         assert not made.model.embedding.tokens.weight[unknown].any()
-    made = classic_model(Classic(reader=Bag()), ["one two"], 0, lambda text: None)
-    known, zebra, empty = heedful.Engine(attach(made, "sequence_classification", labels=("a", "b")))(
+    made = classic_model(Classic(reader=BagPooling()), ["one two"], 0, lambda text: None)
+    known, zebra, empty = heedful.Engine(with_head(made, "sequence_classification", labels=("a", "b")))(
         ["one", "zebra yak", ""]
     )
     assert zebra["probabilities"] == empty["probabilities"] != known["probabilities"]
@@ -148,7 +148,7 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
     more = CLASSIC | {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
     tune("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
     tune("classify", files, tmp_path / "alone", more | {"train.seed": 2})
-    both = [load(tmp_path / "two" / name).named() for name in ("start", "start-2")]
+    both = [load(tmp_path / "two" / name).named_tensors() for name in ("start", "start-2")]
     assert not any(torch.equal(each, both[1][name]) for name, each in both[0].items() if "bias" not in name)
     second, alone = (tmp_path / name / "model/model.safetensors" for name in ("two/seed-2", "alone"))
     assert second.read_bytes() == alone.read_bytes()
@@ -184,20 +184,20 @@ def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path:
 
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
-    start = Classic(reader=Hierarchical(), words=WordSettings(tokens="subwords", vocab_size=60))
+    start = Classic(reader=HierarchicalPooling(), words=WordSettings(tokens="subwords", vocab_size=60))
     made = classic_model(start, texts, 0, lambda text: None)
     assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
-    assert isinstance(reader := made.config.model.reader, Hierarchical)
+    assert isinstance(reader := made.config.model.reader, HierarchicalPooling)
     batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
-    assert sentences(batch, reader.ends)[1] == (0, 2, 3)
+    assert sentence_bounds(batch, reader.ends)[1] == (0, 2, 3)
 
 
 def test_what_ends_a_sentence_is_a_token() -> None:
     words = word_tokenizer(["one", "."])
-    assert with_sentence_ends(Hierarchical(ends=(0, 2)), words) == Hierarchical(ends=(0, 2))
+    assert with_sentence_ends(HierarchicalPooling(ends=(0, 2)), words) == HierarchicalPooling(ends=(0, 2))
     for wrong in (-1, 3):
         with pytest.raises(HeedfulError, match=rf"init\.reader\.ends has {wrong}, which is no token: ids .* 0 to 2;"):
-            with_sentence_ends(Hierarchical(ends=(2, wrong)), words)
+            with_sentence_ends(HierarchicalPooling(ends=(2, wrong)), words)
 
 
 def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
@@ -205,13 +205,13 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
     texts = ['It is good . Bad ! He said "go." And … then ?! Stop... 2 of 3', "你好。 再见！"] * 9
     for kind in ("bpe", "unigram", "wordpiece"):
         tokenizer = train_tokenizer(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
-        reader = with_sentence_ends(Hierarchical(), tokenizer)
-        assert isinstance(reader, Hierarchical)
+        reader = with_sentence_ends(HierarchicalPooling(), tokenizer)
+        assert isinstance(reader, HierarchicalPooling)
         said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}
         assert {".", "!"} <= said and all(set(each) <= set('.!?…。！"') for each in said), (kind, said)
         for text in ("good . bad", "good! bad", "good. bad"):
             batch = Packed.of([ids.tolist() for ids in tokenizer.ids([text])])
-            assert len(sentences(batch, reader.ends)[0]) == 3, (kind, text)
+            assert len(sentence_bounds(batch, reader.ends)[0]) == 3, (kind, text)
 
 
 def test_skip_gram_reads_a_long_text_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +241,9 @@ def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
     done = tune("classify", files, tmp_path / "run", more, model=encoder)
     assert str(encoder) in done.results["base"]
     found, inner = load(tmp_path / "run"), load(encoder)
-    kept = [name for name in inner.named() if name.startswith(("embedding.", "encoder."))]
-    assert kept and all(torch.equal(found.named()[name], inner.named()[name]) for name in kept)
-    assert found.limit == inner.limit
+    kept = [name for name in inner.named_tensors() if name.startswith(("embedding.", "encoder."))]
+    assert kept and all(torch.equal(found.named_tensors()[name], inner.named_tensors()[name]) for name in kept)
+    assert found.max_length == inner.max_length
 
 
 def test_wrong_wishes(tmp_path: Path) -> None:

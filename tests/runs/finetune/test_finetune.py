@@ -521,13 +521,13 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
     told, given = Messages(), data("single", tmp_path / "data")
     tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=told)
     kept = load(tmp_path / "run" / "start")
-    assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.limit == 64
+    assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.max_length == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
     assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
                for text in told.messages)  # fmt: skip
     assert any(text.startswith("it read ") for text in told.messages)
     model = load(tmp_path / "run")
-    assert model.limit == 64 == Engine(model).limit
+    assert model.max_length == 64 == Engine(model).limit
     assert strict(tmp_path / "run" / "results.json")["base"] == "a small encoder, trained on the spot"
 
 
@@ -538,7 +538,7 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, reporter=told)
     assert "4 training examples are longer than the model reads and are seen in windows" in told.messages
     assert done.results["notes"][1].startswith("4 training examples are longer")
-    assert load(tmp_path / "run").limit == 12, "and the model is served as it was trained"
+    assert load(tmp_path / "run").max_length == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
     told = Messages()
     cut = tune(
@@ -569,7 +569,7 @@ def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
     source = read(given)
     settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
     _, made = build_task(settings, source, compute_stats(source, ["train"]), load(bare))
-    before, after = load(bare).named(), made.named()
+    before, after = load(bare).named_tensors(), made.named_tensors()
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
     with pytest.raises(HeedfulError, match="reinit_layers is 3, but this model has 2 blocks"):

@@ -13,16 +13,16 @@ import torch
 import transformers
 
 import heedful
-from heedful.checkpoint import Config, Loaded, create, load
-from heedful.checkpoint.new_head import attach
+from heedful.checkpoint import BundleConfig, ModelBundle, create, load
+from heedful.checkpoint.new_head import with_head
 from heedful.cli import main
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.families import heedful as heedful_family
 from heedful.model.config import NextToken
-from heedful.model.decode import Sample, stream
-from heedful.model.initialise import undrawn
+from heedful.model.decode import Sampling, stream
+from heedful.model.initialise import skip_init
 from heedful.packed import Packed
 from heedful.runs import evaluate as evaluation
 from heedful.runs.evaluate import Evaluated, evaluate
@@ -298,12 +298,12 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at: Any) -> None:
     """With remembered rows as without, whatever its positions are."""
     settings = Transformer(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
-    config = Config(family="heedful", model=transformer_config(settings, 30), head=NextToken())
+    config = BundleConfig(family="heedful", model=transformer_config(settings, 30), head=NextToken())
     loaded, source = create(config, seed=2).double().eval(), [[5, 6, 7, 8], [9]]
     assert loaded.head is not None
     texts, reads = [[1], [1]], {"prompts": Packed.of([[1], [1]]), "source": Packed.of(source)}
-    how = Sample(temperature=2.0)
-    for at in stream(loaded.model, loaded.head, how=how, max_new_tokens=4, stop=[], distribution=True, **reads):
+    how = Sampling(temperature=2.0)
+    for at in stream(loaded.model, loaded.head, method=how, max_new_tokens=4, stop=[], distribution=True, **reads):
         assert at.distribution is not None
         for row, number in enumerate(at.sequences):
             whole = loaded(Packed.of([source[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
@@ -319,8 +319,8 @@ def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     for norm_at, more in (("post", 0), ("pre", 4)):
         settings = Transformer(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer_config(settings, 37_000)
-        with undrawn():
-            made = Loaded(Config(family="heedful", model=model, head=NextToken()))
+        with skip_init():
+            made = ModelBundle(BundleConfig(family="heedful", model=model, head=NextToken()))
         assert made.count() == count + more * model.width
 
 
@@ -338,7 +338,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     write_rows()
     finetune("seq2seq", data, tmp_path / "run", assignments=wishes)
     loaded = load(tmp_path / "run")
-    assert loaded.limit == 6 and loaded.limit_written is None
+    assert loaded.max_length == 6 and loaded.max_target_length is None
     (said,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=40))(["one two"])
     assert said["tokens"] == 40 or said["complete"]
     assert evaluate(tmp_path / "run", data, split="train").numbers["f1"] >= 0
@@ -354,7 +354,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
         heedful.Engine(loaded)(["one two " * 6])
     loaded.tokenizer = loaded.tokenizer and loaded.tokenizer.limited(4)  # as max_length=4 does
-    assert loaded.limit == loaded.limit_written == 4
+    assert loaded.max_length == loaded.max_target_length == 4
 
 
 def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> None:
@@ -363,8 +363,10 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
-    made = create(Config(family="heedful", model=transformer_config(Transformer(**sizes), words.size)), words, seed=0)
-    heedful.save(attach(made, "language_model", seed=0), tmp_path / "model")
+    made = create(
+        BundleConfig(family="heedful", model=transformer_config(Transformer(**sizes), words.size)), words, seed=0
+    )
+    heedful.save(with_head(made, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
     for texts, shown in (((short, long), True), ((long,), False)):

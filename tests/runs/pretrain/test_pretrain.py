@@ -205,7 +205,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     assert results["corpus"]["counts"]["documents"] == 120
     check_numbers(kind, folder, results)
     loaded = heedful.load(folder)
-    assert results["model"]["parameters"] == loaded.count() and loaded.limit in (32, None)
+    assert results["model"]["parameters"] == loaded.count() and loaded.max_length in (32, None)
     card = (folder / "model" / "README.md").read_text()
     assert f"objective `{NAMES.get(kind, kind)}`" in card and "120 documents" in card
     check_model(kind, folder / "model")
@@ -249,12 +249,12 @@ def check_model(kind: str, folder: Path) -> None:
     with torch.no_grad():
         if kind == "span_corruption":
             target = ours.tokenizer.pack([words[1]])
-            found = ours.head(ours.rows(batch, target), target)
+            found = ours.head(ours.hidden_states(batch, target), target)
             ids["decoder_input_ids"] = target.tokens[None]
         else:
             if kind != "clm":
                 ids["token_type_ids"] = batch.types[None]
-            found = ours.head(ours.rows(batch), batch)
+            found = ours.head(ours.hidden_states(batch), batch)
         expected = theirs.eval()(**ids)
     for mine, output in zip(found if isinstance(found, tuple) else (found,), outputs, strict=True):
         assert torch.allclose(mine, getattr(expected, output).reshape(mine.shape), atol=1e-5)
@@ -359,7 +359,7 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
     batch = loaded.tokenizer.pack([("In the garden a rose falls.", "A wheel turns.")])
     with torch.no_grad():
         other = model(input_ids=batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
-        mine = loaded.head(loaded.rows(batch), batch)
+        mine = loaded.head(loaded.hidden_states(batch), batch)
     assert torch.allclose(mine, other, atol=1e-5)
 
 
@@ -538,7 +538,7 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
     epochs = [step.epoch for step in seen.steps]
     assert all(one < two for one, two in pairwise(epochs)), "they go on over the switch"
     assert done.results["epochs"] == epochs[-1]
-    assert heedful.load(tmp_path / "whole").limit == 60
+    assert heedful.load(tmp_path / "whole").max_length == 60
     for stop in (4, 6):
         out = tmp_path / str(stop)
         assert go(text, out, "mlm+nsp", more, tokenizer=str(known), reporter=Seen(stop)).status == "interrupted"
@@ -668,7 +668,7 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
     assert started.tokenizer is not None
     settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
     pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, init_model=started)  # type: ignore[arg-type]
-    known, found = heedful.load(tmp_path / "first", head="pretraining").named(), build_model(pieces).named()
+    known, found = heedful.load(tmp_path / "first", head="pretraining").named_tensors(), build_model(pieces).named_tensors()
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 
