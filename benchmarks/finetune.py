@@ -56,11 +56,15 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.ModelB
     if task.kind == "regress":
         scores = [each.score for each in task.train if isinstance(each, ScoredExample)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
-        return made, with_head(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
+        return made, with_head(
+            loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed
+        )
     if task.kind == "qa":
         return QuestionAnswering(impossible=False, **common), with_head(loaded, "question_answering", seed=seed)
     if task.kind == "tag":
-        return Tag(labels=task.labels, **common), with_head(loaded, "token_classification", labels=task.labels, seed=seed)
+        return Tag(labels=task.labels, **common), with_head(
+            loaded, "token_classification", labels=task.labels, seed=seed
+        )
     return Classify(labels=task.labels, **common), with_head(
         loaded, "sequence_classification", labels=task.labels, seed=seed
     )

@@ -123,15 +123,13 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
         name: partial(way, halves, weight, bias) if way is F.linear else partial(way, halves)
         for name, way in laid.items()
     }
-    attending: Ways = {
-        name: partial(attend_with, q, k, v, call, backend=name) for name in ("products", "fused", "native")
-    }
+    attending: Ways = {name: partial(attend_with, q, k, v, call, backend=name) for name in ("bmm", "fused", "native")}
     return [
         ("linear layer, serving", flops, serving),
         (
             "attention, serving",
             0.0,
-            {"PyTorch": attending["products"], "PyTorch, fused": attending["fused"], "ours": attending["native"]},
+            {"PyTorch": attending["bmm"], "PyTorch, fused": attending["fused"], "ours": attending["native"]},
         ),
         (
             "linear layer, training",
@@ -145,7 +143,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
             "attention, training",
             0.0,
             {
-                "PyTorch": learning(partial(attended, "products"), q, k, v),
+                "PyTorch": learning(partial(attended, "bmm"), q, k, v),
                 "ours": learning(partial(attended, "native"), q, k, v),
             },
         ),

@@ -1,7 +1,7 @@
 """A bag of words and its limits: "the end is very bad but what a great music".
 
 Idea: a text's vector is the mean of its words' vectors (D3, "Limitations of BOW classifier"): order does not count.
-Code: `Bag` in heedful/model/classic_config.py, read by heedful/model/readers.py; texts of heedful/study/toy/order.py.
+Code: `BagPooling` in heedful/model/classic_config.py, heedful/model/pooling.py; texts of heedful/study/toy/order.py.
 Expect: two orders of the same words get one answer, to rounding; 100 % right where no order is needed, 50 % elsewhere,
 because each such text has a twin of the same words and the other class. A GRU below the same reader tells them apart.
 """

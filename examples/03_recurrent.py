@@ -2,7 +2,7 @@
 
 Idea: "it's absurd that the entire meaning is packed into one embedding" (D4, seq2seq); with attention each token that
 is written looks at all that were read (D0 and D4, "seq2seq + Attention").
-Code: heedful/model/recurrent.py, `Writer` and `Everywhere` in heedful/model/classic_config.py; the toy language of
+Code: heedful/model/recurrent_seq2seq.py, `RecurrentSeq2Seq` in heedful/model/classic_config.py; the toy language of
 heedful/study/toy/language.py; heedful/runs/plots/alignments.py.
 Expect: after the same few steps the loss with attention is lower. Each line of the alignment is a token that is
 written and what it looked at most: Melu has its verb last and adjectives behind nouns, so the places cross.

@@ -3,7 +3,7 @@
 Idea: "bank of the river" (D0), "the driver exceeded the speed limit" (D3): softmax(cos(X, X)) X and softmax(X X) X make
 contextual vectors of static ones. Its issues (D0, "ATTENTION ISSUES?"): nothing is trained, two words always score the
 same whatever stands around them, and there is no order.
-Code: `SelfAttended` in heedful/model/classic.py; the table of vectors of the encoder that ships.
+Code: `SelfAttentionMean` in heedful/model/classic.py; the table of vectors of the encoder that ships.
 Expect: "bank" has one vector in the table and two after attention; cos(bank, the) is the same number in both texts; and
 a text read backwards gives the same rows backwards.
 """

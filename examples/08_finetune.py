@@ -2,7 +2,7 @@
 
 Idea: "How to use a BERT?" (D0): pre-train once, then learn the task with labels; a layer over the first row (D0, D1, D2
 "BERT Fine-Tuning Examples", D3 "BERT Encoder for text classification").
-Code: `heedful.finetune` (heedful/api.py), `attach` (heedful/checkpoint/attach.py), heedful/tasks/classify.py.
+Code: `heedful.finetune` (heedful/api.py), `with_head` (heedful/checkpoint/new_head.py), heedful/tasks/classify.py.
 Expect: well above a guess among the labels after a few passes, within seconds; probabilities sum to 1; the run's folder
 has the model, its card, every number and the plots.
 """

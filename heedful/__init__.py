@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from heedful._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from heedful.api import distil as distil
     from heedful.api import finetune as finetune
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from heedful.tasks.predictions import Span as Span
     from heedful.tasks.predictions import TokenClassification as TokenClassification
     from heedful.tokenizer import Tokenizer as Tokenizer
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "load": "heedful.checkpoint",

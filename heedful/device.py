@@ -1,4 +1,4 @@
-"""The device on which a model is computed: the processor, or a GPU that CUDA reaches."""
+"""The device on which a model computes: the CPU, or a GPU that CUDA reaches."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from typing import Literal
 
 import torch
 
-from heedful.errors import HeedfulError
+from heedful.errors import SettingError
 
 CPU = torch.device("cpu")
 
 
-def resolve_device(asked: str | torch.device) -> torch.device:
-    """That device, if it is there; of several processes of one host that torchrun started, each has a GPU of its own.
+def resolve_device(name: str | torch.device) -> torch.device:
+    """Return the device of that name, which must exist; "cuda" is the GPU of this process's LOCAL_RANK.
 
-    Raises HeedfulError where "cuda" is asked for and PyTorch sees no GPU, or fewer than processes.
+    Raises:
+        SettingError: If the name is unknown, or PyTorch sees no such GPU.
     """
     try:
-        found = torch.device(asked)
+        device = torch.device(name)
     except RuntimeError:
-        raise HeedfulError(f'the device is "{asked}": give cpu, or cuda for a GPU') from None
-    if found.type != "cuda":
-        return found
-    count, index = torch.cuda.device_count(), found.index
+        raise SettingError(f'the device is "{name}": give cpu, or cuda for a GPU') from None
+    if device.type != "cuda":
+        return device
+    count, index = torch.cuda.device_count(), device.index
     if not count:
-        raise HeedfulError(
-            f'the device is "{asked}", but PyTorch {torch.__version__} sees no GPU: see what nvidia-smi says, install '
+        raise SettingError(
+            f'the device is "{name}", but PyTorch {torch.__version__} sees no GPU: see what nvidia-smi prints, install '
             "a PyTorch with CUDA, or take cpu"
         )
     if index is None:
         index = int(os.environ.get("LOCAL_RANK", "0"))
     if index >= count:
-        raise HeedfulError(
+        raise SettingError(
             f"the device is GPU {index}, but this host has {count}, counted from 0: start at most as many processes "
             "on it as it has GPUs (--nproc), or take cpu"
         )
@@ -41,22 +42,22 @@ def resolve_device(asked: str | torch.device) -> torch.device:
 
 
 def has_fast_bfloat16(device: torch.device = CPU) -> bool:
-    """Whether the device has instructions for products of bfloat16."""
+    """Return whether the device has instructions for bfloat16 matrix products."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    can = torch.cpu.get_capabilities()
-    return bool(can.get("amx_bf16") or can.get("avx512_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
-def resolve_dtype(asked: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
-    """bfloat16 where the device has instructions for it, unless told otherwise."""
-    if asked == "auto":
+def resolve_dtype(precision: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
+    """Return the dtype of a precision setting; "auto" is bfloat16 where the device has instructions for it."""
+    if precision == "auto":
         return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
-    return torch.bfloat16 if asked == "bfloat16" else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def unused_gpu_note(asked: str | None) -> str:
-    """That a GPU is here and is not asked for, in words; "" otherwise."""
-    if asked == "cuda" or not torch.cuda.is_available():
+def unused_gpu_note(device: str | None) -> str:
+    """Return a note that this host has a GPU which the device setting does not use, or an empty string."""
+    if device == "cuda" or not torch.cuda.is_available():
         return ""
     return "a GPU is here and is not used: with train.device=cuda it is"

@@ -1,4 +1,4 @@
-"""The one way to read the files of a model folder, which is untrusted.
+"""Reads files of a model folder, which is untrusted: names, links, sizes and JSON are checked.
 
 A name must stay inside the folder, the file must be a regular one within its size limit, and JSON is parsed strictly.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heedful.errors import HeedfulError, quoted
+from heedful.errors import ModelError, quoted
 
 MIB = 1 << 20
 LIMITS = {  # bytes, by file name; OTHER for the rest
@@ -34,99 +34,104 @@ MAX_NAME_LENGTH = 200  # characters of a path inside the folder
 
 
 def size_limit(name: str) -> int:
-    """Largest number of bytes that is read of a file with this name."""
+    """Return the largest number of bytes that is read of a file with this name."""
     return SENTENCEPIECE if name.endswith(".model") else LIMITS.get(Path(name).name, OTHER)
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Whether a path, its links followed, stays in the folder, or in the blobs of the hub's cache around it."""
-    root, place = (Path(os.path.realpath(each)) for each in (folder, path))
+    """Return whether a path, its links followed, lies in the folder or in the blobs of the hub's cache around it."""
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     blobs = root.parent.parent / "blobs"
-    return place.is_relative_to(root) or (root.parent.name == "snapshots" and place.is_relative_to(blobs))
+    return target.is_relative_to(root) or (root.parent.name == "snapshots" and target.is_relative_to(blobs))
 
 
 def check_name(folder: Path, name: str) -> None:
-    """Refuse a name that does not mean a place inside the folder, as written and with its links followed."""
+    """Raise ModelError for a name that does not lie inside the folder, as written and with its links followed."""
     if not _is_plain(name) or not is_inside(folder, folder / name):
         raise _outside(folder, name)
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a relative path is normalised, printable and short, and does not lead upwards."""
+    """Return whether a relative path is normalised, printable and short, and does not lead upwards."""
     path = Path(name)
     inside = not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
     return inside and name.isprintable() and len(name) <= MAX_NAME_LENGTH
 
 
-def _outside(folder: Path, name: str) -> HeedfulError:
-    return HeedfulError(
+def _outside(folder: Path, name: str) -> ModelError:
+    return ModelError(
         f"{folder}: the file {quoted(name)} lies outside the folder or has no plain name; "
         "put a copy of it into the folder"
     )
 
 
 def check_inside(folder: Path, file: str) -> None:
-    """Refuse a name that does not mean a file directly in the folder, or in the blobs of the hub's cache around it."""
+    """Raise ModelError for a name that is no file directly in the folder (or in the hub's blobs around it)."""
     if Path(file).name != file:
         raise _outside(folder, file)
     check_name(folder, file)
     if not os.path.isfile(folder / file):
-        raise HeedfulError(f"{folder}: the file {quoted(file)} is missing")
+        raise ModelError(f"{folder}: the file {quoted(file)} is missing")
 
 
 def read_bytes(folder: Path, name: str, *, max_bytes: int | None = None) -> bytes:
-    """Read a file of the folder, of at most `most` bytes (default: its limit in LIMITS).
+    """Read a file of the folder, of at most `max_bytes` bytes.
 
-    Raises FileNotFoundError or NotADirectoryError if there is none, HeedfulError for anything else.
+    Args:
+        max_bytes: None: the limit of files with this name, see LIMITS.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: If the file is missing.
+        ModelError: If it is no regular file, too large, outside the folder, or cannot be read.
     """
     path, max_bytes = folder / name, size_limit(name) if max_bytes is None else max_bytes
     if not _is_plain(name):
         raise _outside(folder, name)
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise HeedfulError(f"{path} is no plain file")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path} is no plain file")
         check_name(folder, name)
-        if about.st_size > max_bytes:
-            raise HeedfulError(f"{path} has {about.st_size} bytes; at most {max_bytes} are read")
+        if status.st_size > max_bytes:
+            raise ModelError(f"{path} has {status.st_size} bytes; at most {max_bytes} are read")
         with path.open("rb") as file:
-            return file.read(about.st_size)
+            return file.read(status.st_size)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, RuntimeError) as error:
-        raise HeedfulError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_json(folder: Path, name: str, *, max_bytes: int | None = None) -> Any:
-    """The value in a JSON file of the folder, which may begin with a byte order mark; raises as read_bytes does."""
+    """Parse a JSON file of the folder, which may begin with a byte order mark; raises as `read_bytes` does."""
     return parse_json(read_bytes(folder, name, max_bytes=max_bytes).removeprefix(b"\xef\xbb\xbf"), folder / name)
 
 
 def parse_json(raw: bytes, path: Path) -> Any:
-    """Parse JSON in UTF-8; duplicate keys, numbers that are not finite and endless nesting are refused."""
+    """Parse JSON in UTF-8; duplicate keys, numbers that are not finite and endless nesting raise ModelError."""
 
-    def unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) < len(found):
-            (twice, _), *_ = Counter(name for name, _ in found).most_common(1)
-            raise HeedfulError(f"{path} gives the key {quoted(twice)} twice: remove one")
-        return made
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            raise ModelError(f"{path} gives the key {quoted(duplicate)} twice: remove one")
+        return values
 
-    def number(word: str) -> float:
-        if not math.isfinite(value := float(word)):
-            refuse(word)
+    def number(literal: str) -> float:
+        if not math.isfinite(value := float(literal)):
+            refuse(literal)
         return value
 
-    def refuse(word: str) -> NoReturn:
-        raise HeedfulError(f"{path} holds {word[:40]}, which is not a number in JSON")
+    def refuse(literal: str) -> NoReturn:
+        raise ModelError(f"{path} holds {literal[:40]}, which is not a number in JSON")
 
-    values = sum(map(raw.count, (b",", b"[", b"{")))
-    if values > MAX_VALUES:
-        raise HeedfulError(f"{path} holds about {values} JSON values; at most {MAX_VALUES} are read")
+    count = sum(map(raw.count, (b",", b"[", b"{")))
+    if count > MAX_VALUES:
+        raise ModelError(f"{path} holds about {count} JSON values; at most {MAX_VALUES} are read")
     try:
         text = str(raw, "utf-8")
         return json.loads(text, object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
-    except HeedfulError:
+    except ModelError:
         raise
     except (ValueError, RecursionError) as error:
-        raise HeedfulError(f"{path} is not valid JSON in UTF-8: {error}; write it again from its source") from None
+        raise ModelError(f"{path} is not valid JSON in UTF-8: {error}; write it again from its source") from None

@@ -141,5 +141,5 @@ def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from heedful.csrc import library
 
     found = library.load(built)
-    monkeypatch.setattr(library, "_found", lambda: found)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: found)
     return found

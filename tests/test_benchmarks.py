@@ -20,7 +20,9 @@ from heedful.data import LabelledExample
 from heedful.device import has_fast_bfloat16
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-FASTEST = f"**heedful {'bfloat16' if has_fast_bfloat16() else 'float32'}**"  # arms that cannot be multiplied are left out
+FASTEST = (
+    f"**heedful {'bfloat16' if has_fast_bfloat16() else 'float32'}**"  # arms that cannot be multiplied are left out
+)
 
 FAKE = """
 import sys, time

@@ -105,7 +105,9 @@ def stand_in(path: Path) -> None:
     elif path.name == "t5-small":
         tokenizer = train_tokenizer([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
         model = transformer_config(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
-        heedful.save(with_head(create(BundleConfig(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
+        heedful.save(
+            with_head(create(BundleConfig(family="heedful", model=model), tokenizer, seed=0), "language_model"), path
+        )
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(ROOT / "heedful" / "assets" / BUNDLED_ENCODER)

@@ -48,7 +48,7 @@ def test_unpack_gives_one_tensor_for_each_sequence() -> None:
 
 
 def test_unpack_refuses_another_number_of_rows() -> None:
-    with pytest.raises(HeedfulError, match=r"^4 rows were given, but this batch has 3$"):
+    with pytest.raises(HeedfulError, match=r"has 4 rows, but this batch has 3$"):
         Packed.of([[1, 2], [3]]).unpack(torch.zeros(4, 2))
 
 

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face's format: read, built, given another head, written."""
+"""Model folders in Hugging Face's format: loaded, built, given another head, saved."""
 
 from heedful.checkpoint.bundle import ModelBundle, assign, create
 from heedful.checkpoint.config import BundleConfig, read_config, write_config

@@ -12,21 +12,24 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from heedful.atomic_io import remove_stale, temporary_path
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 
 
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder that becomes the target when everything in it has been written, or disappears.
+    """Yield a temporary folder that becomes the target when all of it has been written, or is removed.
 
-    What is overwritten is a model folder or empty, so that a slip does not cost a home directory.
+    Only an empty folder or a model folder is overwritten, so that a slip does not cost a home directory.
+
+    Raises:
+        ModelError: If the target may not be overwritten or cannot be written.
     """
     target = Path(os.path.realpath(target))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
-            raise HeedfulError(f"{target} exists and is not empty: give another folder, or overwrite=True")
-        if not _of_model(target / "config.json"):
-            raise HeedfulError(
+            raise ModelError(f"{target} exists and is not empty: give another folder, or overwrite=True")
+        if not _is_model_config(target / "config.json"):
+            raise ModelError(
                 f"{target} is not a model folder: it has no config.json with a model_type, and will not be replaced"
             )
     try:
@@ -35,27 +38,27 @@ def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         part = temporary_path(target)
         part.mkdir()
     except OSError as error:
-        raise HeedfulError(f"{target} cannot be written: {error.strerror}") from None
+        raise ModelError(f"{target} cannot be written: {error.strerror}") from None
     try:
         yield part
         _sync(part)
-        _put(part, target)
+        _replace(part, target)
         _sync_one(target.parent)
     except (OSError, SafetensorError) as error:
-        raise HeedfulError(f"{target} could not be written, and nothing of it was kept: {error}") from None
+        raise ModelError(f"{target} could not be written, and nothing of it was kept: {error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _of_model(config: Path) -> bool:
-    """Many a program calls its settings config.json."""
+def _is_model_config(config: Path) -> bool:
+    """Return whether a config.json is a model's: other programs use the name for their settings."""
     try:
         return isinstance(json.loads(config.read_bytes()).get("model_type"), str)
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
-def _put(part: Path, target: Path) -> None:
+def _replace(part: Path, target: Path) -> None:
     old = temporary_path(target.with_name(f"{target.name}.old"))
     if target.exists():
         os.replace(target, old)

@@ -1,4 +1,4 @@
-"""config.json of a model folder, read strictly and written back."""
+"""config.json of a model folder: read strictly, and written back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heedful.errors import HeedfulError, did_you_mean, quoted
+from heedful.errors import ModelError, did_you_mean, quoted
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
@@ -15,7 +15,7 @@ from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleConfig:
-    """What a folder says: its model_type, our model and head, and config.json as it was read."""
+    """The configuration of a model folder: its model_type, our model and head, and config.json as it was read."""
 
     family: str
     model: ModelConfig
@@ -26,51 +26,57 @@ class BundleConfig:
 def read_config(
     values: Mapping[str, Any], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
 ) -> BundleConfig:
-    """Their config.json as ours; every key is read, known not to matter, or refused."""
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        close = did_you_mean(kind, list(FAMILIES)) if isinstance(kind, str) else ""
-        raise HeedfulError(f"{source}: model_type is {quoted(kind)}{close}; Heedful reads {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
-    keys = ConfigReader(values, source)
-    whole = family.read(keys)
-    entry = family.heads[_architecture(family, values, source, head)]
-    model = entry.used_config(whole)
-    return BundleConfig(
-        family=kind, model=model, head=entry.read(keys, model), hf_config=keys.done(family.ignored_keys, ignore)
-    )
+    """Read the values of a config.json; every key is read, known not to matter, or refused.
+
+    Args:
+        source: Named in errors.
+        head: Kind of head to read instead of the one that `architectures` names.
+        ignore: Unknown keys to ignore.
+
+    Raises:
+        ModelError: If the model_type, a key or a value is unknown.
+    """
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        close = did_you_mean(model_type, list(FAMILIES)) if isinstance(model_type, str) else ""
+        raise ModelError(f"{source}: model_type is {quoted(model_type)}{close}; Heedful reads {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    reader = ConfigReader(values, source)
+    head_map = family.heads[_architecture(family, values, source, head)]
+    model = head_map.used_config(family.read(reader))
+    head_config = head_map.read(reader, model)
+    hf_config = reader.check_all_read(family.ignored_keys, ignore)
+    return BundleConfig(family=model_type, model=model, head=head_config, hf_config=hf_config)
 
 
 def _architecture(family: Family, values: Mapping[str, Any], source: str, head: str | None) -> str:
     if head is not None:
-        if head not in family.kinds():
-            raise HeedfulError(
-                f"{source}: there is no head {head!r}{did_you_mean(head, list(family.kinds()))}; "
-                f"this family has {', '.join(family.kinds())}"
-            )
-        chosen: str = family.kinds()[head]
-        return chosen
-    given = values.get("architectures") or [family.bare]
-    if not isinstance(given, list) or len(given) != 1 or given[0] not in list(family.heads):
-        raise HeedfulError(f"{source}: architectures is {quoted(given)}; expected one of {', '.join(family.heads)}")
-    return str(given[0])
+        kinds = family.kinds()
+        if head not in kinds:
+            known = ", ".join(kinds)
+            raise ModelError(f"{source}: {head!r} is no head{did_you_mean(head, list(kinds))}; this family has {known}")
+        return kinds[head]
+    named = values.get("architectures") or [family.bare]
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in list(family.heads):
+        raise ModelError(f"{source}: architectures is {quoted(named)}; expected one of {', '.join(family.heads)}")
+    return str(named[0])
 
 
 def write_config(config: BundleConfig) -> dict[str, Any]:
-    """Our config as their config.json; one that was only read comes out as it went in."""
+    """Return the values of a config.json; one that was read and not changed is returned as it was."""
     family = FAMILIES[config.family]
-    origin = {name: value for name, value in config.hf_config.items() if name != "torch_dtype"}
+    read_values = {name: value for name, value in config.hf_config.items() if name != "torch_dtype"}
     architecture = family.architecture(config.model, config.head)
-    entry = family.heads[architecture]
-    if origin and (origin.get("architectures") or [family.bare]) == [architecture]:
-        keys = ConfigReader(origin, "")
-        same_model = entry.used_config(family.read(keys)) == config.model
-        no_change = isinstance(config.head, SentenceEmbedding | None) or entry.read(keys, config.model) == config.head
-        if same_model and no_change:
-            return origin
-    written = family.write(config.model)
+    head_map = family.heads[architecture]
+    if read_values and (read_values.get("architectures") or [family.bare]) == [architecture]:
+        reader = ConfigReader(read_values, "")
+        same_model = head_map.used_config(family.read(reader)) == config.model
+        bare = isinstance(config.head, SentenceEmbedding | None)
+        if same_model and (bare or head_map.read(reader, config.model) == config.head):
+            return read_values
+    values = family.write(config.model)
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
-        written |= entry.write(config.head)
+        values |= head_map.write(config.head)
     stale = {"id2label", "label2id", "num_labels", "problem_type", "head"}  # of the head that was read
-    kept = {name: value for name, value in origin.items() if name not in stale}
-    return kept | written | {"model_type": config.family, "architectures": [architecture]}
+    kept = {name: value for name, value in read_values.items() if name not in stale}
+    return kept | values | {"model_type": config.family, "architectures": [architecture]}

@@ -6,25 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from heedful import untrusted_files
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError, RunError
 
 
-class UnfinishedError(HeedfulError):
-    """A run that was stopped, or goes on elsewhere."""
+class UnfinishedError(RunError):
+    """A run that was interrupted, or is running elsewhere."""
 
 
 def read_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
-    """The object in a JSON file; duplicate keys, NaN and endless nesting are refused."""
+    """Read the object in a JSON file, as `read_value` does; raises ModelError for any other value."""
     value = read_value(path, folder=folder, max_bytes=max_bytes)
     if not isinstance(value, dict):
-        raise HeedfulError(f"{path} holds a {type(value).__name__}; expected an object")
+        raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
 
 
 def read_value(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> Any:
-    """The value in a JSON file that lies in `folder` (default: where it is), of at most `most` bytes.
+    """Read the value in a JSON file; duplicate keys, NaN and endless nesting are refused.
 
-    The default of `most` is the limit of files with this name, see untrusted_files.LIMITS.
+    Args:
+        folder: Folder that the file must stay in; None: its own.
+        max_bytes: None: the limit of files with this name, see untrusted_files.LIMITS.
+
+    Raises:
+        UnfinishedError: If the file is missing in the folder of an unfinished run.
+        ModelError: If it is missing, or cannot be read or parsed.
     """
     folder = folder or path.parent
     try:
@@ -35,4 +41,4 @@ def read_value(path: Path, *, folder: Path | None = None, max_bytes: int | None 
                 f"{path.parent} is a run that is not finished and has no model yet: the command that began it resumes "
                 f"it, heedful finetune, distil or pretrain with --output {path.parent} and its other options"
             ) from None
-        raise HeedfulError(f"{path} does not exist: a model folder holds config.json and model.safetensors") from None
+        raise ModelError(f"{path} does not exist: a model folder holds config.json and model.safetensors") from None

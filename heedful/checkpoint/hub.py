@@ -8,13 +8,13 @@ import warnings
 from pathlib import Path
 
 from heedful.bundled import bundled_model
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulWarning, ModelError
 
-# files of a model folder; no pickles, no code
+# files of a model folder to download: no pickles, no code
 FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "README.md", "*_Pooling/config.json", "*_Normalize/config.json"]
 MAIN = "main"  # the branch of a name without a revision
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_resolved: dict[str, Path] = {}  # snapshot by name without a revision: one commit for the whole process
+_resolved: dict[str, Path] = {}  # name without a revision -> snapshot: one commit for the whole process
 
 
 def name_and_revision(source: str | Path) -> tuple[str, str | None]:
@@ -28,10 +28,10 @@ def name_and_revision(source: str | Path) -> tuple[str, str | None]:
 
 
 def unpinned(name: str) -> bool:
-    """Whether it is a name on the hub without a revision; a folder, a path, and a model that ships are not."""
+    """Return whether a source is a name on the hub without a revision, and no folder, path or bundled model."""
     if not NAME.fullmatch(name) or os.path.isdir(name) or bundled_model(name):
         return False
-    return "/" not in name or not os.path.isdir(name.partition("/")[0])  # else it is a folder that is missing
+    return "/" not in name or not os.path.isdir(name.partition("/")[0])  # else it is a missing folder
 
 
 def pinned(name: str) -> str:
@@ -42,20 +42,20 @@ def pinned(name: str) -> str:
 def fetch(name: str, revision: str | None) -> Path:
     """Return the local folder of a revision, from the cache or the network; HF_HUB_OFFLINE=1 is honoured.
 
-    Without a revision it is `main`. The commit is told once, and holds until the process ends.
+    Without a revision it is `main`. Its commit is reported once, and holds until the process ends.
 
     Raises:
-        HeedfulError: If the name is not one, or the revision cannot be fetched.
+        ModelError: If the name is not one, or the revision cannot be fetched.
     """
     if revision is not None:
         return _snapshot(name, revision)
     if not unpinned(name):
-        raise HeedfulError(f"{name!r} is neither a folder here nor a name on the hub: give OWNER/NAME, or a folder")
+        raise ModelError(f"{name!r} is neither a folder here nor a name on the hub: give OWNER/NAME, or a folder")
     if name not in _resolved:
         _resolved[name] = _snapshot(name, MAIN)
         commit = _resolved[name].name
-        told = f"{name} has no revision: using {MAIN}, which is commit {commit}; {name}@{commit[:12]} would pin it"
-        warnings.warn(told, HeedfulWarning, stacklevel=2)
+        note = f"{name} has no revision: using {MAIN}, which is commit {commit}; {name}@{commit[:12]} would pin it"
+        warnings.warn(note, HeedfulWarning, stacklevel=2)
     return _resolved[name]
 
 
@@ -66,10 +66,10 @@ def _snapshot(name: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
     except HFValidationError:
-        raise HeedfulError(f"{name!r} is neither a folder here nor a name on the hub") from None
-    except Exception as error:  # the network's errors have no common base, and some have no text
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HeedfulError(
+        raise ModelError(f"{name!r} is neither a folder here nor a name on the hub") from None
+    except Exception as error:  # network errors have no common base class, and some have no text
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
             f"{name!r} is no folder here, and revision {revision!r} of it is not in the local cache and could not be "
-            f"fetched: {first}"
+            f"fetched: {reason}"
         ) from None

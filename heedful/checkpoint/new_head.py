@@ -1,17 +1,18 @@
-"""A loaded model gets the head of a task: what is known stays, the rest is drawn from a seed."""
+"""Gives a model the head of a task: known weights are kept, the rest is initialised from a seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint.bundle import ModelBundle, assign
 from heedful.checkpoint.config import BundleConfig
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import ModelError, SettingError, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
 from heedful.families.names import NameTable, to_hf_names, to_our_names
@@ -30,11 +31,11 @@ from heedful.model.heads import ClassesHead
 from heedful.model.initialise import initialise, skip_init
 from heedful.model.pooling import PooledClassesHead
 
-HEAD, OUT = "head.", "head.out."  # before our names of a head's tensors, and of those of its last layer
+HEAD, LAST_LAYER = "head.", "head.out."  # prefixes of our names of a head's tensors, and of those of its last layer
 
 
 def with_head(
-    loaded: ModelBundle,
+    bundle: ModelBundle,
     kind: str,
     *,
     labels: Sequence[str] = (),
@@ -42,63 +43,71 @@ def with_head(
     seed: int = 0,
     reinit_layers: int = 0,
 ) -> ModelBundle:
-    """The same model with a head of that kind, in its dtype and on its device; the given one is left as it is.
+    """Return a copy of the model with a head of that kind, in its dtype and on its device.
 
-    The body stays, and what both heads have under one published name (a pooler, say), the last layer only where it
-    answers the same: the same labels. Everything else is drawn from the seed. `reinit_layers` blocks at the top, and
-    then the whole head, are initialised again (Zhang et al. 2021, section 5).
+    The body is kept, and so is what both heads have under one HF name (a pooler, say); the last layer only if it
+    predicts the same labels. Everything else is initialised from the seed.
+
+    Args:
+        reinit_layers: Blocks at the top to initialise again, with the whole head (Zhang et al. 2021, section 5).
+
+    Raises:
+        ModelError: If the family publishes no such head, or the head needs a decoder that the model lacks.
+        SettingError: If labels or `reinit_layers` do not fit the head and the model.
     """
-    head = make_head_config(loaded.config, kind, labels, problem_type)
-    config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
-    FAMILIES[config.family].architecture(config.model, head)  # refuses a head that needs more than the model has
+    head = make_head_config(bundle.config, kind, labels, problem_type)
+    config = replace(bundle.config, model=_used_model(bundle.config, kind), head=head)
+    FAMILIES[config.family].architecture(config.model, head)  # raises for a head that needs more than the model has
     with skip_init():
-        made = ModelBundle(config, loaded.tokenizer, loaded.source)
-    assign(
-        made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named_tensors().items()}, "cpu"
-    )
-    blocks = _top(made, reinit_layers)
+        new = ModelBundle(config, bundle.tokenizer, bundle.source)
+    empty = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in new.named_tensors().items()}
+    assign(new, empty, "cpu")
+    blocks = _top_blocks(new, reinit_layers)
     generator = torch.Generator().manual_seed(seed)
-    assert made.head is not None
-    for part in (made.head, *blocks):
+    assert new.head is not None
+    for part in (new.head, *blocks):
         initialise(part, config.model.initialisation, generator)
-    anew = {id(parameter) for block in blocks for parameter in block.parameters()}
-    known = loaded.named_tensors()
-    kept = {n: known[n] for n, each in made.named_tensors().items() if not n.startswith(HEAD) and id(each) not in anew}
-    if not reinit_layers:
-        kept |= _shared(loaded, made)
-    like = next(loaded.parameters())
-    tensors = {
-        name: (kept[name].detach().clone() if name in kept else each.detach().to(like))
-        for name, each in made.named_tensors().items()
+    fresh = {id(parameter) for block in blocks for parameter in block.parameters()}
+    known = bundle.named_tensors()
+    kept = {
+        name: known[name]
+        for name, tensor in new.named_tensors().items()
+        if not name.startswith(HEAD) and id(tensor) not in fresh
     }
-    assign(made, tensors, like.device)
-    return made.train(loaded.training)
+    if not reinit_layers:
+        kept |= _shared_head_tensors(bundle, new)
+    like = next(bundle.parameters())
+    tensors = {
+        name: (kept[name].detach().clone() if name in kept else tensor.detach().to(like))
+        for name, tensor in new.named_tensors().items()
+    }
+    assign(new, tensors, like.device)
+    return new.train(bundle.training)
 
 
-def rescaled(loaded: ModelBundle, scale: float, shift: float) -> ModelBundle:
-    """The same model, whose head gives scale · number + shift: its last layer is another, all else is shared."""
+def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
+    """Return the model with a head that outputs scale · number + shift: its last layer is new, the rest is shared."""
     if (scale, shift) == (1.0, 0.0):
-        return loaded
-    made, head = copy(loaded), copy(loaded.head)
+        return bundle
+    new, head = copy(bundle), copy(bundle.head)
     assert isinstance(head, ClassesHead | PooledClassesHead)
-    made._modules, head._modules = {**loaded._modules, "head": head}, dict(head._modules)
-    known = head.out
-    out = type(known)(known.in_features, known.out_features, device="meta")
-    bias = known.weight.new_zeros(known.out_features) if known.bias is None else known.bias.detach()
-    out.weight = nn.Parameter((known.weight.detach().double() * scale).to(known.weight))
-    out.bias = nn.Parameter((bias.double() * scale + shift).to(bias)) if known.bias is not None or shift else None
+    new._modules, head._modules = {**bundle._modules, "head": head}, dict(head._modules)
+    old = head.out
+    out = type(old)(old.in_features, old.out_features, device="meta")
+    bias = old.weight.new_zeros(old.out_features) if old.bias is None else old.bias.detach()
+    out.weight = nn.Parameter((old.weight.detach().double() * scale).to(old.weight))
+    out.bias = nn.Parameter((bias.double() * scale + shift).to(bias)) if old.bias is not None or shift else None
     head.out = out
-    return made
+    return new
 
 
-def _model(config: BundleConfig, kind: str) -> ModelConfig:
-    """What that head uses of the model."""
+def _used_model(config: BundleConfig, kind: str) -> ModelConfig:
+    """Return the part of the model that a head uses."""
     family = FAMILIES[config.family]
-    if kind == "embedding":  # of the encoder, where there is one
+    if kind == "embedding":  # the encoder, if there is one
         decoder = None if config.model.encoder is not None else config.model.decoder
         return replace(config.model, decoder=decoder, start=None)
-    entry = family.heads[family.kinds()[kind]]
-    return entry.used_config(config.model)
+    return family.heads[family.kinds()[kind]].used_config(config.model)
 
 
 def make_head_config(
@@ -107,80 +116,80 @@ def make_head_config(
     labels: Sequence[str] = (),
     problem_type: ProblemType = "single_label_classification",
 ) -> Head:
-    """The head that this family publishes under that name, with the family's own dropout and activation."""
+    """Return the head that the family publishes under that name, with the family's own dropout and activation."""
     family = FAMILIES[config.family]
     if kind == "embedding":
         if isinstance(config.head, SentenceEmbedding):
             return config.head
-        published = family.heads[family.bare].head is Pooled
-        return SentenceEmbedding(keeps_pooler=published and isinstance(config.head, Pooled))
-    kinds = {name: known for name, known in family.kinds().items() if family.heads[known].head is not type(None)}
+        publishes_pooler = family.heads[family.bare].head is Pooled
+        return SentenceEmbedding(keeps_pooler=publishes_pooler and isinstance(config.head, Pooled))
+    kinds = {name: hf_name for name, hf_name in family.kinds().items() if family.heads[hf_name].head is not type(None)}
     if kind not in kinds:
         known = [*kinds, "embedding"]
-        raise HeedfulError(f'this family has no head "{kind}"{did_you_mean(kind, known)}; it has {", ".join(known)}')
-    entry = family.heads[kinds[kind]]
-    if entry.head in (Classes, TokenClasses) and (not labels or len(set(labels)) < len(labels)):
-        given = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
-        raise HeedfulError(f'labels are {given}; a "{kind}" head needs one or more, each once')
-    values = dict(config.hf_config or family.write(config.model))
+        raise ModelError(f'this family has no head "{kind}"{did_you_mean(kind, known)}; it has {", ".join(known)}')
+    head_map = family.heads[kinds[kind]]
+    if head_map.head in (Classes, TokenClasses) and (not labels or len(set(labels)) < len(labels)):
+        listed = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
+        raise SettingError(f'labels are {listed}; a "{kind}" head needs one or more, each once')
+    values: dict[str, Any] = dict(config.hf_config or family.write(config.model))
     values |= {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "num_labels": len(labels) or 2,
         "problem_type": problem_type,
     }
-    ours = {
+    is_decoder = config.model.encoder is None and config.model.decoder is not None
+    settings = {
         "kind": kind,
         "labels": list(labels),
         "problem_type": problem_type,
         "dropout": config.model.embedding.dropout,
+        "no_answer": "last" if is_decoder else "first",
     }
-    ours["no_answer"] = "last" if config.model.encoder is None and config.model.decoder is not None else "first"
-    values["head"] = {field.name: ours[field.name] for field in fields(entry.head) if field.name in ours}
-    found = entry.read(ConfigReader(values, "the model"), config.model)
-    assert found is not None
-    return found
+    names = [head_field.name for head_field in fields(head_map.head)]
+    values["head"] = {name: settings[name] for name in names if name in settings}
+    head = head_map.read(ConfigReader(values, "the model"), config.model)
+    assert head is not None
+    return head
 
 
-def _top(made: ModelBundle, count: int) -> list[nn.Module]:
-    """So many of the last blocks."""
-    stack = made.model.decoder or made.model.encoder
+def _top_blocks(bundle: ModelBundle, count: int) -> list[nn.Module]:
+    stack = bundle.model.decoder or bundle.model.encoder
     blocks = list(stack.blocks) if stack is not None else []
     if not 0 <= count <= len(blocks):
-        raise HeedfulError(f"reinit_layers is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
+        raise SettingError(
+            f"reinit_layers is {count}, but this model has {len(blocks)} blocks: give 0 to {len(blocks)}"
+        )
     if count and stack is not None and len(blocks) < stack.config.layers:
-        raise HeedfulError(
-            f"reinit_layers is {count}, but the {stack.config.layers} layers of this model share {len(blocks)} of "
-            "weights, so that lower ones would be initialised again too: leave it out"
+        raise SettingError(
+            f"reinit_layers is {count}, but the {stack.config.layers} layers of this model share the weights of "
+            f"{len(blocks)} blocks, so that lower ones would be initialised again too: leave it out"
         )
     return blocks[len(blocks) - count :]
 
 
-def _shared(loaded: ModelBundle, made: ModelBundle) -> dict[str, Tensor]:
-    """The tensors of the old head that the new one has under the same published name, by our names in the new one."""
-    old, new = (FAMILIES[each.config.family].table(each.config.model, each.config.head) for each in (loaded, made))
-    known, wanted = _published(old, loaded.named_tensors(), HEAD), _published(new, made.named_tensors(), HEAD)
-    names = {name for name in known.keys() & wanted.keys() if known[name].shape == wanted[name].shape}
-    spare = {
-        name
-        for name in loaded.other_head_tensors.keys() - known.keys() & wanted.keys()
-        if _fits(loaded.other_head_tensors, wanted, name)
-    }
-    if _answers(loaded.config.head) != _answers(made.config.head):
-        names -= _published(old, loaded.named_tensors(), OUT).keys()
-    spare -= _published(
-        new, made.named_tensors(), OUT
-    ).keys()  # what the last layer of a head that was not read answers
-    spared = {name: loaded.other_head_tensors[name] for name in spare}
-    return to_our_names(new, {name: known[name] for name in names} | spared)
+def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Tensor]:
+    """Return the tensors that the old head, or another head in the folder, has under the same HF name, by our names."""
+    old_table, new_table = (
+        FAMILIES[config.family].table(config.model, config.head) for config in (bundle.config, new.config)
+    )
+    old, wanted = _hf_named(old_table, bundle, HEAD), _hf_named(new_table, new, HEAD)
+    others = bundle.other_head_tensors
+    names = _same_shape(old, wanted)
+    other_names = _same_shape(others, wanted) - old.keys()
+    if _predicted(bundle.config.head) != _predicted(new.config.head):
+        names -= _hf_named(old_table, bundle, LAST_LAYER).keys()
+    other_names -= _hf_named(new_table, new, LAST_LAYER).keys()  # what another head's last layer predicts is unknown
+    tensors = {name: old[name] for name in names} | {name: others[name] for name in other_names}
+    return to_our_names(new_table, tensors)
 
 
-def _fits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) -> bool:
-    return given[name].shape == wanted[name].shape
+def _same_shape(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
+    return {name for name in tensors.keys() & wanted.keys() if tensors[name].shape == wanted[name].shape}
 
 
-def _answers(head: Head | None) -> tuple[object, ...]:
-    """What the last layer of a head answers."""
+def _predicted(head: Head | None) -> tuple[object, ...]:
+    """Return what the last layer of a head predicts."""
     match head:
         case Classes(labels=labels, problem_type=problem_type):
             return ("sequence_classification", labels, problem_type)
@@ -191,8 +200,7 @@ def _answers(head: Head | None) -> tuple[object, ...]:
     return (type(head),)
 
 
-def _published(table: NameTable, ours: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Their names of those of our tensors whose names begin so."""
-    return to_hf_names(
-        replace(table, copied={}), {name: each for name, each in ours.items() if name.startswith(prefix)}
-    )
+def _hf_named(table: NameTable, bundle: ModelBundle, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, by their HF names."""
+    tensors = {name: tensor for name, tensor in bundle.named_tensors().items() if name.startswith(prefix)}
+    return to_hf_names(replace(table, copied={}), tensors)

@@ -1,4 +1,4 @@
-"""How many parameters a configuration has, without allocating any."""
+"""Published sizes of families, and how many parameters a configuration has, without allocating any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heedful.model.initialise import skip_init
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedSize:
-    """A published configuration and the parameters of its bare model."""
+    """A published configuration and the number of parameters of its bare model."""
 
     family: str
     name: str
@@ -23,15 +23,19 @@ class PublishedSize:
 
 
 def published() -> Iterator[PublishedSize]:
-    """Every published size of every family."""
-    for kind, family in FAMILIES.items():
+    """Yield every published size of every family."""
+    for model_type, family in FAMILIES.items():
         for name, values in family.sizes.items():
-            config = _config(kind, values, None)
-            yield PublishedSize(family=kind, name=name, config=config, parameters=_count(config))
+            config = _config(model_type, values, None)
+            yield PublishedSize(family=model_type, name=name, config=config, parameters=_count(config))
 
 
 def count_parameters(model_type: str, values: Mapping[str, Any], head: str | None = None) -> int:
-    """The exact count for a config.json with that head, or of the bare model; what is shared counts once."""
+    """Return the exact number of parameters for a config.json; shared ones count once.
+
+    Args:
+        head: Kind of head; None: the bare model.
+    """
     return _count(_config(model_type, values, head))
 
 

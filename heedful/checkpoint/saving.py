@@ -1,11 +1,10 @@
-"""Writes a model folder in Hugging Face's format."""
+"""Saves a model folder in Hugging Face's format."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 
@@ -13,49 +12,54 @@ from heedful.checkpoint import sentence_transformers
 from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.bundle import ModelBundle
 from heedful.checkpoint.config import write_config
+from heedful.checkpoint.notes import NOTES, Notes
 from heedful.checkpoint.safetensors_files import WEIGHTS
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 from heedful.families import FAMILIES
 from heedful.families.names import to_hf_names
 from heedful.model.config import SentenceEmbedding
 from heedful.nn.inference_linear import Int8Linear
 
-NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, and what FACTS are
-FACTS = ("thresholds", "label_scaling", "text_suffix", "pairs")  # of Loaded
-UNSET: tuple[Any, ...] = ({}, "", None)
 
+def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False) -> None:
+    """Write a model folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
-def save(loaded: ModelBundle, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Write a Hugging Face folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
+    It appears complete or not at all. A model_type of "heedful" is read only by Heedful.
 
-    It appears whole or not at all. A model_type of "heedful" is read by Heedful alone. A model that answers in int8 is
-    refused: its weights are rounded.
+    Raises:
+        ModelError: If the model computes in int8, so that its weights are rounded; if the folder is not empty and
+            `overwrite` is False, or is no model folder; if it cannot be written.
     """
-    if any(isinstance(each, Int8Linear) for each in loaded.modules()):
-        raise HeedfulError(f"{loaded.source} answers in int8, its weights are rounded: load it anew, and save that")
-    config, family = loaded.config, FAMILIES[loaded.config.family]
+    if any(isinstance(module, Int8Linear) for module in bundle.modules()):
+        raise ModelError(f"{bundle.source} computes in int8, its weights are rounded: load it again, and save that")
+    config, family = bundle.config, FAMILIES[bundle.config.family]
     table = family.table(config.model, config.head)
-    theirs = to_hf_names(table, {name: tensor.detach() for name, tensor in loaded.named_tensors().items()})
-    theirs = family.outer_names(config.model, config.head, theirs)
-    dtype = next(iter(theirs.values())).dtype
+    tensors = to_hf_names(table, {name: tensor.detach() for name, tensor in bundle.named_tensors().items()})
+    tensors = family.folder_names(config.model, config.head, tensors)
+    dtype = next(iter(tensors.values())).dtype
     with atomic_folder(Path(folder), overwrite=overwrite) as temporary:
         save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in theirs.items()},
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
             temporary / WEIGHTS,
             metadata={"format": "pt"},
         )
-        ids = {} if config.hf_config or loaded.tokenizer is None else family.ids(loaded.tokenizer.special)
-        written = ids | write_config(config) | {"dtype": str(dtype).removeprefix("torch.")}
-        _write_json(temporary / "config.json", written)
-        notes: dict[str, Any] = {}
-        if loaded.tokenizer is not None:
-            loaded.tokenizer.save(temporary, types=config.model.uses_token_types)
-            notes["tokenizer"] = loaded.tokenizer.fingerprint
+        fresh = not config.hf_config and bundle.tokenizer is not None
+        ids = family.fresh_token_ids(bundle.tokenizer.special) if fresh and bundle.tokenizer is not None else {}
+        values = ids | write_config(config) | {"dtype": str(dtype).removeprefix("torch.")}
+        _write_json(temporary / "config.json", values)
+        if bundle.tokenizer is not None:
+            bundle.tokenizer.save(temporary, types=config.model.uses_token_types)
         if isinstance(config.head, SentenceEmbedding):
             sentence_transformers.write_modules(temporary, config.head, config.model.width)
-        notes |= {name: fact for name in FACTS if (fact := getattr(loaded, name)) not in UNSET}
-        _write_json(temporary / NOTES, notes)
+        notes = Notes(
+            tokenizer=None if bundle.tokenizer is None else bundle.tokenizer.fingerprint,
+            thresholds=bundle.thresholds,
+            label_scaling=bundle.label_scaling,
+            text_suffix=bundle.text_suffix,
+            pairs=bundle.pairs,
+        )
+        _write_json(temporary / NOTES, notes.to_dict())
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint.folder_json import read_json, read_value
-from heedful.errors import HeedfulError, quoted
+from heedful.errors import ModelError, quoted
 from heedful.model.config import Pooling, SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 from heedful.untrusted_files import check_name
@@ -16,7 +16,7 @@ MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 
 _KINDS = ["transformer", "pooling"]
-_POOLINGS: dict[str, Pooling] = {  # their names in version 6
+_POOLINGS: dict[str, Pooling] = {  # names in version 6
     "cls": "first",
     "max": "max",
     "mean": "mean",
@@ -24,7 +24,7 @@ _POOLINGS: dict[str, Pooling] = {  # their names in version 6
     "lasttoken": "last",
 }
 _FLAG = "pooling_mode_"
-_FLAGS: dict[str, Pooling] = {  # earlier, with _FLAG before them: their vectors stand in this order
+_FLAGS: dict[str, Pooling] = {  # earlier versions, with _FLAG before them: their vectors are in this order
     "cls_token": "first",
     "max_tokens": "max",
     "mean_tokens": "mean",
@@ -35,26 +35,33 @@ _PACKAGE = "sentence_transformers.models"
 
 
 def read_modules(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
-    """The head that modules.json describes: a Transformer, one Pooling, and perhaps Normalize."""
+    """Read the head that modules.json describes: a Transformer, one Pooling, and optionally Normalize.
+
+    Args:
+        keeps_pooler: Whether the folder has a pooler.
+
+    Raises:
+        ModelError: If Heedful would compute other vectors.
+    """
     path = folder / MODULES
     modules = read_value(path)
     try:
         kinds = {str(module["type"]).rpartition(".")[2].lower(): str(module["path"]) for module in modules}
     except (TypeError, KeyError):
-        raise HeedfulError(f"{path}: expected a list of modules with type and path") from None
+        raise ModelError(f"{path}: expected a list of modules with type and path") from None
     if len(kinds) != len(modules) or list(kinds) not in (_KINDS, [*_KINDS, "normalize"]):
         names = ", ".join(kind if kind.isidentifier() and len(kind) < 80 else quoted(kind) for kind in list(kinds)[:8])
-        raise HeedfulError(
+        raise ModelError(
             f"{path} names the modules {names}{', ...' if len(kinds) > 8 else ''}; Heedful reads Transformer, Pooling "
             "and, last, Normalize"
         )
     if kinds["transformer"]:
-        raise HeedfulError(f"{path} keeps the Transformer in {quoted(kinds['transformer'])}; expected beside {MODULES}")
+        raise ModelError(f"{path} keeps the Transformer in {quoted(kinds['transformer'])}; expected beside {MODULES}")
     pooling = str(Path(kinds["pooling"], "config.json"))
     try:
         check_name(folder, pooling)
-    except HeedfulError as error:
-        raise HeedfulError(f"{path}: the path of the pooling module cannot be used: {error}") from None
+    except ModelError as error:
+        raise ModelError(f"{path}: the path of the pooling module cannot be used: {error}") from None
     prompts, similarity = _prompts(folder / PROMPTS)
     return SentenceEmbedding(
         pooling=_pooling(folder, pooling),
@@ -70,55 +77,57 @@ def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
     path = folder / name
     values = read_json(path, folder=folder)
     if not values.get("include_prompt", True):
-        raise HeedfulError(
+        raise ModelError(
             f"{path}: include_prompt is false, but Heedful cannot tell a prompt from the text after it: "
-            "where your texts have none, set it to true"
+            "if your texts have none, set it to true"
         )
-    known, given = _POOLINGS, values.get("pooling_mode")
-    if given is None:
+    known, names = _POOLINGS, values.get("pooling_mode")
+    if names is None:
         on = {name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value}
-        known, given = _FLAGS, [*(name for name in _FLAGS if name in on), *sorted(on - _FLAGS.keys())]
-    elif isinstance(given, str):
-        given = [given]
-    listed = isinstance(given, list) and 0 < len(given) <= len(known)
-    if not listed or not all(isinstance(name, str) and name in known for name in given) or len(set(given)) < len(given):
-        raise HeedfulError(
-            f"{path}: the pooling is {quoted(given)}; expected some of {', '.join(known)}, each of them once"
+        known, names = _FLAGS, [*(name for name in _FLAGS if name in on), *sorted(on - _FLAGS.keys())]
+    elif isinstance(names, str):
+        names = [names]
+    listed = isinstance(names, list) and 0 < len(names) <= len(known)
+    if not listed or not all(isinstance(name, str) and name in known for name in names) or len(set(names)) < len(names):
+        raise ModelError(
+            f"{path}: the pooling is {quoted(names)}; expected some of {', '.join(known)}, each of them once"
         )
-    return tuple(known[name] for name in given)
+    return tuple(known[name] for name in names)
 
 
 def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
-    """Prompts by name and the similarity, which saving keeps; what would change the vectors of all texts is refused."""
+    """Read prompts by name and the similarity, which saving keeps; refuse settings that change all vectors."""
     values = read_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise HeedfulError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
+        raise ModelError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
     name, width = values.get("default_prompt_name"), values.get("truncate_dim")
     if name is not None and name not in (names := list(prompts)):
-        raise HeedfulError(f"{path}: default_prompt_name is {name!r:.80}, none of {names!r:.80}: set it to null")
+        raise ModelError(f"{path}: default_prompt_name is {name!r:.80}, none of {names!r:.80}: set it to null")
     if name is not None and (text := prompts[name]):
-        raise HeedfulError(
+        raise ModelError(
             f"{path}: default_prompt_name is {name!r:.80}, so sentence-transformers puts {text!r:.80} before every "
             "text, and Heedful does not: put it before your texts, and set default_prompt_name to null"
         )
     if width is not None:
-        raise HeedfulError(
-            f"{path}: truncate_dim is {width!r:.80}, but Heedful gives whole vectors: cut them, and set it to null"
+        raise ModelError(
+            f"{path}: truncate_dim is {width!r:.80}, but Heedful returns whole vectors: truncate them, and set it to "
+            "null"
         )
     return tuple(prompts.items()), similarity if isinstance(similarity, str) else None
 
 
 def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Refuse texts that sentence-transformers would lower-case first where the tokenizer keeps their case."""
+    """Raise ModelError if sentence-transformers lower-cases texts for a tokenizer that keeps their case."""
     path = folder / "sentence_bert_config.json"
     if tokenizer is None or not path.exists() or not read_json(path).get("do_lower_case"):
         return
     if tokenizer.encode("Aa").ids != tokenizer.encode("aa").ids:
-        raise HeedfulError(
-            f"{path} says do_lower_case, but the tokenizer tells Aa from aa: give lower-cased texts and set it to false"
+        raise ModelError(
+            f"{path} sets do_lower_case, but the tokenizer distinguishes Aa from aa: give lower-cased texts and set "
+            "it to false"
         )
 
 
@@ -134,7 +143,7 @@ def _max_length(folder: Path) -> int | None:
 def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
     """Write modules.json and what it points to, in the form that every version since 2 reads.
 
-    Several poolings in another order than that of the flags are read by version 6 alone.
+    Several poolings in another order than that of the flags need version 6.
     """
     pooling: dict[str, Any] = {_FLAG + name: ours in head.pooling for name, ours in _FLAGS.items()}
     if head.pooling != tuple(ours for ours in _FLAGS.values() if ours in head.pooling):
@@ -152,9 +161,9 @@ def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
     if head.max_length is not None:
         _write(folder / "sentence_bert_config.json", {"max_seq_length": head.max_length, "do_lower_case": False})
     if head.prompts or head.similarity is not None:
-        kept = {"prompts": dict(head.prompts), "default_prompt_name": None, "similarity_fn_name": head.similarity}
-        _write(folder / PROMPTS, kept)
+        prompts = {"prompts": dict(head.prompts), "default_prompt_name": None, "similarity_fn_name": head.similarity}
+        _write(folder / PROMPTS, prompts)
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The way out of pickled weights: a child process reads them, with little memory and no network, and writes a folder.
+"""Converts pickled weights to safetensors in a child process with limited memory and no network.
 
-A pickle is a program. Heedful reads none; this is for the one time that a folder has nothing else.
+A pickle is a program. `load` reads none; this converts a folder that has nothing else, once.
 """
 
 from __future__ import annotations
@@ -19,78 +19,85 @@ from typing import Any
 
 from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_index
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulWarning, ModelError
 from heedful.untrusted_files import check_inside, is_inside
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # the last: of the modules of a sentence embedding
-_MOST_COPIED = 1 << 29  # bytes of one such file
+_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # the last: modules of sentence-transformers
+_MAX_COPIED_BYTES = 1 << 29  # of one such file
 _CHILD = Path(__file__).with_name("unpickle_child.py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unpickled:
-    """What was done."""
+    """The result of a conversion."""
 
     tensors: int
-    network: str  # why the child could not be cut off from the network; empty: it was
+    network: str  # why the child could not be cut off from the network; "": it was
 
     def __str__(self) -> str:
-        where = f"with the network in reach ({self.network})" if self.network else "without network"
-        return f"{self.tensors} tensors were read in a child process {where}"
+        network = f"with the network in reach ({self.network})" if self.network else "without network"
+        return f"{self.tensors} tensors were read in a child process {network}"
 
 
 def convert_pickles(folder: Path, out: Path) -> Unpickled:
-    """Make a safe folder of one that has its weights in pytorch_model.bin, or in shards of that name.
+    """Convert a folder with its weights in pytorch_model.bin, or in shards of that name, to safetensors.
 
-    The child refuses everything that is no plain table of tensors; its memory (four times the weights), its time and
-    what it may write are limited, and where the system allows, it has no network. If it has, a warning says so. `out`
-    holds the weights as safetensors, config.json and the tokenizer's files, and appears whole or not at all.
+    The child refuses anything but a plain table of tensors; its memory (four times the weights), its time and the size
+    of its files are limited, and where the system allows, it has no network; otherwise there is a warning. `out` holds
+    the weights as safetensors, config.json and the tokenizer's files, and appears complete or not at all.
+
+    Raises:
+        ModelError: If the folder has safetensors or no pickles, or the child refuses them.
     """
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
-        raise HeedfulError(f"{folder} has safetensors already: there is nothing to convert")
+        raise ModelError(f"{folder} has safetensors already: nothing to convert")
     if (folder / PICKLE_INDEX).exists():
-        placed = read_index(folder, PICKLE_INDEX)
+        shards = read_index(folder, PICKLE_INDEX)
     elif (folder / PICKLE).exists() or (folder / PICKLE).is_symlink():
         check_inside(folder, PICKLE)
-        placed = {PICKLE: set()}
+        shards = {PICKLE: set()}
     else:
-        raise HeedfulError(f"{folder} has neither {PICKLE} nor {PICKLE_INDEX}; no other kind of pickle is read")
+        raise ModelError(f"{folder} has neither {PICKLE} nor {PICKLE_INDEX}; no other kind of pickle is read")
     if not (folder / "config.json").is_file():
-        raise HeedfulError(f"{folder} is not a model folder: it needs config.json beside its weights")
-    renamed = _renamed(placed)
+        raise ModelError(f"{folder} is not a model folder: it needs config.json beside its weights")
+    safe_names = _safe_names(shards)
     with atomic_folder(out, overwrite=False) as temporary:
-        done = _read_in_child([(folder / file, temporary / name) for file, name in renamed.items()])
+        result = _read_in_child([(folder / file, temporary / name) for file, name in safe_names.items()])
         _copy(folder, temporary)
-        if any(placed.values()):
-            where = {name: renamed[file] for file, names in placed.items() for name in sorted(names)}
-            (temporary / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2), "utf-8")
+        if any(shards.values()):
+            weight_map = {name: safe_names[file] for file, names in shards.items() for name in sorted(names)}
+            (temporary / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2), "utf-8")
         find_tensors(temporary)
-    if done.network:
-        warnings.warn(f"{folder}: {done}", HeedfulWarning, stacklevel=2)
-    return done
+    if result.network:
+        warnings.warn(f"{folder}: {result}", HeedfulWarning, stacklevel=2)
+    return result
 
 
-def _renamed(files: Iterable[str]) -> dict[str, str]:
-    """A safe name for each pickled file."""
-    every = sorted(files)
-    if every == [PICKLE]:
+def _safe_names(files: Iterable[str]) -> dict[str, str]:
+    """Return the name of the safetensors file for each pickled file."""
+    pickles = sorted(files)
+    if pickles == [PICKLE]:
         return {PICKLE: WEIGHTS}
-    count = len(every)
-    return {file: f"model-{number:05}-of-{count:05}.safetensors" for number, file in enumerate(every, 1)}
+    count = len(pickles)
+    return {file: f"model-{number:05}-of-{count:05}.safetensors" for number, file in enumerate(pickles, 1)}
 
 
 def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
-    most = sum(source.stat().st_size for source, _ in files)
-    seconds = 60 + most // (10 << 20)
-    job = {"files": [(os.path.abspath(a), os.path.abspath(b)) for a, b in files], "most": most, "seconds": seconds}
+    max_bytes = sum(source.stat().st_size for source, _ in files)
+    seconds = 60 + max_bytes // (10 << 20)
+    job = {
+        "files": [(os.path.abspath(a), os.path.abspath(b)) for a, b in files],
+        "max_bytes": max_bytes,
+        "seconds": seconds,
+    }
     keep = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             code = subprocess.run(
                 [sys.executable, "-I", str(_CHILD), json.dumps(job)],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 cwd=files[0][1].parent,
                 env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **keep},
@@ -98,20 +105,18 @@ def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            raise HeedfulError(
-                f"{files[0][0].parent}: reading took more than {2 * seconds} s and was stopped"
-            ) from None
-        said.seek(0)
-        answer = _answer(said.read(1 << 16))
+            raise ModelError(f"{files[0][0].parent}: reading took more than {2 * seconds} s and was stopped") from None
+        output.seek(0)
+        answer = _parse_answer(output.read(1 << 16))
     if code or "error" in answer or not all(target.is_file() and not target.is_symlink() for _, target in files):
-        why = answer.get("error") or f"the child process ended with {code}"
+        reason = answer.get("error") or f"the child process ended with {code}"
         name = answer.get("file") or files[0][0].name
-        text = "".join(sign if sign.isprintable() else "?" for sign in str(why)[:500])
-        raise HeedfulError(f"{files[0][0].parent}: {name} could not be converted: {text}")
+        text = "".join(sign if sign.isprintable() else "?" for sign in str(reason)[:500])
+        raise ModelError(f"{files[0][0].parent}: {name} could not be converted: {text}")
     return Unpickled(tensors=int(answer.get("tensors", 0)), network=str(answer.get("network", "unknown")))
 
 
-def _answer(line: bytes) -> dict[str, Any]:
+def _parse_answer(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError:
@@ -124,9 +129,9 @@ def _copy(folder: Path, target: Path) -> None:
         if path.name.endswith(".index.json") or not path.is_file():
             continue
         if not is_inside(folder, path):
-            raise HeedfulError(f"{path} is a link to a place outside the folder, and was not copied")
-        if path.stat().st_size > _MOST_COPIED:
-            raise HeedfulError(f"{path} has {path.stat().st_size} bytes; at most {_MOST_COPIED} are copied")
+            raise ModelError(f"{path} is a link to a place outside the folder, and was not copied")
+        if path.stat().st_size > _MAX_COPIED_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes; at most {_MAX_COPIED_BYTES} are copied")
         copy = target / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)

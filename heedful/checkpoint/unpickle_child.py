@@ -1,8 +1,8 @@
-"""The process that reads a pickle. It imports nothing of Heedful's, so that Python can start it isolated (-I).
+"""The child process that reads pickles. It imports nothing of Heedful, so that Python can start it isolated (-I).
 
-    python -I unpickle_child.py '{"files": [[input, output], ...], "most": bytes, "seconds": ...}'
+    python -I unpickle_child.py '{"files": [[input, output], ...], "max_bytes": ..., "seconds": ...}'
 
-Its one line of output is JSON: {"network": "" or why it could not be cut off, "tensors": ...} or {"error": ...}.
+Its output is one line of JSON: {"network": "" or why it could not be cut off, "tensors": ...} or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 def cut_off_network() -> str:
-    """Move into a network of its own, which has nothing in it; say why where the system does not let us."""
+    """Move into an empty network namespace; returns why the system does not allow it, or an empty string."""
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0:
             return ""
@@ -28,26 +28,26 @@ def cut_off_network() -> str:
         return "this system has no network namespaces"
 
 
-def limit(most: int, seconds: int) -> None:
-    """Limit memory to what is in use and four times the weights, files to twice the weights, and time."""
+def limit(max_bytes: int, seconds: int) -> None:
+    """Limit memory to the present use and four times the weights, files to twice the weights, and CPU time."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     except OSError:
         used = 1 << 33
-    for what, value in (
-        (resource.RLIMIT_AS, used + 4 * most + (1 << 28)),
-        (resource.RLIMIT_FSIZE, 2 * most + (1 << 20)),  # tied tensors are written twice
+    for resource_type, value in (
+        (resource.RLIMIT_AS, used + 4 * max_bytes + (1 << 28)),
+        (resource.RLIMIT_FSIZE, 2 * max_bytes + (1 << 20)),  # tied tensors are written twice
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_CORE, 0),
     ):
-        hard = resource.getrlimit(what)[1]
+        hard = resource.getrlimit(resource_type)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(what, (value, value))
+        resource.setrlimit(resource_type, (value, value))
 
 
-def convert(source: str, target: str, most: int) -> int:
-    """Read one pickled file and write it as safetensors; return how many tensors there are."""
+def convert(source: str, target: str, max_bytes: int) -> int:
+    """Read one pickled file and write it as safetensors; returns the number of tensors."""
     import torch
     from safetensors.torch import save_file
 
@@ -60,12 +60,12 @@ def convert(source: str, target: str, most: int) -> int:
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise NotWeightsError(
                 f"under {name!r} it holds a {type(value).__name__}; expected names and tensors, and nothing else "
-                "(of a training checkpoint, save the state_dict alone)"
+                "(of a training checkpoint, save only the state_dict)"
             )
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             raise NotWeightsError(f"{name!r} is not a plain tensor: {value.layout}, {value.device}")
         size += value.nbytes
-        if size > 2 * most + (1 << 19):
+        if size > 2 * max_bytes + (1 << 19):
             raise NotWeightsError(f"its tensors are more than {size} bytes, but the file has far fewer")
         tensors[name] = value.detach()
     # safetensors takes no two tensors that share memory
@@ -75,17 +75,19 @@ def convert(source: str, target: str, most: int) -> int:
 
 
 class NotWeightsError(Exception):
-    """The file is whole, but holds something else."""
+    """The file is complete, but holds no plain table of tensors."""
 
 
 def explain(error: BaseException) -> str:
-    """The reason, without the library's advice to switch its protection off."""
+    """Return the reason of an error, without the library's advice to switch its protection off."""
     text, kind = str(error), type(error).__name__
-    asked = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
+    global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
     if isinstance(error, NotWeightsError | OSError):
         return text
-    if asked and kind == "UnpicklingError":
-        return f"it asks for {asked[1]}, which weights do not need: it may be malicious, and nothing of it was run"
+    if global_name and kind == "UnpicklingError":
+        return (
+            f"it asks for {global_name[1]}, which weights do not need: it may be malicious, and nothing of it was run"
+        )
     if "tar" in text and "weights_only" in text:
         return "it is in the tar format of before 2018, which cannot be read safely: save it again with a newer torch"
     if isinstance(error, MemoryError) or "allocate memory" in text:
@@ -102,10 +104,10 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
-        limit(job["most"], job["seconds"])
+        limit(job["max_bytes"], job["seconds"])
         for source, target in job["files"]:
             answer["file"] = os.path.basename(source)
-            answer["tensors"] += convert(source, target, job["most"])
+            answer["tensors"] += convert(source, target, job["max_bytes"])
     except BaseException as error:
         answer["error"] = explain(error) if "file" in answer else f"torch cannot be used in the child: {error}"
     sys.stdout.write(json.dumps(answer) + "\n")

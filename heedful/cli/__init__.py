@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_version(requested: bool) -> bool:
     if requested:
-        from heedful import __version__
+        from heedful._version import __version__
 
         print(f"heedful {__version__}")
         raise typer.Exit

@@ -61,7 +61,7 @@ def completion_script(shell: str, group: ClickCommand) -> str:
     """Return the completion script of a shell for a group of commands."""
     from importlib.resources import files
 
-    from heedful import __version__
+    from heedful._version import __version__
     from heedful.cli.verb_group import VERB_ALIASES
 
     branches = []

@@ -83,11 +83,11 @@ def predict(
     if file is None and (option := _file_option(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{option} needs files: name them with --file")
     chunks = iter(()) if file else _text_chunks(texts)
-    from heedful.csrc import unused
+    from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 
     engine = Engine(checkpoint_path(run, checkpoint), head=head_kind, precision=checked_precision, device=device)
-    if reason := unused():
+    if reason := unused_note():
         note(reason)
     inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
     generation: dict[str, object] = {

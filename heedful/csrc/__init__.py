@@ -1,6 +1,6 @@
-"""Kernels in C++, optional: built where a compiler is, when they are first wanted, and kept for the next process.
+"""Optional C++ kernels: compiled on first use if there is a compiler, cached for later processes.
 
-`kernels()` gives the library, or None; `why()` says in a line why there is none. HEEDFUL_KERNELS=off turns them off.
+`kernels()` returns the library, or None; `unavailable_reason()` says why. HEEDFUL_KERNELS=off turns them off.
 """
 
 from heedful.csrc.abi import Kernels

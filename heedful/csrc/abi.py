@@ -1,8 +1,9 @@
-"""The functions of the library of kernels in C++: their names, and the types that they take and return."""
+"""The functions of the C++ library: their names, and the types that they take and return."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ _P, _I, _N, _F, _D, _U = (
     ctypes.c_double,
     ctypes.c_uint64,
 )
-_CALL = [_I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]  # what both of attention's begin with
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+_CALL = [_I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]  # first arguments of both attention functions
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> result type, argument types
     "lanes": (_I, []),
     "half": (_N, []),
     "bytes": (_N, []),
@@ -41,31 +42,33 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
 }
 
+Function = Callable[..., Any]  # of ctypes; SIGNATURES has its types
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The library: its functions as attributes, by the names of SIGNATURES (see the sources for what they take)."""
+    """A loaded library: its functions as attributes, by the names of SIGNATURES; the sources document them."""
 
     path: Path
     has_bfloat16: bool  # whether it multiplies bfloat16
-    has_int8: bool  # whether it multiplies bytes
-    lanes: int  # widths are whole multiples of that
-    compiler: str  # what built it, and its version
-    pack: Any
-    packed_words: Any
-    linear: Any
-    pack8: Any
-    round_rows: Any
-    linear8: Any
-    weight_gradient: Any
-    gelu: Any
-    gelu_gradient: Any
-    add_norm: Any
-    add_norm_gradient: Any
-    attention: Any
-    attention_gradient: Any
-    cross_entropy: Any
-    block_space: Any
-    block: Any
-    adamw: Any
-    adamw_rows: Any
+    has_int8: bool  # whether it multiplies int8
+    lanes: int  # widths must be multiples of this
+    compiler: str  # name and version
+    pack: Function
+    packed_words: Function
+    linear: Function
+    pack8: Function
+    round_rows: Function
+    linear8: Function
+    weight_gradient: Function
+    gelu: Function
+    gelu_gradient: Function
+    add_norm: Function
+    add_norm_gradient: Function
+    attention: Function
+    attention_gradient: Function
+    cross_entropy: Function
+    block_space: Function
+    block: Function
+    adamw: Function
+    adamw_rows: Function

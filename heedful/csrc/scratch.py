@@ -1,4 +1,4 @@
-"""A private folder, and commands that run in it: however this process ends, they end too, and the folder is removed."""
+"""A private scratch folder and the commands that run in it; both end with this process, however it ends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 
 Start = Callable[[list[str]], "subprocess.Popen[bytes]"]
 
-# Its input ends when this process does. $1 is the group, $2 the folder.
+# Its input ends when this process does. $1 is the process group, $2 the folder.
 _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }'
 
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Start]:
-    """Make a folder that only this user can enter, and yield a function that starts commands, with it as their TMPDIR.
+    """Make a folder that only this user can enter; yields a function that starts commands with it as their TMPDIR.
 
-    At the end the commands and their children are killed, and the folder is removed. They are one process group. A
-    shell watches a pipe that this process alone holds open: if this process dies, by whatever signal, the pipe closes,
-    and the shell does the same. The standard error of a command is a pipe.
+    At the end the commands and their children, which are one process group, are killed, and the folder is removed. A
+    shell watches a pipe that only this process holds open: if this process dies, by whatever signal, the pipe closes,
+    and the shell cleans up. The standard error of a command is a pipe.
     """
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started: list[subprocess.Popen[bytes]] = []
-    ends, held = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        leader = subprocess.Popen(["sh", "-c", "read -r _"], stdin=ends, process_group=0, **quiet)
+        leader = subprocess.Popen(["sh", "-c", "read -r _"], stdin=read_end, process_group=0, **quiet)
         started.append(leader)
-        words = ["sh", "-c", _GUARD, "guard", str(leader.pid), str(folder)]
-        started.append(subprocess.Popen(words, stdin=ends, process_group=0, **quiet))
+        guard = ["sh", "-c", _GUARD, "guard", str(leader.pid), str(folder)]
+        started.append(subprocess.Popen(guard, stdin=read_end, process_group=0, **quiet))
         folder.mkdir(0o700)
 
         def start(command: list[str]) -> subprocess.Popen[bytes]:
@@ -50,18 +50,18 @@ def scratch_folder(folder: Path) -> Iterator[Start]:
 
         yield start
     finally:
-        # The guard ends when nothing is left to guard. The leader is waited for last: until then no other group can
-        # have its number.
+        # The guard ends when nothing is left to guard. The leader is waited for last: until then no other process
+        # group can get its number.
         if started:
             with suppress(ProcessLookupError):
                 os.killpg(started[0].pid, signal.SIGKILL)
-        for each in started[2:]:
-            each.wait()
-            if each.stderr is not None:
-                each.stderr.close()
+        for process in started[2:]:
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
         shutil.rmtree(folder, ignore_errors=True)
-        for each in reversed(started[:2]):
-            each.kill()
-            each.wait()
-        os.close(ends)
-        os.close(held)
+        for process in reversed(started[:2]):
+            process.kill()
+            process.wait()
+        os.close(read_end)
+        os.close(write_end)

@@ -1,4 +1,4 @@
-"""Layer 3: families are data. A family is a reader of their config.json and a table of their names, nothing more."""
+"""Model families as data: for each model_type a reader of its config.json and a table of its tensor names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAMILIES: dict[str, Family] = {
     "heedful-classic": classic.FAMILY,
 }
 
-DEFAULT_FAMILIES = {  # which family a fresh model of an objective is, unless one is named
+DEFAULT_FAMILIES = {  # objective -> family of a fresh model, unless one is named
     "mlm": "bert",
     "mlm+nsp": "bert",
     "mlm+sop": "albert",

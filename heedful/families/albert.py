@@ -11,28 +11,28 @@ from heedful.families.family import Family
 from heedful.families.names import CONCAT, NameTable, name_maps
 from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
 
-MEMORY = "memories and gaps of the first programs were never trained"
+MEMORY = "memories and gaps of the first code were never trained"
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """BERT's config, with shared blocks and projected embeddings; the MLP's result is not dropped out."""
-    keys.only("inner_group_num", 1, why="several blocks in a group are not built")
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read BERT's config with shared blocks, projected embeddings and no dropout after the MLP."""
+    reader.only("inner_group_num", 1, why="several blocks in a group are not built")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
-        keys.only(name, value, why=MEMORY)
+        reader.only(name, value, why=MEMORY)
     model = bert.read(
-        keys, default_dropout=0.0, relative=False, attention_out_dropout=keys.number("hidden_dropout_prob", 0.0)
+        reader, default_dropout=0.0, relative=False, attention_out_dropout=reader.number("hidden_dropout_prob", 0.0)
     )
     assert model.encoder is not None
-    blocks = keys.integer("num_hidden_groups", 1, most=model.encoder.layers)
+    blocks = reader.integer("num_hidden_groups", 1, most=model.encoder.layers)
     return replace(
         model,
-        embedding=replace(model.embedding, width=keys.integer("embedding_size", 128), always_project=True),
+        embedding=replace(model.embedding, width=reader.integer("embedding_size", 128), always_project=True),
         encoder=replace(model.encoder, blocks=blocks, dropout=0.0),
     )
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     assert model.encoder is not None
     return bert.write(model) | {
         "embedding_size": model.embedding.width,
@@ -52,7 +52,7 @@ def _pretraining(head: Pretraining) -> NameTable:
 
 
 def size(layers: int, width: int, heads: int) -> dict[str, Any]:
-    """A published configuration, version 2."""
+    """Return a published configuration, version 2."""
     return bert.size(30_000, layers, width, heads) | {
         "embedding_size": 128,
         "num_hidden_groups": 1,
@@ -92,7 +92,7 @@ FAMILY = Family(
     heads={
         "AlbertModel": head_maps.pooled(_POOLER),
         "AlbertForPreTraining": head_maps.with_settings(
-            head_maps.masked(_pretraining, "hidden_act", Pretraining, lambda keys: {"dropout": keys.number(*_KEY)}),
+            head_maps.masked(_pretraining, "hidden_act", Pretraining, lambda reader: {"dropout": reader.number(*_KEY)}),
             lambda head: {_KEY[0]: head.dropout},
         ),
         "AlbertForMaskedLM": head_maps.masked(_masked, "hidden_act"),

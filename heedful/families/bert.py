@@ -20,7 +20,7 @@ from heedful.model.config import (
     StackConfig,
 )
 
-NAMES = {  # our word -> their key
+NAMES = {  # our name -> key of config.json
     "vocabulary": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -36,10 +36,10 @@ NAMES = {  # our word -> their key
     "padding": "pad_token_id",
 }
 ABSOLUTE = {"absolute": "absolute"}
-POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # of relative_key_query: both, not built
+POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # relative_key_query is not built
 IGNORED_KEYS = frozenset(
     {
-        "classifier_dropout",  # of no matter without a classifier
+        "classifier_dropout",  # unused without a classifier
         "pooler_fc_size",
         "pooler_num_attention_heads",
         "pooler_num_fc_layers",
@@ -50,7 +50,7 @@ IGNORED_KEYS = frozenset(
 
 
 def read(
-    keys: ConfigReader,
+    reader: ConfigReader,
     names: Mapping[str, str] = NAMES,
     *,
     offset: int = 0,
@@ -58,24 +58,30 @@ def read(
     attention_out_dropout: float | None = None,
     relative: bool = True,
 ) -> ModelConfig:
-    """Their config.json, by their keys; keys that `names` lacks stand for what this family does not have.
+    """Read config.json.
 
-    Relative positions stand in the place of absolute ones, whose table is there and never added (transformers 4).
+    Relative positions replace absolute ones, whose table is saved and never added (transformers 4).
+
+    Args:
+        names: Our names and the family's keys; what is missing, the family does not have.
+        offset: Rows of the position table before position 0.
+        attention_out_dropout: After attention's projection; None: the family's dropout.
+        relative: Whether the family may have relative positions.
     """
-    kind = keys.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
-    shaw = Shaw(reach=keys.integer(names["positions"]) - 1, values=False) if kind == "relative_key" else None
-    width, heads = keys.integer(names["width"]), keys.integer(names["heads"])
-    keys.divides(names["heads"], heads, names["width"], width)
-    vocabulary, dropout = keys.integer(names["vocabulary"]), keys.number(names["dropout"], default_dropout)
-    padding = keys.integer(names["padding"], None, least=0, most=vocabulary - 1)
-    eps = keys.number(names["eps"], 1e-12) if "eps" in names else 1e-12
-    positions = keys.integer(names["positions"])
+    kind = reader.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
+    shaw = Shaw(reach=reader.integer(names["positions"]) - 1, values=False) if kind == "relative_key" else None
+    width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
+    reader.divides(names["heads"], heads, names["width"], width)
+    vocabulary, dropout = reader.integer(names["vocabulary"]), reader.number(names["dropout"], default_dropout)
+    padding = reader.integer(names["padding"], None, least=0, most=vocabulary - 1)
+    eps = reader.number(names["eps"], 1e-12) if "eps" in names else 1e-12
+    positions = reader.integer(names["positions"])
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
             positions=None if shaw else Learned(count=positions, offset=offset, padding=padding if offset else None),
-            types=keys.integer(names["types"]) if "types" in names else 0,
+            types=reader.integer(names["types"]) if "types" in names else 0,
             padding=padding,
             norm="layer",
             norm_eps=eps,
@@ -83,23 +89,23 @@ def read(
         ),
         encoder=StackConfig(
             width=width,
-            layers=keys.integer(names["layers"], most=1024),
+            layers=reader.integer(names["layers"], most=1024),
             heads=heads,
             head_width=width // heads,
-            inner_width=keys.integer(names["inner_width"]),
-            activation=read_activation(keys, names["activation"]),
+            inner_width=reader.integer(names["inner_width"]),
+            activation=read_activation(reader, names["activation"]),
             norm_eps=eps,
             dropout=dropout,
             attention_out_dropout=attention_out_dropout,
-            attention_dropout=keys.number(names["attention_dropout"], default_dropout),
+            attention_dropout=reader.number(names["attention_dropout"], default_dropout),
             relation=shaw,
         ),
-        initialisation=Normal(std=keys.number(names["std"], 0.02)),
+        initialisation=Normal(std=reader.number(names["std"], 0.02)),
     )
 
 
 def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     embedding, encoder, positions = model.embedding, model.encoder, model.embedding.positions
     assert encoder is not None
     count = encoder.relation.reach + 1 if isinstance(encoder.relation, Shaw) else 0
@@ -122,11 +128,11 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
         "padding": embedding.padding,
     }
     kind = {"position_embedding_type": "relative_key"} if encoder.relation else {}
-    return {theirs: ours[word] for word, theirs in names.items()} | kind
+    return {key: ours[name] for name, key in names.items()} | kind
 
 
 def body(model: ModelConfig, prefix: str) -> NameTable:
-    """Names of embedding and encoder."""
+    """Return the names of embedding and encoder."""
     encoder = model.encoder
     relative = isinstance(encoder and encoder.relation, Shaw)
     layer, block = f"{prefix}encoder.layer.{{}}.", "encoder.blocks.{}."
@@ -175,7 +181,7 @@ def _pretraining(head: Pretraining) -> NameTable:
 def size(
     vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None
 ) -> dict[str, Any]:
-    """A published configuration; heads are 64 wide and the MLP four times as wide as the model unless given."""
+    """Return a published configuration; by default heads are 64 wide, and the MLP four times as wide as the model."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,

@@ -1,4 +1,4 @@
-"""Heedful's models from before the Transformer; config.json holds ClassicConfig and the head as they are."""
+"""Heedful's models from before the Transformer: config.json holds our ClassicConfig and head."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """The key "model"."""
-    model: ClassicConfig = read_settings(ClassicConfig, keys.mapping("model"), source=f"{keys.source}: model")
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read ClassicConfig from the key "model"."""
+    model: ClassicConfig = read_settings(ClassicConfig, reader.mapping("model"), source=f"{reader.source}: model")
     return model
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same."""
+    """Write the key "model"."""
     return {"model": to_mapping(model)}
 
 
 def _entry(head: type) -> HeadMap:
-    def read_head(keys: ConfigReader, model: ModelConfig) -> Head:
+    def read_head(reader: ConfigReader, model: ModelConfig) -> Head:
         if model.has_decoder != (head is NextToken):
             does = (
-                'writes texts: it has the head "language_model" alone'
+                'generates text: it has only the head "language_model"'
                 if model.has_decoder
-                else "reads texts and writes none"
+                else "reads text and generates none"
             )
-            raise HeedfulError(f"{keys.source}: this classic model {does}")
-        found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
-        # the model's reader makes the vectors of a text, so that there is no dense layer
-        return replace(found, dense=False, activation=None) if isinstance(found, Classes) else found
+            raise HeedfulError(f"{reader.source}: this classic model {does}")
+        head_config: Head = read_settings(head, reader.mapping("head"), source=f"{reader.source}: head")
+        # the model's pooling makes the vectors of a text: the head has no dense layer
+        return replace(head_config, dense=False, activation=None) if isinstance(head_config, Classes) else head_config
 
-    return HeadMap(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+    return HeadMap(head=head, read=read_head, write=lambda head_config: {"head": to_mapping(head_config)})
 
 
 FAMILY = Family(
@@ -48,7 +48,7 @@ FAMILY = Family(
     write=write,
     body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
     heads={
-        "HeedfulClassicModel": HeadMap(head=type(None), read=lambda keys, model: None),
+        "HeedfulClassicModel": HeadMap(head=type(None), read=lambda reader, model: None),
         **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses, NextToken)},
     },
 )

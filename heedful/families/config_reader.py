@@ -1,16 +1,16 @@
-"""Reads the keys of a config.json strictly: every key is read, known not to matter, or refused."""
+"""Reads a config.json key by key: every key is read, known not to change the model's outputs, or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import ModelError, did_you_mean
 from heedful.model.config import Activation, ProblemType
 
 _REQUIRED: Any = object()
 
-# what every configuration may hold and what never changes what a model computes
+# keys that every configuration may hold, and that never change what a model computes
 IGNORED_KEYS = frozenset(
     """
     architectures model_type transformers_version dtype torch_dtype _name_or_path name_or_path _commit_hash
@@ -46,7 +46,10 @@ PROBLEM_TYPES: tuple[ProblemType, ...] = get_args(ProblemType)
 
 
 class ConfigReader:
-    """Their config.json, read key by key; what nobody read is refused at the end."""
+    """The values of a config.json, read key by key; `check_all_read` refuses what nobody read.
+
+    Each method raises ModelError for a missing key without default, and for a value that is not the expected one.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values, self.source = values, source
@@ -58,15 +61,15 @@ class ConfigReader:
         self._read.add(name)
         if name not in self.values:
             if default is _REQUIRED:
-                raise HeedfulError(f"{self.source}: {name} is missing; expected {expected}")
+                raise ModelError(f"{self.source}: {name} is missing; expected {expected}")
             return default
         value = self.values[name]
         if not fits(value) and not (value is None and default is None):
-            raise HeedfulError(f"{self.source}: {name} is {_short(value)}; expected {expected}")
+            raise ModelError(f"{self.source}: {name} is {_shortened(value)}; expected {expected}")
         return value
 
     def integer(self, name: str, default: Any = _REQUIRED, *, least: int = 1, most: int = 2**24) -> Any:
-        """A whole number from least to most."""
+        """Read a whole number from least to most."""
         return self._take(
             name,
             default,
@@ -75,7 +78,7 @@ class ConfigReader:
         )
 
     def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0.0, most: float = 1.0) -> Any:
-        """A number from least to most."""
+        """Read a number from least to most."""
         value = self._take(
             name,
             default,
@@ -85,73 +88,79 @@ class ConfigReader:
         return None if value is None else float(value)
 
     def flag(self, name: str, default: Any = _REQUIRED) -> Any:
-        """true or false."""
+        """Read true or false."""
         return self._take(name, default, "true or false", lambda v: isinstance(v, bool))
 
     def choice(self, name: str, known: Mapping[str, str], default: Any = _REQUIRED) -> Any:
-        """One of the known words, translated to ours."""
+        """Read one of the known words, translated to ours."""
         value = self._take(name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known)
         return known.get(value, value) if isinstance(value, str) else value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object of its own."""
-        found: dict[str, Any] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
-        return found
+        """Read an object."""
+        value: dict[str, Any] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
+        return value
 
     def divides(self, name: str, divisor: int, of: str, value: int) -> None:
-        """Refuse a divisor that leaves a rest."""
+        """Raise ModelError unless the divisor divides the value."""
         if value % divisor:
-            raise HeedfulError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
+            raise ModelError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
 
     def only(self, name: str, *accepted: Any, why: str) -> None:
-        """A key that Heedful reads just to refuse every value but these."""
+        """Raise ModelError for a key with another value than the accepted ones; it may be missing."""
         self._read.add(name)
         if name in self.values and self.values[name] not in accepted:
-            raise HeedfulError(
-                f"{self.source}: {name} is {_short(self.values[name])}; only "
-                f"{', '.join(_short(each) for each in accepted)} can be loaded: {why}"
+            raise ModelError(
+                f"{self.source}: {name} is {_shortened(self.values[name])}; only "
+                f"{', '.join(_shortened(value) for value in accepted)} can be loaded: {why}"
             )
 
     def labels(self) -> tuple[str, ...]:
-        """Their id2label in order, or LABEL_0, LABEL_1, ... for num_labels (2 where it is not given)."""
-        given = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
-        count = self.integer("num_labels", 2, most=4096 if given is None else 10**6)  # unnamed ones take memory
-        if given is None:
+        """Read the labels of id2label in order; without it LABEL_0, LABEL_1, ... for num_labels (default 2)."""
+        id2label = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
+        count = self.integer("num_labels", 2, most=4096 if id2label is None else 10**6)  # unnamed ones take memory
+        if id2label is None:
             return tuple(f"LABEL_{number}" for number in range(count))
-        if sorted(given) != sorted(str(number) for number in range(len(given))) or not given:
-            raise HeedfulError(f'{self.source}: id2label has the ids {_short(list(given))}; expected "0", "1", ...')
-        if not all(isinstance(name, str) for name in given.values()):
-            raise HeedfulError(f"{self.source}: id2label holds names that are not text: {_short(list(given.values()))}")
-        labels = tuple(given[str(number)] for number in range(len(given)))
-        named = self._take("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
-        if (
-            named is not None
-            and named != {name: number for number, name in enumerate(labels)}
-            and len(set(labels)) == len(labels)
-        ):
-            raise HeedfulError(f"{self.source}: label2id {_short(named)} does not invert id2label {_short(given)}")
+        if sorted(id2label) != sorted(str(number) for number in range(len(id2label))) or not id2label:
+            ids = _shortened(list(id2label))
+            raise ModelError(f'{self.source}: id2label has the ids {ids}; expected "0", "1", ...')
+        if not all(isinstance(name, str) for name in id2label.values()):
+            names = _shortened(list(id2label.values()))
+            raise ModelError(f"{self.source}: id2label holds names that are not text: {names}")
+        labels = tuple(id2label[str(number)] for number in range(len(id2label)))
+        label2id = self._take("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
+        inverse = {name: number for number, name in enumerate(labels)}
+        if label2id is not None and label2id != inverse and len(set(labels)) == len(labels):
+            raise ModelError(
+                f"{self.source}: label2id {_shortened(label2id)} does not invert id2label {_shortened(id2label)}"
+            )
         return labels
 
     def problem_type(self) -> ProblemType:
-        """Return a classifier's `problem_type`; without that key, one label means regression."""
-        found: ProblemType | None = self.choice("problem_type", {name: name for name in PROBLEM_TYPES}, None)
-        return found or ("regression" if len(self.labels()) == 1 else "single_label_classification")
+        """Read a classifier's `problem_type`; without that key, one label means regression."""
+        value: ProblemType | None = self.choice("problem_type", {name: name for name in PROBLEM_TYPES}, None)
+        return value or ("regression" if len(self.labels()) == 1 else "single_label_classification")
 
-    def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
-        """Refuse keys that nobody read, but those to ignore; the others are what saving keeps."""
-        known = self._read | irrelevant | IGNORED_KEYS
-        ignored = set(ignore)
-        if unread := [name for name in self.values if name not in known | ignored]:
+    def check_all_read(self, ignored_keys: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
+        """Raise ModelError for a key that nobody read; returns the known keys and values, which saving keeps.
+
+        Args:
+            ignored_keys: Keys that do not change the outputs of this family.
+            ignore: Unknown keys that the user asked to ignore.
+        """
+        known = self._read | ignored_keys | IGNORED_KEYS
+        if unread := [name for name in self.values if name not in known | set(ignore)]:
             first = unread[0]
-            raise HeedfulError(
-                f"{self.source}: Heedful does not know the key {_short(first)} (value {_short(self.values[first])})"
-                f"{did_you_mean(first, sorted(known))} and cannot tell whether it changes what the model computes; "
-                f"if it does not, remove it or pass ignore=({', '.join(map(_short, unread[:20]))},)"
+            raise ModelError(
+                f"{self.source}: Heedful does not know the key {_shortened(first)} (value "
+                f"{_shortened(self.values[first])}){did_you_mean(first, sorted(known))} and cannot tell whether it "
+                "changes what the model computes; "
+                f"if it does not, remove it or pass ignore=({', '.join(map(_shortened, unread[:20]))},)"
             )
         return {name: value for name, value in self.values.items() if name in known}
 
 
-def _short(value: Any, most: int = 80) -> str:
+def _shortened(value: object, most: int = 80) -> str:
     text = repr(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -168,12 +177,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_activation(keys: ConfigReader, name: str, default: Any = _REQUIRED) -> Activation:
-    """Their name of an activation, as ours."""
-    found: Activation = keys.choice(name, _ACTIVATIONS, default)
-    return found
+def read_activation(reader: ConfigReader, name: str, default: Any = _REQUIRED) -> Activation:
+    """Read the HF name of an activation, as ours."""
+    activation: Activation = reader.choice(name, _ACTIVATIONS, default)
+    return activation
 
 
 def activation_name(activation: Activation) -> str:
-    """Our activation by their first name for it."""
-    return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == activation)
+    """Return the first HF name of our activation."""
+    return next(hf for hf, ours in _ACTIVATIONS.items() if ours == activation)

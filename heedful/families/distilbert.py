@@ -10,7 +10,7 @@ from heedful.families.family import Family
 from heedful.families.names import CONCAT, NameTable, name_maps
 from heedful.model.config import MaskedTokens
 
-NAMES = {  # our word -> their key; the eps of the norms, 1e-12, is not in their file
+NAMES = {  # our name -> key of config.json, which lacks the eps of the norms, 1e-12
     "vocabulary": "vocab_size",
     "width": "dim",
     "layers": "n_layers",
@@ -34,7 +34,7 @@ def _masked(head: MaskedTokens) -> NameTable:
 
 
 def size(vocabulary: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     six = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu"}
     return six | {"vocab_size": vocabulary, "max_position_embeddings": 512, "pad_token_id": 0}
 
@@ -65,11 +65,11 @@ FAMILY = Family(
         "DistilBertModel": head_maps.bare(),
         "DistilBertForMaskedLM": head_maps.masked(_masked, "activation"),
         "DistilBertForSequenceClassification": head_maps.classes(
-            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
+            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda reader: {"activation": "relu"}
         ),
         "DistilBertForTokenClassification": head_maps.token_classes(("classifier", "head.out"), key=None),
         "DistilBertForMultipleChoice": head_maps.choice(
-            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
+            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda reader: {"activation": "relu"}
         ),
         "DistilBertForQuestionAnswering": head_maps.span(key="qa_dropout", default=0.1),
     },

@@ -12,19 +12,19 @@ from heedful.families.names import NameTable, name_maps
 from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """As BERT's, with embeddings of their own width."""
-    model = bert.read(keys)
-    return replace(model, embedding=replace(model.embedding, width=keys.integer("embedding_size", 128)))
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read BERT's config, with embeddings of another width."""
+    model = bert.read(reader)
+    return replace(model, embedding=replace(model.embedding, width=reader.integer("embedding_size", 128)))
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     return bert.write(model) | {"embedding_size": model.embedding.width}
 
 
 def body(model: ModelConfig) -> NameTable:
-    """BERT's names, and the projection of the embeddings."""
+    """Return BERT's names, and the projection of the embeddings."""
     project = NameTable(rows=name_maps(("electra.embeddings_project", "embedding.project")))
     return bert.body(model, "electra.").joined(project)
 
@@ -37,12 +37,12 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=(*named, *name_maps((decoder, ours))), tied=tied)
 
 
-def _summary(keys: ConfigReader) -> dict[str, Any]:
-    """Of multiple choice: the first row through a dense layer."""
-    keys.only("summary_type", "first", why="it is the published value")
-    keys.only("summary_use_proj", True, why="it is the published value")
-    keys.only("summary_activation", "gelu", why="it is the published value")
-    return {"activation": "gelu", "dropout": keys.number("summary_last_dropout", 0.1)}
+def _summary(reader: ConfigReader) -> dict[str, Any]:
+    """Read the settings of multiple choice: the first row through a dense layer."""
+    reader.only("summary_type", "first", why="it is the published value")
+    reader.only("summary_use_proj", True, why="it is the published value")
+    reader.only("summary_activation", "gelu", why="it is the published value")
+    return {"activation": "gelu", "dropout": reader.number("summary_last_dropout", 0.1)}
 
 
 _REPLACED = name_maps(
@@ -53,7 +53,7 @@ _OUT = ("classifier", "head.out")
 
 
 def size(layers: int, width: int, heads: int, embedding: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     return bert.size(30_522, layers, width, heads) | {"embedding_size": embedding}
 
 
@@ -67,7 +67,7 @@ FAMILY = Family(
         "ElectraModel": head_maps.bare(),
         "ElectraForPreTraining": HeadMap(
             head=ReplacedTokens,
-            read=lambda keys, model: ReplacedTokens(activation=read_activation(keys, "hidden_act")),
+            read=lambda reader, model: ReplacedTokens(activation=read_activation(reader, "hidden_act")),
             table=lambda head: NameTable(rows=_REPLACED),
         ),
         "ElectraForMaskedLM": head_maps.masked(_masked, None),
@@ -75,7 +75,7 @@ FAMILY = Family(
             ("classifier.dense", "head.first.dense"),
             ("classifier.out_proj", "head.out"),
             dropout_first=True,
-            fixed=lambda keys: {"activation": "gelu"},
+            fixed=lambda reader: {"activation": "gelu"},
         ),
         "ElectraForTokenClassification": head_maps.token_classes(_OUT),
         "ElectraForMultipleChoice": head_maps.with_settings(

@@ -1,4 +1,4 @@
-"""Families side by side: objectives, papers, and published results that are sure, with where they stand."""
+"""Facts about families for their comparison: objectives, papers, and published results with their sources."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FamilyFacts:
-    """A family beside others: what cannot be read off its configurations. Results are of `best`."""
+    """Facts about a family that its configurations do not contain."""
 
     name: str
     kind: str  # its model_type
-    sizes: tuple[str, ...]  # that are shown
+    sizes: tuple[str, ...]  # published sizes to show
     objective: str
     paper: str
-    best: str = ""  # the size whose results are given
-    results: str = ""  # published ones; "": none that are sure
-    source: str = ""  # of them
-    records: tuple[str, ...] = ()  # names of recorded benchmarks that measure this kind of model
+    best: str = ""  # size that the results belong to
+    results: str = ""  # published results; "": none
+    source: str = ""  # of the results
+    records: tuple[str, ...] = ()  # recorded benchmarks that measure this model_type
 
 
 SQUAD_RACE = "Lan et al. 2020, results on SQuAD and RACE, single models, dev (RACE: test)"

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019): a decoder with norms before its sublayers, learned positions and a tied output.
 
-Its linear layers keep their matrices the other way round.
+HF saves its linear layers as transposed matrices.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from heedful.model.config import (
 )
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """Their config.json."""
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read config.json."""
     why = "the published models scale by the head's width alone"
-    keys.only("scale_attn_weights", True, why=why)
-    keys.only("scale_attn_by_inverse_layer_idx", False, why=why)
-    width, heads = keys.integer("n_embd"), keys.integer("n_head")
-    layers = keys.integer("n_layer", most=1024)
-    keys.divides("n_head", heads, "n_embd", width)
+    reader.only("scale_attn_weights", True, why=why)
+    reader.only("scale_attn_by_inverse_layer_idx", False, why=why)
+    width, heads = reader.integer("n_embd"), reader.integer("n_head")
+    layers = reader.integer("n_layer", most=1024)
+    reader.divides("n_head", heads, "n_embd", width)
     return ModelConfig(
         embedding=EmbeddingConfig(
-            vocabulary=keys.integer("vocab_size"),
+            vocabulary=reader.integer("vocab_size"),
             width=width,
-            positions=Learned(count=keys.integer("n_positions")),
-            dropout=keys.number("embd_pdrop", 0.1),
+            positions=Learned(count=reader.integer("n_positions")),
+            dropout=reader.number("embd_pdrop", 0.1),
         ),
         decoder=StackConfig(
             width=width,
             layers=layers,
             heads=heads,
             head_width=width // heads,
-            inner_width=keys.integer("n_inner", None) or 4 * width,
-            activation=read_activation(keys, "activation_function"),
+            inner_width=reader.integer("n_inner", None) or 4 * width,
+            activation=read_activation(reader, "activation_function"),
             norm_at="pre",
-            norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+            norm_eps=reader.number("layer_norm_epsilon", 1e-5),
             final_norm=True,
             causal=True,
-            dropout=keys.number("resid_pdrop", 0.1),
-            attention_dropout=keys.number("attn_pdrop", 0.1),
+            dropout=reader.number("resid_pdrop", 0.1),
+            attention_dropout=reader.number("attn_pdrop", 0.1),
         ),
-        initialisation=Normal(std=keys.number("initializer_range", 0.02), outputs=(2 * layers) ** -0.5),
+        initialisation=Normal(std=reader.number("initializer_range", 0.02), outputs=(2 * layers) ** -0.5),
     )
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     embedding, decoder, positions = model.embedding, model.decoder, model.embedding.positions
     assert decoder is not None and isinstance(positions, Learned)
     return {
@@ -75,14 +75,14 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _double(keys: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
-    """Their summary: the last row, straight to a score."""
-    keys.only("summary_type", "cls_index", "last", why="the last row is looked at")
-    keys.only("summary_use_proj", True, why="it is the published value")
-    keys.only("summary_proj_to_labels", True, why="it is the published value")
-    keys.only("summary_activation", None, why="it is the published value")
-    dropout = keys.number("summary_first_dropout", 0.1)
-    tied = keys.flag("tie_word_embeddings", True)
+def _double(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
+    """Read the double heads' settings: the summary is the last row, straight to a score."""
+    reader.only("summary_type", "cls_index", "last", why="Heedful reads the last row")
+    reader.only("summary_use_proj", True, why="it is the published value")
+    reader.only("summary_proj_to_labels", True, why="it is the published value")
+    reader.only("summary_activation", None, why="it is the published value")
+    dropout = reader.number("summary_first_dropout", 0.1)
+    tied = reader.flag("tie_word_embeddings", True)
     return NextTokenAndChoice(pooling="last", dense=False, dropout=dropout, tied=tied)
 
 
@@ -92,7 +92,7 @@ def _double_table(head: NextTokenAndChoice) -> NameTable:
 
 
 def size(layers: int, width: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     shape = {"n_embd": width, "n_layer": layers, "n_head": width // 64, "activation_function": "gelu_new"}
     return shape | {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5}
 
@@ -131,7 +131,7 @@ FAMILY = Family(
                 (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
                 ("transformer.ln_f", "decoder.norm"),
             ),
-            *(NameMap((f"{_LAYER}{theirs}",), f"{_BLOCK}{ours}", TRANSPOSE) for theirs, ours in _LINEAR.items()),
+            *(NameMap((f"{_LAYER}{hf}",), f"{_BLOCK}{ours}", TRANSPOSE) for hf, ours in _LINEAR.items()),
         ),
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),
@@ -145,12 +145,12 @@ FAMILY = Family(
             table=_double_table,
         ),
         "GPT2ForSequenceClassification": head_maps.classes(
-            ("score", "head.out"), key=None, fixed=lambda keys: {"pooling": "last", "dense": False, "bias": False}
+            ("score", "head.out"), key=None, fixed=lambda reader: {"pooling": "last", "dense": False, "bias": False}
         ),
         "GPT2ForTokenClassification": head_maps.token_classes(("classifier", "head.out"), default=0.1),
         "GPT2ForQuestionAnswering": head_maps.span(
-            fixed=lambda keys: {"no_answer": "last"}
-        ),  # the first sees itself alone
+            fixed=lambda reader: {"no_answer": "last"}
+        ),  # the first row sees only itself
     },
     special_token_ids={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={

@@ -1,4 +1,4 @@
-"""The published heads that families share, and how their settings are called there."""
+"""The heads that several families publish, and how their settings and tensors are named."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from heedful.model.config import (
     TokenClasses,
 )
 
-Named = tuple[Any, ...]  # (their name, our name)
-Fixed = Callable[[ConfigReader], dict[str, Any]]  # settings of a head that a family fixes, or reads by keys of its own
+Named = tuple[Any, ...]  # (HF name, our name)
+Fixed = Callable[[ConfigReader], dict[str, Any]]  # reads settings of a head that a family fixes or names differently
 
 
 def bare() -> HeadMap:
-    """The model alone."""
-    return HeadMap(head=type(None), read=lambda keys, model: None)
+    """Return the model without a head."""
+    return HeadMap(head=type(None), read=lambda reader, model: None)
 
 
 def pooled(*named: Named) -> HeadMap:
-    """The model with its pooler."""
-    return HeadMap(head=Pooled, read=lambda keys, model: Pooled(), table=lambda head: NameTable(rows=name_maps(*named)))
+    """Return the model with its pooler."""
+    return HeadMap(
+        head=Pooled, read=lambda reader, model: Pooled(), table=lambda head: NameTable(rows=name_maps(*named))
+    )
 
 
 def next_sentence(*named: Named) -> HeadMap:
-    """Whether the second segment follows."""
+    """Return next-sentence prediction."""
     return HeadMap(
-        head=NextSentence, read=lambda keys, model: NextSentence(), table=lambda head: NameTable(rows=name_maps(*named))
+        head=NextSentence,
+        read=lambda reader, model: NextSentence(),
+        table=lambda head: NameTable(rows=name_maps(*named)),
     )
 
 
@@ -46,17 +50,21 @@ def masked(
     table: Callable[[Any], NameTable],
     activation: str | None,
     head: type = MaskedTokens,
-    fixed: Fixed = lambda keys: {},
+    fixed: Fixed = lambda reader: {},
 ) -> HeadMap:
-    """A vocabulary head; `activation` is the key that names its activation, None: always GELU."""
+    """Return a masked-language-modelling head.
 
-    def read(keys: ConfigReader, model: ModelConfig) -> MaskedTokens | Pretraining:
-        more = fixed(keys)
-        if "activation" not in more:
-            more["activation"] = read_activation(keys, activation) if activation else "gelu"
-        tied = keys.flag("tie_word_embeddings", True)
-        found: MaskedTokens | Pretraining = head(**({"norm_eps": model.embedding.norm_eps, "tied": tied} | more))
-        return found
+    Args:
+        activation: Key that names its activation; None: always GELU.
+    """
+
+    def read(reader: ConfigReader, model: ModelConfig) -> MaskedTokens | Pretraining:
+        settings = fixed(reader)
+        if "activation" not in settings:
+            settings["activation"] = read_activation(reader, activation) if activation else "gelu"
+        tied = reader.flag("tie_word_embeddings", True)
+        config: MaskedTokens | Pretraining = head(**({"norm_eps": model.embedding.norm_eps, "tied": tied} | settings))
+        return config
 
     return HeadMap(head=head, read=read, write=lambda head: {"tie_word_embeddings": head.tied}, table=table)
 
@@ -64,7 +72,7 @@ def masked(
 def masked_table(
     head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, ours: str
 ) -> NameTable:
-    """Names of a vocabulary head whose decoder is tied to the embedding, or not.
+    """Return the names of a vocabulary head whose decoder is tied to the embedding, or not.
 
     Its bias has two names; untied, only the decoder's own is read.
     """
@@ -81,18 +89,26 @@ def classes(
     key: str | None = "classifier_dropout",
     default: float | None = None,
     dropout_first: bool = False,
-    fixed: Fixed = lambda keys: {},
+    fixed: Fixed = lambda reader: {},
     prefix: str | None = None,
 ) -> HeadMap:
-    """Labels for sequences; `dropout_first`: the same dropout before the dense layer too; key None: no dropout."""
+    """Return sequence classification.
 
-    def read(keys: ConfigReader, model: ModelConfig) -> Classes:
-        dropout = _dropout(keys, model, key, default) if key else 0.0
-        given = _settings(fixed(keys), dropout=dropout, **({"dropout_first": dropout} if dropout_first else {}))
-        return Classes(labels=keys.labels(), problem_type=keys.problem_type(), **given)
+    Args:
+        key: Key of the dropout; None: no dropout.
+        default: Dropout of a missing key; None: the model's.
+        dropout_first: Whether the same dropout is also before the dense layer.
+        prefix: Before the names of the body; None: the family's.
+    """
+
+    def read(reader: ConfigReader, model: ModelConfig) -> Classes:
+        dropout = _dropout(reader, model, key, default) if key else 0.0
+        first = {"dropout_first": dropout} if dropout_first else {}
+        settings: dict[str, Any] = {"dropout": dropout, **first} | fixed(reader)
+        return Classes(labels=reader.labels(), problem_type=reader.problem_type(), **settings)
 
     def write(head: Classes) -> dict[str, Any]:
-        return _labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
+        return _write_labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
 
     return HeadMap(
         head=Classes, read=read, write=write, table=lambda head: NameTable(rows=name_maps(*named)), prefix=prefix
@@ -103,20 +119,23 @@ def token_classes(
     *named: Named,
     key: str | None = "classifier_dropout",
     default: float | None = None,
-    fixed: Fixed = lambda keys: {},
-    **more: Any,
+    fixed: Fixed = lambda reader: {},
+    prefix: str | None = None,
+    encoder_only: bool = False,
 ) -> HeadMap:
-    """Labels for rows."""
+    """Return token classification; arguments as for `classes`."""
 
-    def read(keys: ConfigReader, model: ModelConfig) -> TokenClasses:
-        return TokenClasses(labels=keys.labels(), **_settings(fixed(keys), dropout=_dropout(keys, model, key, default)))
+    def read(reader: ConfigReader, model: ModelConfig) -> TokenClasses:
+        settings: dict[str, Any] = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        return TokenClasses(labels=reader.labels(), **settings)
 
     return HeadMap(
         head=TokenClasses,
         read=read,
-        write=lambda head: _labels(head) | ({key: head.dropout} if key else {}),
+        write=lambda head: _write_labels(head) | ({key: head.dropout} if key else {}),
         table=lambda head: NameTable(rows=name_maps(*named)),
-        **more,
+        prefix=prefix,
+        encoder_only=encoder_only,
     )
 
 
@@ -124,61 +143,66 @@ def choice(
     *named: Named,
     key: str | None = "classifier_dropout",
     default: float | None = None,
-    fixed: Fixed = lambda keys: {},
+    fixed: Fixed = lambda reader: {},
 ) -> HeadMap:
-    """One score for each candidate."""
+    """Return multiple choice; arguments as for `classes`."""
+
+    def read(reader: ConfigReader, model: ModelConfig) -> Choice:
+        settings: dict[str, Any] = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        return Choice(**settings)
+
     return HeadMap(
         head=Choice,
-        read=lambda keys, model: Choice(**_settings(fixed(keys), dropout=_dropout(keys, model, key, default))),
+        read=read,
         write=lambda head: {key: head.dropout} if key else {},
         table=lambda head: NameTable(rows=name_maps(*named)),
     )
 
 
 def span(
-    *named: Named, key: str | None = None, default: float | None = None, fixed: Fixed = lambda keys: {}
+    *named: Named, key: str | None = None, default: float | None = None, fixed: Fixed = lambda reader: {}
 ) -> HeadMap:
-    """Start and end of an answer."""
+    """Return extractive question answering; arguments as for `classes`."""
+
+    def read(reader: ConfigReader, model: ModelConfig) -> Span:
+        settings: dict[str, Any] = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
+        return Span(**settings)
+
     return HeadMap(
         head=Span,
-        read=lambda keys, model: Span(**_settings(fixed(keys), dropout=keys.number(key, default) if key else 0.0)),
+        read=read,
         write=lambda head: {key: head.dropout} if key else {},
         table=lambda head: NameTable(rows=name_maps(*(named or (("qa_outputs", "head.out"),)))),
     )
 
 
-def with_settings(entry: HeadMap, said: Callable[[Any], dict[str, Any]]) -> HeadMap:
-    """The same, which writes more of its settings to their config.json."""
-    return replace(entry, write=lambda head: entry.write(head) | said(head))
+def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, Any]]) -> HeadMap:
+    """Return a head map that writes more settings to config.json."""
+    return replace(head_map, write=lambda head: head_map.write(head) | write(head))
 
 
 def vocabulary(head: type, *, lm: str, tokens: str, ours: str = "head", **fixed: Any) -> HeadMap:
-    """One linear layer over the vocabulary, tied to the embedding or not."""
+    """Return one linear layer over the vocabulary, tied to the embedding or not."""
 
-    def read(keys: ConfigReader, model: ModelConfig) -> Any:
-        return head(tied=keys.flag("tie_word_embeddings", True), **fixed)
+    def read(reader: ConfigReader, model: ModelConfig) -> Any:
+        return head(tied=reader.flag("tie_word_embeddings", True), **fixed)
 
-    def table(given: Any) -> NameTable:
-        if not given.tied:
+    def table(config: Any) -> NameTable:
+        if not config.tied:
             return NameTable(rows=name_maps((lm, f"{ours}.decoder")))
-        bias = name_maps((f"{lm}.bias", f"{ours}.decoder.bias")) if given.bias else ()
+        bias = name_maps((f"{lm}.bias", f"{ours}.decoder.bias")) if config.bias else ()
         return NameTable(rows=bias, tied={f"{lm}.weight": f"{tokens}.weight"})
 
-    return HeadMap(head=head, read=read, write=lambda given: {"tie_word_embeddings": given.tied}, table=table)
+    return HeadMap(head=head, read=read, write=lambda config: {"tie_word_embeddings": config.tied}, table=table)
 
 
-def _settings(fixed: dict[str, Any], **usual: Any) -> dict[str, Any]:
-    """What a family fixes comes before what is usual."""
-    return usual | fixed
+def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default: float | None) -> float:
+    """Read the head's dropout; the model's if it is not given."""
+    dropout: float | None = reader.number(key, default) if key else None
+    return model.embedding.dropout if dropout is None else dropout
 
 
-def _dropout(keys: ConfigReader, model: ModelConfig, key: str | None, default: float | None) -> float:
-    """The task's own dropout; where it is not given, the model's."""
-    given: float | None = keys.number(key, default) if key else None
-    return model.embedding.dropout if given is None else given
-
-
-def _labels(head: Classes | TokenClasses) -> dict[str, Any]:
+def _write_labels(head: Classes | TokenClasses) -> dict[str, Any]:
     return {
         "id2label": {str(number): name for number, name in enumerate(head.labels)},
         "label2id": {name: number for number, name in enumerate(head.labels)},

@@ -1,4 +1,4 @@
-"""Heedful's own: any mixture that the stack can build; config.json holds ModelConfig and the head as they are."""
+"""Heedful's own format for any model that the stack can build: config.json holds our ModelConfig and head."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from heedful.settings import from_mapping as read_settings
 from heedful.settings import to_mapping
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """The key "model"."""
-    model: ModelConfig = read_settings(ModelConfig, keys.mapping("model"), source=f"{keys.source}: model")
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read ModelConfig from the key "model"."""
+    model: ModelConfig = read_settings(ModelConfig, reader.mapping("model"), source=f"{reader.source}: model")
     return model
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same."""
+    """Write the key "model"."""
     return {"model": to_mapping(model)}
 
 
 def _entry(head: type) -> HeadMap:
-    def read_head(keys: ConfigReader, model: ModelConfig) -> Head:
-        found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
-        return found
+    def read_head(reader: ConfigReader, model: ModelConfig) -> Head:
+        head_config: Head = read_settings(head, reader.mapping("head"), source=f"{reader.source}: head")
+        return head_config
 
     # no table: the body's one row claims the head's names as well
-    return HeadMap(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+    return HeadMap(head=head, read=read_head, write=lambda head_config: {"head": to_mapping(head_config)})
 
 
 HEADS = (
@@ -59,7 +59,7 @@ FAMILY = Family(
     write=write,
     body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
     heads={
-        "HeedfulModel": HeadMap(head=type(None), read=lambda keys, model: None),
+        "HeedfulModel": HeadMap(head=type(None), read=lambda reader, model: None),
         **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
     },
     sizes={f"transformer-{name}": write(vaswani_config(shape, 37_000)) for name, shape in PUBLISHED_SIZES.items()},

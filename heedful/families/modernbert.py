@@ -21,88 +21,86 @@ from heedful.model.config import (
 FULL, LOCAL = "full_attention", "sliding_attention"
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """Their config.json, as published or as transformers 5 writes it."""
-    width, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    keys.divides("num_attention_heads", heads, "hidden_size", width)
-    vocabulary, layers = keys.integer("vocab_size"), keys.integer("num_hidden_layers", most=1024)
-    eps, norm_bias = keys.number("norm_eps", 1e-5), keys.flag("norm_bias", False)
-    attention_dropout = keys.number("attention_dropout", 0.0)
-    base, local_base = _bases(keys)
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read config.json, as published or as transformers 5 writes it."""
+    width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    reader.divides("num_attention_heads", heads, "hidden_size", width)
+    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", most=1024)
+    eps, norm_bias = reader.number("norm_eps", 1e-5), reader.flag("norm_bias", False)
+    attention_dropout = reader.number("attention_dropout", 0.0)
+    base, local_base = _bases(reader)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            padding=keys.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+            padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
             norm="layer",
             norm_eps=eps,
             norm_bias=norm_bias,
-            dropout=keys.number("embedding_dropout", 0.0),
+            dropout=reader.number("embedding_dropout", 0.0),
         ),
         encoder=StackConfig(
             width=width,
             layers=layers,
             heads=heads,
             head_width=width // heads,
-            inner_width=keys.integer("intermediate_size"),
-            activation=read_activation(keys, "hidden_activation"),
+            inner_width=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_activation"),
             gated=True,
-            attention_bias=keys.flag("attention_bias", False),
-            mlp_bias=keys.flag("mlp_bias", False),
+            attention_bias=reader.flag("attention_bias", False),
+            mlp_bias=reader.flag("mlp_bias", False),
             norm_at="pre",
             norm_eps=eps,
             norm_bias=norm_bias,
             first_norm=False,
             final_norm=True,
             relation=Rotary(base=base, local_base=local_base),
-            window=keys.integer("local_attention", 128) // 2,
-            global_every=_every(keys, layers),
+            window=reader.integer("local_attention", 128) // 2,
+            global_every=_every(reader, layers),
             dropout=0.0,
             attention_out_dropout=attention_dropout,
             attention_dropout=attention_dropout,
-            inner_dropout=keys.number("mlp_dropout", 0.0),
+            inner_dropout=reader.number("mlp_dropout", 0.0),
         ),
         initialisation=TruncatedNormal(
-            std=keys.number("initializer_range", 0.02),
-            cut=keys.number("initializer_cutoff_factor", 2.0, least=0.5, most=100.0),
+            std=reader.number("initializer_range", 0.02),
+            cut=reader.number("initializer_cutoff_factor", 2.0, least=0.5, most=100.0),
             outputs=(2 * layers) ** -0.5,
         ),
     )
 
 
-def _bases(keys: ConfigReader) -> tuple[float, float]:
-    """Of layers that see everything, and of the others."""
+def _bases(reader: ConfigReader) -> tuple[float, float]:
+    """Read the rotary bases of global and of local layers."""
     bases = {
-        FULL: keys.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
-        LOCAL: keys.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
+        FULL: reader.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
+        LOCAL: reader.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
     }
-    given = keys.mapping("rope_parameters") if keys.values.get("rope_parameters") is not None else {}
-    keys.only("rope_scaling", None, why="stretched rotary positions are not built")
-    for kind, values in given.items():
+    parameters = reader.mapping("rope_parameters") if reader.values.get("rope_parameters") is not None else {}
+    reader.only("rope_scaling", None, why="stretched rotary positions are not built")
+    for kind, values in parameters.items():
         part = ConfigReader(
-            values if isinstance(values, dict) and kind in bases else {"": kind}, f"{keys.source}: rope_parameters"
+            values if isinstance(values, dict) and kind in bases else {"": kind}, f"{reader.source}: rope_parameters"
         )
         part.only("rope_type", "default", why="stretched rotary positions are not built")
         bases[kind] = part.number("rope_theta", bases.get(kind), least=1.0, most=1e9)
-        part.done(frozenset())
+        part.check_all_read(frozenset())
     return float(bases[FULL]), float(bases[LOCAL])
 
 
-def _every(keys: ConfigReader, layers: int) -> int:
-    """Every how many layers one sees everything, said as a number or layer by layer."""
-    every: int = keys.integer("global_attn_every_n_layers", 3)
-    kinds = keys.values.get("layer_types")
+def _every(reader: ConfigReader, layers: int) -> int:
+    """Read the distance between global layers, given as a number or layer by layer."""
+    every: int = reader.integer("global_attn_every_n_layers", 3)
+    kinds = reader.values.get("layer_types")
     if isinstance(kinds, list):
         every = next((number for number in range(1, layers) if kinds[number : number + 1] == [FULL]), layers)
     pattern = [LOCAL if number % every else FULL for number in range(layers)]
-    keys.only(
-        "layer_types", None, pattern, why="only layers that alternate evenly, the first seeing everything, are built"
-    )
+    reader.only("layer_types", None, pattern, why="only layers that alternate evenly, the first one global, are built")
     return every
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json, as published."""
+    """Write the values of config.json, as published."""
     embedding, encoder = model.embedding, model.encoder
     assert encoder is not None and isinstance(encoder.relation, Rotary) and encoder.window is not None
     return {
@@ -129,20 +127,20 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _dense(keys: ConfigReader) -> dict[str, Any]:
-    """Their prediction head, before the last layer of a classifier."""
+def _dense(reader: ConfigReader) -> dict[str, Any]:
+    """Read the settings of the prediction head before a classifier's last layer."""
     return {
         "dense": True,
-        "dense_bias": keys.flag("classifier_bias", False),
-        "activation": read_activation(keys, "classifier_activation", "gelu"),
-        "norm_eps": keys.number("norm_eps", 1e-5),
-        "norm_bias": keys.flag("norm_bias", False),
+        "dense_bias": reader.flag("classifier_bias", False),
+        "activation": read_activation(reader, "classifier_activation", "gelu"),
+        "norm_eps": reader.number("norm_eps", 1e-5),
+        "norm_bias": reader.flag("norm_bias", False),
     }
 
 
-def _summary(keys: ConfigReader) -> dict[str, Any]:
-    """The same of one vector for each sequence."""
-    return _dense(keys) | {"pooling": keys.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
+def _summary(reader: ConfigReader) -> dict[str, Any]:
+    """Read the prediction head's settings and its pooling."""
+    return _dense(reader) | {"pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
 
 
 def _masked(head: MaskedTokens) -> NameTable:
@@ -153,23 +151,23 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
 
 
-def _masked_settings(keys: ConfigReader) -> dict[str, Any]:
-    given = {name: value for name, value in _dense(keys).items() if name != "dense"}
-    return given | {"bias": keys.flag("decoder_bias", True)}
+def _masked_settings(reader: ConfigReader) -> dict[str, Any]:
+    settings = {name: value for name, value in _dense(reader).items() if name != "dense"}
+    return settings | {"bias": reader.flag("decoder_bias", True)}
 
 
-def _said(head: Any) -> dict[str, Any]:
-    """What is read by `_dense`, `_summary` and `_masked_settings`."""
-    found = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
+def _write_head(head: Any) -> dict[str, Any]:
+    """Write the settings that `_dense`, `_summary` and `_masked_settings` read."""
+    values = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
     if isinstance(head, MaskedTokens):
-        return found | {"decoder_bias": head.bias}
+        return values | {"decoder_bias": head.bias}
     if isinstance(head, Summary):
-        found["classifier_pooling"] = "cls" if head.pooling == "first" else head.pooling
-    return found
+        values["classifier_pooling"] = "cls" if head.pooling == "first" else head.pooling
+    return values
 
 
 def size(layers: int, width: int, inner: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     return {
         "vocab_size": 50_368,
         "hidden_size": width,
@@ -215,8 +213,8 @@ FAMILY = Family(
     heads={
         "ModernBertModel": head_maps.bare(),
         **{
-            f"ModernBertFor{name}": head_maps.with_settings(entry, _said)
-            for name, entry in {
+            f"ModernBertFor{name}": head_maps.with_settings(head_map, _write_head)
+            for name, head_map in {
                 "MaskedLM": head_maps.masked(_masked, None, fixed=_masked_settings),
                 "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary),
                 "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense),

@@ -1,8 +1,8 @@
-"""Tensor names of a checkpoint, mapped both ways between Hugging Face's and ours.
+"""Maps the tensor names of Hugging Face's checkpoints to ours and back.
 
-A family is data: rows of (HF name, our name[, operation]). Names stand for
-modules, ".weight" and ".bias" follow along; {} is a layer number; several of their names joined into one of ours
-stand in a tuple. Every key is claimed by exactly one row, in both directions; nothing is matched by substring.
+A table has one row for each name: (HF name or names, our name, operation). Names are those of modules, ".weight" and
+".bias" follow along; {} is a layer number; several HF names that are concatenated into one of ours are a tuple. Every
+tensor is claimed by exactly one row, in both directions; nothing is matched by substring.
 """
 
 from __future__ import annotations
@@ -17,43 +17,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 
 
 class TensorOp(NamedTuple):
-    """A reversible way to make our tensor of theirs."""
+    """A reversible operation between HF tensors and one of ours."""
 
-    load: Callable[[list[Tensor]], Tensor]
-    save: Callable[[Tensor, int], list[Tensor]]  # ours, and how many of theirs
+    load: Callable[[list[Tensor]], Tensor]  # from HF's tensors
+    save: Callable[[Tensor, int], list[Tensor]]  # to that many HF tensors
 
 
-IDENTITY = TensorOp(lambda theirs: theirs[0], lambda ours, count: [ours])
+IDENTITY = TensorOp(lambda hf: hf[0], lambda ours, count: [ours])
 CONCAT = TensorOp(torch.cat, lambda ours, count: list(ours.chunk(count)))  # one below the other: q, k, v
 TRANSPOSE = TensorOp(  # a matrix [in, out]; vectors stay
-    lambda theirs: theirs[0].T if theirs[0].ndim == 2 else theirs[0],
+    lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda ours, count: [ours.T if ours.ndim == 2 else ours],
 )
-REVERSE = TensorOp(lambda theirs: theirs[0].flip(0), lambda ours, count: [ours.flip(0)])  # rows from last to first
-RESHAPE = TensorOp(
-    lambda theirs: theirs[0].flatten(), lambda ours, count: [ours[None, None]]
-)  # a vector as [1, 1, width]
+REVERSE = TensorOp(lambda hf: hf[0].flip(0), lambda ours, count: [ours.flip(0)])  # rows from last to first
+RESHAPE = TensorOp(lambda hf: hf[0].flatten(), lambda ours, count: [ours[None, None]])  # a vector as [1, 1, width]
 
 
 def split_heads_in(heads: int) -> TensorOp:
-    """Projections to heads, [width, heads, head width] each, one below the other as [heads x head width, width]."""
+    """Return the operation from projections to heads, [width, heads, head width] each, to [heads x head width, width]
+    matrices, one below the other."""
     return TensorOp(
-        lambda theirs: torch.cat([each.flatten(1).T for each in theirs]),
-        lambda ours, count: [each.T.unflatten(1, (heads, -1)) for each in ours.chunk(count)],
+        lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
+        lambda ours, count: [projection.T.unflatten(1, (heads, -1)) for projection in ours.chunk(count)],
     )
 
 
 def split_heads_out(heads: int) -> TensorOp:
-    """A projection from heads, [width, heads, head width], as [width, heads x head width]."""
-    return TensorOp(lambda theirs: theirs[0].flatten(1), lambda ours, count: [ours.unflatten(1, (heads, -1))])
+    """Return the operation from a projection of heads, [width, heads, head width], to [width, heads x head width]."""
+    return TensorOp(lambda hf: hf[0].flatten(1), lambda ours, count: [ours.unflatten(1, (heads, -1))])
 
 
 class NameMap(NamedTuple):
-    """Their name or names, our name, and how."""
+    """One row of a table: HF names, our name, and the operation between the tensors."""
 
     hf: tuple[str, ...]
     ours: str
@@ -65,16 +64,16 @@ class NameTable:
     """The names of one model with one head."""
 
     rows: tuple[NameMap, ...]
-    tied: Mapping[str, str] = field(default_factory=dict)  # a second name -> the name it always equals; not saved
-    copied: Mapping[str, str] = field(default_factory=dict)  # a name nobody reads -> the name it is saved as a copy of
+    tied: Mapping[str, str] = field(default_factory=dict)  # second name -> the name it always equals; not saved
+    copied: Mapping[str, str] = field(default_factory=dict)  # unused name -> the name it is saved as a copy of
     ignored: frozenset[str] = frozenset()  # buffers that older versions saved; {} is a layer number here too
 
     def skips(self, name: str) -> bool:
-        """Whether their tensor of that name is not read."""
+        """Return whether an HF tensor of that name is not read."""
         return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
 
     def joined(self, other: NameTable) -> NameTable:
-        """The rows of both."""
+        """Return the rows of both tables."""
         return NameTable(
             rows=self.rows + other.rows,
             tied={**self.tied, **other.tied},
@@ -83,13 +82,14 @@ class NameTable:
         )
 
 
-def name_maps(*given: tuple[Any, ...]) -> tuple[NameMap, ...]:
-    """Rows from plain tuples; a single name needs no tuple of its own."""
-    return tuple(NameMap((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in given)
+def name_maps(*rows: tuple[Any, ...]) -> tuple[NameMap, ...]:
+    """Make rows from plain tuples; a single HF name needs no tuple of its own."""
+    return tuple(NameMap((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
 
 
 @cache
 def name_pattern(template: str) -> re.Pattern[str]:
+    """Return the pattern of the names that a template stands for."""
     escaped = re.escape(template).replace(r"\{\}", r"(0|[1-9]\d*)").replace(r"\{any\}", "(.+?)")
     return re.compile(escaped + r"(\.weight|\.bias)?")
 
@@ -98,62 +98,63 @@ OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, before 2019
 
 
 def modern_name(name: str) -> str:
-    """The name with .gamma and .beta written as .weight and .bias."""
+    """Return a name with .gamma and .beta written as .weight and .bias."""
     stem, dot, last = name.rpartition(".")
     return stem + OLD_SUFFIXES.get(dot + last, dot + last)
 
 
 def claims(table: NameTable, name: str) -> bool:
-    """Whether the table knows their name."""
+    """Return whether a table knows an HF name."""
     if name in table.tied or table.skips(name):
         return True
     return any(name_pattern(template).fullmatch(name) for row in table.rows for template in row.hf)
 
 
-def to_our_names(table: NameTable, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors under our names."""
-    found: dict[tuple[int, tuple[str, ...]], dict[int, Tensor]] = defaultdict(dict)
+def to_our_names(table: NameTable, hf_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return HF tensors under our names; raises ModelError for a tensor that no single row claims."""
+    parts_of: dict[tuple[int, tuple[str, ...]], dict[int, Tensor]] = defaultdict(dict)
     unclaimed = []
-    for name, tensor in theirs.items():
+    for name, tensor in hf_tensors.items():
         if name in table.tied or table.skips(name):
             continue
-        claims = [
+        matches = [
             (number, part, match.groups(""))
             for number, row in enumerate(table.rows)
             for part, template in enumerate(row.hf)
             if (match := name_pattern(template).fullmatch(name))
         ]
-        if len(claims) != 1:
-            unclaimed.append(f"{name} (claimed {len(claims)} times)")
+        if len(matches) != 1:
+            unclaimed.append(f"{name} (claimed {len(matches)} times)")
             continue
-        number, part, groups = claims[0]
-        found[number, groups][part] = tensor
+        number, part, groups = matches[0]
+        parts_of[number, groups][part] = tensor
     if unclaimed:
-        raise HeedfulError(f"tensors that no single row of the name table claims: {_some(unclaimed)}")
+        raise ModelError(f"tensors that no single row of the name table claims: {_shortened(unclaimed)}")
     ours = {}
-    for (number, (*numbers, suffix)), parts in found.items():
+    for (number, (*layers, suffix)), parts in parts_of.items():
         row = table.rows[number]
-        if missing := [name for part, name in enumerate(row.hf) if part not in parts]:
-            raise HeedfulError(f"{_fill(row.ours, numbers)}{suffix} lacks its parts {_some(missing)}")
-        ours[_fill(row.ours, numbers) + suffix] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
+        name = _fill(row.ours, layers) + suffix
+        if missing := [hf_name for part, hf_name in enumerate(row.hf) if part not in parts]:
+            raise ModelError(f"{name} lacks its parts {_shortened(missing)}")
+        ours[name] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
     return ours
 
 
 def to_hf_names(table: NameTable, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under their names."""
-    theirs: dict[str, Tensor] = {}
+    """Return our tensors under their HF names."""
+    hf_tensors: dict[str, Tensor] = {}
     for name, tensor in ours.items():
-        claims = [(row, match.groups("")) for row in table.rows if (match := name_pattern(row.ours).fullmatch(name))]
-        assert len(claims) == 1, f"{name} is claimed by {len(claims)} rows"
-        row, (*numbers, suffix) = claims[0]
+        matches = [(row, match.groups("")) for row in table.rows if (match := name_pattern(row.ours).fullmatch(name))]
+        assert len(matches) == 1, f"{name} is claimed by {len(matches)} rows"
+        row, (*layers, suffix) = matches[0]
         for template, part in zip(row.hf, row.op.save(tensor, len(row.hf)), strict=True):
-            theirs[_fill(template, numbers) + suffix] = part
-    return theirs | {copy: theirs[name].clone() for copy, name in table.copied.items()}
+            hf_tensors[_fill(template, layers) + suffix] = part
+    return hf_tensors | {copy: hf_tensors[name].clone() for copy, name in table.copied.items()}
 
 
-def _fill(template: str, numbers: Iterable[str]) -> str:
-    return template.replace("{any}", "{}").format(*numbers)
+def _fill(template: str, layers: Iterable[str]) -> str:
+    return template.replace("{any}", "{}").format(*layers)
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def _shortened(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

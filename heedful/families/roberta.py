@@ -14,10 +14,10 @@ from heedful.families.names import NameTable
 from heedful.model.config import MaskedTokens, ModelConfig
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """As BERT's, but what BERT's code would assume must stand in the file: the published values are others."""
-    keys.number("layer_norm_eps")
-    return bert.read(keys, offset=keys.integer("pad_token_id", least=0) + 1)
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read BERT's config; keys whose defaults in BERT's code differ from the published values are required."""
+    reader.number("layer_norm_eps")
+    return bert.read(reader, offset=reader.integer("pad_token_id", least=0) + 1)
 
 
 def _masked(head: MaskedTokens) -> NameTable:
@@ -26,7 +26,7 @@ def _masked(head: MaskedTokens) -> NameTable:
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     return bert.size(vocabulary, layers, width) | {
         "max_position_embeddings": 514,
         "type_vocab_size": 1,
@@ -40,7 +40,7 @@ _CLASSES = (("classifier.dense", "head.first.dense"), ("classifier.out_proj", "h
 
 
 def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
-    """The family whose architectures begin with that name."""
+    """Return the family whose architectures begin with that name."""
     return Family(
         prefix="roberta.",
         read=read,

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020, arXiv:1910.10683), versions 1.0 and 1.1.
 
-Encoder and decoder with buckets of distances, scores that are not scaled, norms without mean and bias.
+Encoder and decoder with bucketed relative positions, unscaled scores, and RMS norms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heedful.families.family import Family, HeadMap
 from heedful.families.names import CONCAT, NameMap, NameTable, name_maps
 from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
-MLPS = {  # their word -> activation, gated
+MLPS = {  # value of feed_forward_proj -> activation, gated
     "relu": ("relu", False),
     "gelu": ("gelu", False),
     "gated-gelu": ("gelu_tanh", True),
@@ -23,26 +23,28 @@ MLPS = {  # their word -> activation, gated
 }
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """Their config.json."""
-    keys.only("is_encoder_decoder", True, False, why="both are read where the head needs them")
-    width, dropout = keys.integer("d_model"), keys.number("dropout_rate", 0.1)
-    activation, gated = MLPS[keys.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
-    layers = keys.integer("num_layers", most=1024)
-    count = keys.integer("relative_attention_num_buckets", 32, least=4)
-    reach = keys.integer("relative_attention_max_distance", 128, least=count // 2 + 1)  # half of a decoder's are exact
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read config.json."""
+    reader.only("is_encoder_decoder", True, False, why="both are read where the head needs them")
+    width, dropout = reader.integer("d_model"), reader.number("dropout_rate", 0.1)
+    activation, gated = MLPS[reader.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
+    layers = reader.integer("num_layers", most=1024)
+    count = reader.integer("relative_attention_num_buckets", 32, least=4)
+    reach = reader.integer(
+        "relative_attention_max_distance", 128, least=count // 2 + 1
+    )  # half of a decoder's are exact
     side: dict[str, Any] = {
         "width": width,
-        "heads": keys.integer("num_heads"),
-        "head_width": keys.integer("d_kv"),
-        "inner_width": keys.integer("d_ff"),
+        "heads": reader.integer("num_heads"),
+        "head_width": reader.integer("d_kv"),
+        "inner_width": reader.integer("d_ff"),
         "activation": activation,
         "gated": gated,
         "attention_bias": False,
         "mlp_bias": False,
         "norm": "rms",
         "norm_at": "pre",
-        "norm_eps": keys.number("layer_norm_epsilon", 1e-6),
+        "norm_eps": reader.number("layer_norm_epsilon", 1e-6),
         "final_norm": True,
         "relation": Buckets(count=count, reach=reach),
         "score_scale": 1.0,
@@ -51,21 +53,21 @@ def read(keys: ConfigReader) -> ModelConfig:
         "inner_dropout": dropout,
         "final_dropout": dropout,
     }
-    vocabulary = keys.integer("vocab_size")
-    padding = keys.integer("pad_token_id", 0, least=0, most=vocabulary - 1)
+    vocabulary = reader.integer("vocab_size")
+    padding = reader.integer("pad_token_id", 0, least=0, most=vocabulary - 1)
     return ModelConfig(
         embedding=EmbeddingConfig(vocabulary=vocabulary, width=width, dropout=dropout),
         encoder=StackConfig(layers=layers, **side),
         decoder=StackConfig(
-            layers=keys.integer("num_decoder_layers", None, most=1024) or layers, causal=True, cross=True, **side
+            layers=reader.integer("num_decoder_layers", None, most=1024) or layers, causal=True, cross=True, **side
         ),
-        start=keys.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
-        initialisation=FanIn(factor=keys.number("initializer_factor", 1.0, most=100.0)),
+        start=reader.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
+        initialisation=FanIn(factor=reader.number("initializer_factor", 1.0, most=100.0)),
     )
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     encoder = model.encoder
     assert encoder is not None and isinstance(encoder.relation, Buckets)
     words = {mlp: word for word, mlp in MLPS.items()}
@@ -90,7 +92,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _side(side: str, mlp: int, gated: bool) -> tuple[NameMap, ...]:
-    """Encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
+    """Return the names of encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
     layer, block = f"{side}.block.{{}}.layer.", f"{side}.blocks.{{}}."
     attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
     return name_maps(
@@ -114,7 +116,7 @@ _CROSS = name_maps(
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Names of the embedding, the encoder, and the decoder where there is one."""
+    """Return the names of the embedding, the encoder, and the decoder if there is one."""
     assert model.encoder is not None
     tokens, gated = name_maps(("shared", "embedding.tokens")), model.encoder.gated
     tied = {"encoder.embed_tokens.weight": "shared.weight"}
@@ -130,10 +132,10 @@ def body(model: ModelConfig) -> NameTable:
 _LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 
 
-def _next_token(keys: ConfigReader, model: ModelConfig) -> NextToken:
-    """Version 1.0 ties the output to the embedding and scales rows by width^-0.5; 1.1 does neither."""
-    tied = keys.flag("tie_word_embeddings", True)
-    scaled = keys.flag("scale_decoder_outputs", tied)
+def _next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
+    """Read the output layer: version 1.0 ties it to the embedding and scales rows by width^-0.5; 1.1 does neither."""
+    tied = reader.flag("tie_word_embeddings", True)
+    scaled = reader.flag("scale_decoder_outputs", tied)
     return NextToken(tied=tied, scale=model.width**-0.5 if scaled else 1.0)
 
 
@@ -141,19 +143,19 @@ def _write_next_token(head: NextToken) -> dict[str, Any]:
     return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
 
 
-def _apart(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """transformers 5 says of version 1.1, too, that its output is tied, and saves both."""
+def _untied_tensors(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return embedding and output of version 1.1: transformers 5 writes that they are tied, and saves both."""
     return ("shared.weight", "lm_head.weight") if values.get("scale_decoder_outputs") is False else ()
 
 
 def size(layers: int, width: int, heads: int, inner: int, head_width: int = 64) -> dict[str, Any]:
-    """A published configuration, version 1.0."""
+    """Return a published configuration, version 1.0."""
     shape = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "d_kv": head_width}
     return shape | {"vocab_size": 32_128, "feed_forward_proj": "relu", "decoder_start_token_id": 0, "pad_token_id": 0}
 
 
 def size_1_1(layers: int, width: int, heads: int, inner: int) -> dict[str, Any]:
-    """A published configuration, version 1.1."""
+    """Return a published configuration, version 1.1."""
     return size(layers, width, heads, inner) | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
@@ -174,7 +176,7 @@ FAMILY = Family(
     ),
     heads={
         "T5Model": head_maps.bare(),
-        "T5EncoderModel": HeadMap(head=type(None), read=lambda keys, model: None, encoder_only=True, name="encoder"),
+        "T5EncoderModel": HeadMap(head=type(None), read=lambda reader, model: None, encoder_only=True, name="encoder"),
         "T5ForConditionalGeneration": HeadMap(
             head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
         ),
@@ -183,7 +185,7 @@ FAMILY = Family(
             ("classification_head.out_proj", "head.out"),
             default=0.0,
             dropout_first=True,
-            fixed=lambda keys: {"pooling": "last"},
+            fixed=lambda reader: {"pooling": "last"},
             prefix="transformer.",
         ),
         "T5ForTokenClassification": head_maps.token_classes(
@@ -192,7 +194,7 @@ FAMILY = Family(
         "T5ForQuestionAnswering": head_maps.span(),
     },
     special_token_ids={"eos_token_id": "separator", "pad_token_id": "pad"},
-    untied_tensors=_apart,
+    untied_tensors=_untied_tensors,
     sentencepiece_format={
         "single": "$A:0 </s>:0",
         "pair": "$A:0 </s>:0 $B:0 </s>:0",

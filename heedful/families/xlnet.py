@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019, arXiv:1906.08237): relative positions of Transformer-XL, two streams, its summary last."""
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): Transformer-XL's relative positions, two streams, summary last."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from heedful.families.names import RESHAPE, NameMap, NameTable, name_maps, split
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 
 
-def read(keys: ConfigReader) -> ModelConfig:
-    """Their config.json."""
-    keys.only("attn_type", "bi", why="attention to one side is Transformer-XL's")
-    keys.only("bi_data", False, why="half a batch read backwards was for pre-training")
-    keys.only("same_length", False, why="it is for attention to one side")
-    keys.only("untie_r", True, why="the published models have query biases in each layer")
-    width, heads = keys.integer("d_model"), keys.integer("n_head")
-    keys.divides("n_head", heads, "d_model", width)
-    keys.only("d_head", None, width // heads, why="heads side by side are as wide as the model")
-    dropout, reach = keys.number("dropout", 0.1), keys.integer("clamp_len", -1, least=-1)
+def read(reader: ConfigReader) -> ModelConfig:
+    """Read config.json."""
+    reader.only("attn_type", "bi", why="attention to one side is Transformer-XL's")
+    reader.only("bi_data", False, why="half a batch read backwards was for pre-training")
+    reader.only("same_length", False, why="it is for attention to one side")
+    reader.only("untie_r", True, why="the published models have query biases in each layer")
+    width, heads = reader.integer("d_model"), reader.integer("n_head")
+    reader.divides("n_head", heads, "d_model", width)
+    reader.only("d_head", None, width // heads, why="heads side by side are as wide as the model")
+    dropout, reach = reader.number("dropout", 0.1), reader.integer("clamp_len", -1, least=-1)
     return ModelConfig(
-        embedding=EmbeddingConfig(vocabulary=keys.integer("vocab_size"), width=width, dropout=dropout, query=True),
+        embedding=EmbeddingConfig(vocabulary=reader.integer("vocab_size"), width=width, dropout=dropout, query=True),
         encoder=StackConfig(
             width=width,
-            layers=keys.integer("n_layer", most=1024),
+            layers=reader.integer("n_layer", most=1024),
             heads=heads,
             head_width=width // heads,
-            inner_width=keys.integer("d_inner"),
-            activation=read_activation(keys, "ff_activation"),
+            inner_width=reader.integer("d_inner"),
+            activation=read_activation(reader, "ff_activation"),
             attention_bias=False,
-            norm_eps=keys.number("layer_norm_eps", 1e-12),
+            norm_eps=reader.number("layer_norm_eps", 1e-12),
             relation=TransformerXl(reach=reach if reach > 0 else None),
             dropout=dropout,
             attention_dropout=dropout,
             inner_dropout=dropout,
             final_dropout=dropout,
         ),
-        initialisation=Normal(std=keys.number("initializer_range", 0.02)),
+        initialisation=Normal(std=reader.number("initializer_range", 0.02)),
     )
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The same as their config.json."""
+    """Write the values of config.json."""
     encoder = model.encoder
     assert encoder is not None and isinstance(encoder.relation, TransformerXl)
     return {
@@ -62,7 +62,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Names; projections to heads keep heads apart there."""
+    """Return the names of the body; HF's projections to heads have a dimension for heads."""
     assert model.encoder is not None
     heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
     attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
@@ -73,7 +73,7 @@ def body(model: ModelConfig) -> NameTable:
             NameMap(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", split_heads_in(heads)),
             NameMap((f"{attention}o",), f"{block}attention.out.weight", split_heads_out(heads)),
             NameMap((f"{attention}r",), f"{relation}place.weight", split_heads_in(heads)),
-            *(NameMap((f"{attention}{theirs}",), f"{relation}{ours}") for theirs, ours in names.items()),
+            *(NameMap((f"{attention}{hf}",), f"{relation}{ours}") for hf, ours in names.items()),
             *name_maps(
                 ("transformer.word_embedding", "embedding.tokens"),
                 (f"{attention}layer_norm", f"{block}attention_norm"),
@@ -85,15 +85,15 @@ def body(model: ModelConfig) -> NameTable:
     )
 
 
-def _summary(keys: ConfigReader) -> dict[str, Any]:
-    """The last row through a dense layer."""
+def _summary(reader: ConfigReader) -> dict[str, Any]:
+    """Read the summary's settings: the last row through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
-        keys.only(name, value, why="it is the published value")
-    return {"pooling": "last", "activation": "tanh", "dropout": keys.number("summary_last_dropout", 0.1)}
+        reader.only(name, value, why="it is the published value")
+    return {"pooling": "last", "activation": "tanh", "dropout": reader.number("summary_last_dropout", 0.1)}
 
 
 def size(layers: int, width: int, inner: int) -> dict[str, Any]:
-    """A published configuration."""
+    """Return a published configuration."""
     shape = {"d_model": width, "n_layer": layers, "n_head": width // 64, "d_inner": inner}
     return shape | {"vocab_size": 32_000, "ff_activation": "gelu", "layer_norm_eps": 1e-12}
 
@@ -118,7 +118,7 @@ FAMILY = Family(
         "XLNetLMHeadModel": head_maps.vocabulary(PermutedTokens, lm="lm_loss", tokens="transformer.word_embedding"),
         "XLNetForSequenceClassification": head_maps.classes(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForTokenClassification": head_maps.token_classes(
-            ("classifier", "head.out"), key=None, fixed=lambda keys: {"dropout": 0.0}
+            ("classifier", "head.out"), key=None, fixed=lambda reader: {"dropout": 0.0}
         ),
         "XLNetForMultipleChoice": head_maps.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForQuestionAnsweringSimple": head_maps.span(),

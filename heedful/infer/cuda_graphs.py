@@ -48,7 +48,7 @@ def rerun(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows
     known = CapturedLayout(Layout.within(batch))
 
     def run() -> Tensor:
-        rows: Tensor = stack(model.embedding(batch), batch, cache=known)
+        rows: Tensor = stack(model.embedding(batch), batch, model.execution, cache=known)
         return rows
 
     return run

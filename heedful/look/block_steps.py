@@ -14,7 +14,7 @@ from heedful.look.head_masking import layer_context, unfused
 from heedful.look.inspection import Inspection
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import Embedding
-from heedful.model.stack import Block, Stack
+from heedful.model.stack import Block, Stack, Transformer
 from heedful.model.trace import check_numbers
 from heedful.nn.positions import sinusoid
 
@@ -37,7 +37,7 @@ class _BlockRecorded(Exception):  # noqa: N818  # not an error: the rest of the 
 
 
 @contextmanager
-def _recording(stack: Stack, layer: int, record: BlockRecord) -> Iterator[None]:
+def _recording(model: Transformer, stack: Stack, layer: int, record: BlockRecord) -> Iterator[None]:
     """Context in which inputs and outputs of the modules of one layer are recorded; stops the model behind them."""
     block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
     assert isinstance(block, Block)
@@ -65,7 +65,7 @@ def _recording(stack: Stack, layer: int, record: BlockRecord) -> Iterator[None]:
     if hasattr(block, "cross"):
         modules |= {"cross norm": block.cross_norm, "cross": block.cross, "cross out": block.cross.out}
     with ExitStack() as handles:
-        handles.enter_context(unfused(block))
+        handles.enter_context(unfused(model))
         handles.callback(block.register_forward_pre_hook(store_layer).remove)
         for name, module in modules.items():
             handles.callback(module.register_forward_hook(recorder(name)).remove)
@@ -108,7 +108,7 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
     training = loaded.training
     loaded.eval()
     try:
-        with torch.no_grad(), _recording(stack, layer, record), suppress(_BlockRecorded):
+        with torch.no_grad(), _recording(loaded.model, stack, layer, record), suppress(_BlockRecorded):
             loaded.hidden_states(inspection.source, inspection.target)
     finally:
         loaded.train(training)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -23,13 +24,13 @@ ForwardPreHook = Callable[[nn.Module, tuple[object, ...]], tuple[Tensor] | None]
 def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
     """Context in which each head's output is multiplied by its gate."""
     with ExitStack() as stack:
+        stack.enter_context(unfused(model))
         for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
             if side is None:
                 continue
             for block in side.blocks:
                 assert isinstance(block, Block)
                 layer: list[int] = [0]  # the layer that the block is run as; one block may be several layers
-                stack.enter_context(unfused(block))
                 stack.enter_context(_pre_hook(block, _layer_hook(layer)))
                 if part in gates:
                     stack.enter_context(_pre_hook(block.attention.out, _gate_hook(gates[part], layer)))
@@ -39,13 +40,14 @@ def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
 
 
 @contextmanager
-def unfused(block: Block) -> Iterator[None]:
-    """Context in which a block calls its modules one by one, so that their hooks run, instead of a fused kernel."""
-    before, block.at_once = block.at_once, None
+def unfused(model: Transformer) -> Iterator[None]:
+    """Context in which blocks call their modules one by one, so that their hooks run, instead of a fused kernel."""
+    before = model.execution
+    model.execution = replace(before, fused_block=None)
     try:
         yield
     finally:
-        block.at_once = before
+        model.execution = before
 
 
 def layer_context(inputs: tuple[object, ...]) -> LayerContext:

@@ -59,7 +59,9 @@ class ProjectionTrace(Trace):
 
     calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, AttentionArgs]] = field(default_factory=dict, init=False)
 
-    def record_attention(self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> None:
+    def record_attention(
+        self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
+    ) -> None:
         """Keep the arguments of an attention call; compute nothing."""
         self.calls[part, layer] = q, k, v, call
 
@@ -211,7 +213,9 @@ class Inspection:
             if (part, layer) not in self.trace.calls:
                 weights = self._traced_weights(part, layer)
                 chosen = list(check_numbers("heads", heads, len(weights)))
-                return AttentionTrace(scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)])
+                return AttentionTrace(
+                    scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)]
+                )
             q, k, v, call = self.trace.calls[part, layer]
             stack_part = cast(Part, part)
             trace = Trace(what=what, heads=heads, rows=rows)

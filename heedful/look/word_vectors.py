@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look.inspection import Inspection, readable_token
-from heedful.model.classic import Classic, SelfAttended
+from heedful.model.classic import Classic, SelfAttentionMean
 from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
 NEIGHBOURS = 10  # that are listed
@@ -116,7 +116,7 @@ def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor,
             return ["in the embedding", "after the recurrent network"], states
     if not isinstance(model, Classic) or model.over is None:
         return ["in the embedding"], [embeddings]
-    layer = "self-attention" if isinstance(model.over, SelfAttended) else "the recurrent network"
+    layer = "self-attention" if isinstance(model.over, SelfAttentionMean) else "the recurrent network"
     return ["in the embedding", f"after {layer}"], [embeddings, inspection.last_hidden_state]
 
 

@@ -1,1 +1,1 @@
-"""Layer 2: what a Transformer is made of, and its heads."""
+"""The Transformer and its heads, models from before it, and text generation."""

@@ -1,7 +1,7 @@
-"""Models from before the Transformer, and what they are to it: embeddings, recurrent nets, attention without weights.
+"""Models from before the Transformer: word embeddings, recurrent networks over them, untrained self-attention.
 
-A `Classic` stands where a `Transformer` stands: it takes a packed batch and gives rows, so that every head, task and
-engine takes it. How a text is read off the rows is in `readers.py`.
+A `Classic` has the interface of a `Transformer`: it takes a packed batch and returns rows, so that every head, task and
+engine takes it. `pooling.py` turns its rows into vectors of a text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq, UntrainedSelfAttention
 from heedful.model.embedding import Embedding
-from heedful.model.stack import Transformer, select_rows
+from heedful.model.stack import ExecutionOptions, Transformer, select_rows
 from heedful.model.trace import Trace, TraceItem
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
@@ -29,37 +29,36 @@ Rows = Float[Tensor, "rows width"]
 
 
 class Classic(Transformer):
-    """Words become rows: by a table, or in context by an encoder; and what goes over them."""
+    """Rows of words from an embedding table or an encoder, and optionally a contextualizer over them."""
 
     def __init__(self, config: ClassicConfig) -> None:
         if config.encoder is None:
             nn.Module.__init__(self)  # a Transformer has a stack; this one has none
-            self.config, self.fills = config, False
+            self.config, self.execution = config, ExecutionOptions(pad_to_bucket=False)
             self.embedding = Embedding(config.embedding, config.embedding.width)
             self.encoder = self.decoder = None
         else:
             super().__init__(config)
         self.classic = config
-        assert not isinstance(config.reader, RecurrentSeq2Seq)  # it writes: model/recurrent.py
+        assert not isinstance(config.reader, RecurrentSeq2Seq)  # see recurrent_seq2seq.py
         self.over = make_contextualizer(config.reader.over, config.word_width)
         if config.frozen:
-            for part in self._fixed():
+            for part in self._frozen_parts():
                 part.requires_grad_(False)
 
-    def _fixed(self) -> list[nn.Module]:
-        """What stays as it is in a frozen model."""
+    def _frozen_parts(self) -> list[nn.Module]:
         return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
 
     @property
     def traceable(self) -> tuple[TraceItem, ...]:
-        """What its encoder gives; how a text is read off the rows is another matter."""
+        """The values that a Trace can record: those of the encoder."""
         return () if self.encoder is None else super().traceable
 
     def train(self, mode: bool = True) -> Classic:
-        """As usual, but what is frozen drops nothing out."""
+        """Set training mode; frozen parts stay in eval mode."""
         super().train(mode)
         if self.classic.frozen:
-            for part in self._fixed():
+            for part in self._frozen_parts():
                 part.eval()
         return self
 
@@ -69,16 +68,16 @@ class Classic(Transformer):
         target: Packed | None = None,
         *,
         trace: Trace | None = None,
-        wanted: Int[Tensor, " wanted"] | None = None,
+        output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """The rows, sequences end to end; of the wanted ones alone, where they are given."""
+        """Return the rows, sequences end to end; `output_rows`: only these, in their order."""
         if self.over is None:
-            return super().forward(source, target, trace=trace, wanted=wanted)
-        return select_rows(self.over(super().forward(source, target, trace=trace), source.bounds), wanted)
+            return super().forward(source, target, trace=trace, output_rows=output_rows)
+        return select_rows(self.over(super().forward(source, target, trace=trace), source.bounds), output_rows)
 
 
 def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width: int) -> nn.Module | None:
-    """What goes over rows of that width."""
+    """Return the module that is applied to rows of that width, or None."""
     match config:
         case Recurrent():
             return BidirectionalRnn(config, width)
@@ -88,10 +87,10 @@ def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width
 
 
 class BidirectionalRnn(nn.Module):
-    """A recurrent net from left to right and one from right to left, in each sequence alone (Graves et al. 2005).
+    """A recurrent network from left to right and one from right to left, in each sequence (Graves et al. 2005).
 
-    Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up. On a CPU
-    it learns by cells of our own.
+    Rows are processed time step by time step, for all sequences that are long enough, without padding. Training on a
+    CPU takes our own cells.
     """
 
     def __init__(self, config: Recurrent, width: int, *, dropout: float = 0.0) -> None:
@@ -103,36 +102,36 @@ class BidirectionalRnn(nn.Module):
     def forward(self, x: Rows, bounds: Bounds) -> Float[Tensor, "rows both_widths"]:
         if len(x) == 0:
             return x.new_zeros(0, self.width)
-        order, counts = time_major_order(bounds)
-        there = torch.from_numpy(order).to(x.device)
-        back = torch.from_numpy(np.argsort(order)).to(x.device)
+        row_order, counts = time_major_order(bounds)
+        order = torch.from_numpy(row_order).to(x.device)
+        inverse = torch.from_numpy(np.argsort(row_order)).to(x.device)
         if x.is_cuda:
             self.cells.flatten_parameters()
-        given = x.to(next(self.parameters()).dtype).index_select(0, there)
-        if torch.is_grad_enabled() and given.device.type == "cpu":
-            return run_cells(self.cells, given, counts.tolist()).index_select(0, back)
-        out, _ = self.cells(PackedSequence(given, torch.from_numpy(counts)))
-        rows: Tensor = out.data.index_select(0, back)
+        inputs = x.to(next(self.parameters()).dtype).index_select(0, order)
+        if torch.is_grad_enabled() and inputs.device.type == "cpu":
+            return run_cells(self.cells, inputs, counts.tolist()).index_select(0, inverse)
+        outputs, _ = self.cells(PackedSequence(inputs, torch.from_numpy(counts)))
+        rows: Tensor = outputs.data.index_select(0, inverse)
         return rows
 
 
-def time_major_order(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers place by place, longer sequences first, and how many sequences have each place.
+def time_major_order(bounds: Bounds) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " steps"]]:
+    """Return row numbers time step by time step, longer sequences first, and the number of sequences at each step.
 
-    >>> [each.tolist() for each in by_time((0, 1, 1, 4))]
+    >>> [column.tolist() for column in time_major_order((0, 1, 1, 4))]
     [[1, 0, 2, 3], [2, 1, 1]]
     """
     starts, stops = np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
-    first = np.argsort(starts - stops, kind="stable")
-    sizes = (stops - starts)[first]
+    longest_first = np.argsort(starts - stops, kind="stable")
+    sizes = (stops - starts)[longest_first]
     rank = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(len(rank)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    order = (np.repeat(starts[first], sizes) + place)[np.lexsort((rank, place))]
-    return order, np.bincount(place).astype(np.int64)
+    step = np.arange(len(rank)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    order = (np.repeat(starts[longest_first], sizes) + step)[np.lexsort((rank, step))]
+    return order, np.bincount(step).astype(np.int64)
 
 
 class SelfAttentionMean(nn.Module):
-    """softmax(X X) X over each sequence, with dot products or cosines as scores; there is nothing to train."""
+    """softmax(X X) X over each sequence, with dot products or cosines as scores; it has no weights to train."""
 
     def __init__(self, config: UntrainedSelfAttention) -> None:
         super().__init__()
@@ -144,15 +143,17 @@ class SelfAttentionMean(nn.Module):
 
 
 def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
-    """Where sentences begin and end among the rows, and which sentences make up each sequence; an empty one has none.
+    """Split sequences into sentences: returns bounds of sentences among the rows, and of sequences among sentences.
 
-    >>> sentences(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))
+    A sentence ends after a run of the tokens `ends`, and where the token type changes. An empty sequence has none.
+
+    >>> sentence_bounds(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))
     ((0, 3, 4, 6), (0, 2, 2, 3))
     """
     tokens, types = batch.tokens.cpu().numpy(), batch.types.cpu().numpy()
-    end = np.isin(tokens, ends)
+    is_end = np.isin(tokens, ends)
     begins = np.zeros(len(tokens), np.bool_)
-    begins[1:] = (end[:-1] & ~end[1:]) | (types[:-1] != types[1:])
+    begins[1:] = (is_end[:-1] & ~is_end[1:]) | (types[:-1] != types[1:])
     begins[[first for first, last in pairwise(batch.bounds) if first < last]] = True
     starts = np.flatnonzero(begins)
     texts = np.searchsorted(starts, batch.bounds)

@@ -1,26 +1,26 @@
-"""What a model is: plain data, from which the stack is built. Nothing here names a family."""
+"""Model and head configurations: plain data from which modules are built, independent of families."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 
 
-def _check(config: object, least: dict[str, int], *shares: str) -> None:
-    """Refuse numbers below their least and shares outside 0 to 1."""
-    for name, low in least.items():
+def _check(config: object, minimum: dict[str, int], *fractions: str) -> None:
+    """Raise ModelError for a number below its minimum, or a fraction outside 0 to 1."""
+    for name, low in minimum.items():
         value = getattr(config, name)
         if value is not None and value < low:
-            raise HeedfulError(f"{name} is {value}; expected a whole number from {low}")
-    for name in shares:
+            raise ModelError(f"{name} is {value}; expected a whole number from {low}")
+    for name in fractions:
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
-            raise HeedfulError(f"{name} is {value}; expected a number from 0 to 1")
+            raise ModelError(f"{name} is {value}; expected a number from 0 to 1")
 
 
-# -- positions that are put into the embeddings ---------------------------------------------------------------
+# -- positions that are added to the embeddings ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Learned:
     offset: int = 0
     padding: int | None = None  # a row that stays zero and gets no gradient
     join: Literal["add", "concatenate"] = "add"
-    width: int | None = None  # of a concatenated position; an added one has the embedding's width
+    width: int | None = None  # of concatenated positions; added ones have the embedding's width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Sinusoidal:
     base: float = 10_000.0
     offset: int = 0
     join: Literal["add", "concatenate"] = "add"
-    width: int | None = None  # of a concatenated position
+    width: int | None = None  # of concatenated positions
 
 
 # -- positions that enter attention -----------------------------------------------------------------------------
@@ -57,20 +57,20 @@ class Sinusoidal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Queries and keys turned by their place (Su et al. 2021)."""
+    """Rotary position embeddings: queries and keys rotated by their positions (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
-    local_base: float | None = None  # of layers with a window; default: the same
+    local_base: float | None = None  # of layers with a window; None: base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """A number for each head and bucket of distances, shared by all layers of a stack (Raffel et al. 2020)."""
+    """A bias for each head and bucket of distances, shared by all layers of a stack (Raffel et al. 2020)."""
 
     kind: Literal["buckets"] = "buckets"
     count: int = 32
-    reach: int = 128  # the distance from which all fall into the last bucket
+    reach: int = 128  # distance from which all fall into the last bucket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +79,12 @@ class Shaw:
 
     kind: Literal["shaw"] = "shaw"
     reach: int = 16
-    values: bool = True  # false: to keys alone
+    values: bool = True  # False: only to keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXl:
-    """Sinusoids of the distance and whether segments are the same, each with its own query bias (Dai et al. 2019)."""
+    """Sinusoids of the distance, and whether segments are the same, each with its own query bias (Dai et al. 2019)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
     reach: int | None = None  # larger distances count as this one
@@ -98,7 +98,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig:
-    """Tokens, positions and types become vectors: joined, normalised, dropped out, projected to the stack's width."""
+    """The input embedding: tokens, positions and types are joined, normalised, dropped out and projected."""
 
     vocabulary: int
     width: int
@@ -110,7 +110,7 @@ class EmbeddingConfig:
     norm_eps: float = 1e-12
     norm_bias: bool = True
     dropout: float = 0.0
-    query: bool = False  # a trained vector for rows that only look on (Yang et al. 2019, section 2.3)
+    query: bool = False  # a trained vector for rows of the query stream (Yang et al. 2019, section 2.3)
     always_project: bool = False  # a projection to the stack's width even where the widths are equal
 
     def __post_init__(self) -> None:
@@ -118,16 +118,16 @@ class EmbeddingConfig:
         if self.positions is not None:
             width, added = self.positions.width, self.positions.join == "add"
             if added and width not in (None, self.width):
-                raise HeedfulError(
+                raise ModelError(
                     f"positions.width is {width}; added positions are as wide as tokens, {self.width}: leave it out"
                 )
             if not added and (width is None or width < 1):
-                raise HeedfulError(f"positions.width is {width}; concatenated positions need a whole number from 1")
+                raise ModelError(f"positions.width is {width}; concatenated positions need a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig:
-    """Blocks of attention and MLP, one after another."""
+    """A stack of blocks of attention and MLP."""
 
     width: int
     layers: int
@@ -146,29 +146,29 @@ class StackConfig:
     first_norm: bool = True  # with pre-norm: before the first attention too
     blocks: int | None = None  # fewer than layers: neighbouring layers share their weights (Lan et al. 2020)
     relation: Rotary | Buckets | Shaw | TransformerXl | None = None
-    score_scale: float | None = None  # default 1 / sqrt(head_width)
+    score_scale: float | None = None  # None: 1 / sqrt(head_width)
     causal: bool = False
-    cross: bool = False  # a second attention, to the encoder's rows
-    window: int | None = None  # a row sees rows at most so many places away, except in every global_every-th layer
+    cross: bool = False  # cross-attention to the encoder's rows
+    window: int | None = None  # positions that a row sees on each side, except in every global_every-th layer
     global_every: int | None = None  # layers 0, g, 2g, ... see everything; None: none of them
-    dropout: float = 0.0  # after the MLP, and after attention unless attention_out_dropout says otherwise
+    dropout: float = 0.0  # after the MLP, and after attention unless attention_out_dropout is set
     attention_out_dropout: float | None = None
     attention_dropout: float = 0.0  # of the weights, after the softmax
     inner_dropout: float = 0.0  # inside the MLP, after the activation
-    final_dropout: float = 0.0  # of the rows that come out
+    final_dropout: float = 0.0  # of the output rows
 
     def __post_init__(self) -> None:
         if self.blocks is not None and not 1 <= self.blocks <= self.layers:
-            raise HeedfulError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
+            raise ModelError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
         if isinstance(self.relation, Rotary) and self.head_width % 2:
-            raise HeedfulError(f"head_width is {self.head_width}; rotary positions turn numbers in pairs: make it even")
+            raise ModelError(f"head_width is {self.head_width}; rotary positions rotate numbers in pairs: make it even")
         if isinstance(self.relation, Buckets):
-            count, reach, least = self.relation.count, self.relation.reach, 2 if self.causal else 4
-            if count < least:
-                raise HeedfulError(f"relation.count is {count}; expected a whole number of buckets from {least}")
-            if reach <= count // least:
-                raise HeedfulError(
-                    f"relation.reach is {reach}; expected more than {count // least}: nearer ones have a bucket each"
+            count, reach, minimum = self.relation.count, self.relation.reach, 2 if self.causal else 4
+            if count < minimum:
+                raise ModelError(f"relation.count is {count}; expected a whole number of buckets from {minimum}")
+            if reach <= count // minimum:
+                raise ModelError(
+                    f"relation.reach is {reach}; expected more than {count // minimum}: nearer ones have a bucket each"
                 )
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
         _check(
@@ -185,27 +185,30 @@ class StackConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedNormal:
-    """Google's: normal with standard deviation std, cut at two of them (Devlin et al. 2019)."""
+    """Normal with standard deviation std, truncated at `cut` of them (Google's BERT; Devlin et al. 2019)."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
     std: float = 0.02
     cut: float = 2.0  # in standard deviations
-    outputs: float = 1.0  # times std, for the matrices that end a residual branch (Radford et al. 2019, section 2.3)
+    outputs: float = 1.0  # factor of std for matrices that end a residual branch (Radford et al. 2019, section 2.3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normal:
-    """Hugging Face's: normal with standard deviation std."""
+    """Normal with standard deviation std (Hugging Face's BERT)."""
 
     kind: Literal["normal"] = "normal"
     std: float = 0.02
-    outputs: float = 1.0  # as above
+    outputs: float = 1.0  # factor of std for matrices that end a residual branch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FanIn:
-    """T5's: normal with factor * (fan in)^-0.5; queries times (head width)^-0.5 besides, since its scores are not
-    scaled; embeddings with factor, biases of distances with factor * width^-0.5 (Raffel et al. 2020, as released)."""
+    """Normal with factor * (fan in)^-0.5 (T5; Raffel et al. 2020, as released).
+
+    Queries are multiplied by (head width)^-0.5, since T5's scores are not scaled; embeddings have the standard
+    deviation factor, relative biases factor * width^-0.5.
+    """
 
     kind: Literal["fan_in"] = "fan_in"
     factor: float = 1.0
@@ -229,34 +232,34 @@ class ModelConfig:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     decoder_embedding: EmbeddingConfig | None = None
-    start: int | None = None  # the token with which the decoder begins
+    start: int | None = None  # token that decoder inputs begin with
     initialisation: Initialisation = TruncatedNormal()
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it reads a text beside the one that it may write."""
+        """Whether it reads a source text with an encoder."""
         return self.encoder is not None
 
     @property
     def has_decoder(self) -> bool:
-        """Whether it writes texts, token by token."""
+        """Whether it generates text, token by token."""
         return self.decoder is not None
 
     @property
     def uses_token_types(self) -> bool:
-        """Whether it makes a difference of which type a token's segment is."""
+        """Whether token types (segments) change its outputs."""
         stacks = (self.encoder, self.decoder)
-        related = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
-        return related or self.embedding.types > 1
+        relative = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
+        return relative or self.embedding.types > 1
 
     @property
     def max_source_positions(self) -> int | None:
-        """How many places of the text that it reads it can look at while it writes another; None: any number."""
+        """Maximum source length that the decoder can attend to; None if unlimited."""
         return None
 
     @property
     def width(self) -> int:
-        """Of the rows that come out."""
+        """Width of the output rows."""
         last = self.decoder or self.encoder
         assert last is not None
         return last.width
@@ -270,10 +273,10 @@ Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """One vector for each sequence: pooled, dropped out, dense, activation, norm; dropped out again."""
+    """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
-    dense: bool = True  # false: the pooled row as it is
+    dense: bool = True  # False: the pooled row itself
     dense_bias: bool = True
     activation: Activation | None = "tanh"
     norm_eps: float | None = None  # None: no norm
@@ -284,7 +287,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rowwise:
-    """A vector for each row: dense, activation and norm where there are any; dropped out."""
+    """A vector for each row: optional dense, activation and norm, then dropout."""
 
     dense: bool = False
     dense_bias: bool = True
@@ -296,19 +299,19 @@ class Rowwise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pooled:
-    """One vector for each sequence: tanh(W h + b) of its first row (Devlin et al. 2019, section 3.2)."""
+    """The pooler: tanh(W h + b) of each sequence's first row (Devlin et al. 2019, section 3.2)."""
 
     kind: Literal["pooler"] = "pooler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedTokens:
-    """Scores over the vocabulary for each row: dense, activation, norm, decoder (tied to the embedding or not)."""
+    """Masked language modelling: scores over the vocabulary for each row by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
-    tied: bool = True
+    tied: bool = True  # the decoder's weight is the embedding
     dense_bias: bool = True
     norm_bias: bool = True
     bias: bool = True  # of the decoder
@@ -316,14 +319,14 @@ class MaskedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextSentence:
-    """Two scores for each sequence: the second segment follows the first (0) or not (1)."""
+    """Next-sentence prediction: two scores for each sequence, the second segment follows the first (0) or not (1)."""
 
     kind: Literal["next_sentence"] = "next_sentence"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretraining:
-    """Masked tokens together with next sentence, or with the order of two (0: as written, 1: swapped)."""
+    """Masked tokens together with next-sentence or sentence-order prediction (0: as written, 1: swapped)."""
 
     kind: Literal["pretraining"] = "pretraining"
     activation: Activation = "gelu"
@@ -340,7 +343,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classes(Summary):
-    """Scores over labels for each sequence."""
+    """Sequence classification: scores over labels for each sequence."""
 
     kind: Literal["sequence_classification"] = "sequence_classification"
     labels: tuple[str, ...]
@@ -350,7 +353,7 @@ class Classes(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenClasses(Rowwise):
-    """Scores over labels for each row."""
+    """Token classification: scores over labels for each row."""
 
     kind: Literal["token_classification"] = "token_classification"
     labels: tuple[str, ...]
@@ -358,22 +361,22 @@ class TokenClasses(Rowwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice(Summary):
-    """One score for each sequence; the sequences of one question stand next to each other."""
+    """Multiple choice: one score for each sequence; the candidates of one question follow each other."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span(Rowwise):
-    """Two scores for each row: it starts, and it ends, the answer (Devlin et al. 2019, section 4.2)."""
+    """Extractive question answering: start and end scores for each row (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    no_answer: Literal["first", "last"] = "first"  # row whose scores are those of "no answer"; it must see all others
+    no_answer: Literal["first", "last"] = "first"  # row whose scores mean "no answer"; it must see all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplacedTokens(Rowwise):
-    """One score for each row: above 0, its token was replaced (Clark et al. 2020)."""
+    """Replaced token detection: one score for each row, above 0 if its token was replaced (Clark et al. 2020)."""
 
     kind: Literal["replaced_token_detection"] = "replaced_token_detection"
     dense: bool = True
@@ -381,17 +384,17 @@ class ReplacedTokens(Rowwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextToken:
-    """Scores over the vocabulary for each row: one linear layer, tied to the decoder's embedding or not."""
+    """Language modelling: scores over the vocabulary for each row by one linear layer."""
 
     kind: Literal["language_model"] = "language_model"
     tied: bool = True
     bias: bool = False
-    scale: float = 1.0  # multiplies the rows first
+    scale: float = 1.0  # multiplies the rows before the linear layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PermutedTokens:
-    """The same for tokens predicted in any order, for rows that only look on (Yang et al. 2019)."""
+    """Permutation language modelling: scores over the vocabulary for rows of the query stream (Yang et al. 2019)."""
 
     kind: Literal["permutation_lm"] = "permutation_lm"
     tied: bool = True
@@ -400,7 +403,7 @@ class PermutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextTokenAndChoice(Summary):
-    """Next tokens, and one score for each sequence (Radford et al. 2018, section 3.2)."""
+    """Next tokens and multiple choice: vocabulary scores of rows, a score of each sequence (Radford et al. 2018)."""
 
     kind: Literal["double_heads"] = "double_heads"
     tied: bool = True
@@ -410,14 +413,14 @@ class NextTokenAndChoice(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceEmbedding:
-    """One vector for each sequence, as sentence-transformers makes it (Reimers and Gurevych 2019)."""
+    """Sentence embedding: one vector for each sequence, as in sentence-transformers (Reimers and Gurevych 2019)."""
 
     kind: Literal["embedding"] = "embedding"
-    pooling: tuple[Pooling, ...] = ("mean",)  # more than one: their vectors side by side
+    pooling: tuple[Pooling, ...] = ("mean",)  # several: their vectors side by side
     normalise: bool = False  # to unit length
-    max_length: int | None = None  # tokens of a text that are looked at
-    keeps_pooler: bool = False  # the folder has a pooler, which is kept and not used
-    prompts: tuple[tuple[str, str], ...] = ()  # by name; kept, as the similarity is, for sentence-transformers
+    max_length: int | None = None  # tokens of a text that are read
+    keeps_pooler: bool = False  # the folder has an unused pooler, which saving keeps
+    prompts: tuple[tuple[str, str], ...] = ()  # by name; saved, like similarity, for sentence-transformers
     similarity: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Writing, token by token: greedy, sampled, or by beams; packed, with what came earlier remembered."""
+"""Text generation, token by token: greedy decoding, sampling and beam search over packed batches with a KV cache."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, ModelError, SettingError
 from heedful.model.config import Learned
 from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 
-MAX_LENGTH_PENALTY = 10.0  # of a beam's penalty, which is a power
-MIN_TEMPERATURE = 1e-6  # of sampling; scores divided by much less overflow
-Score = Callable[[Tensor, Packed], Tensor]  # rows and their batch -> [rows, vocabulary], a vocabulary head
+MAX_LENGTH_PENALTY = 10.0  # it is an exponent
+MIN_TEMPERATURE = 1e-6  # scores divided by much less overflow
+Score = Callable[[Tensor, Packed], Tensor]  # a vocabulary head: rows and their batch -> [rows, vocabulary]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Greedy:
-    """The most probable token each time."""
+    """Greedy decoding: the most probable token in each step."""
 
     kind: Literal["greedy"] = "greedy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """A token drawn from softmax(scores / temperature), cut to the top_k best and to the best that reach top_p.
+    """Sampling from softmax(scores / temperature), cut to the top_k best tokens and to the best that reach top_p.
 
-    top_p is nucleus sampling (Holtzman et al. 2020). What is drawn depends on the seed and on what is read, not
-    on the company: the same prompt is answered the same, and another seed gives another answer.
+    top_p is nucleus sampling (Holtzman et al. 2020). The result depends on the seed, the prompt and the source, not on
+    the rest of the batch.
     """
 
     kind: Literal["sample"] = "sample"
@@ -45,23 +45,28 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature >= MIN_TEMPERATURE:
-            raise HeedfulError(
-                f"temperature is {self.temperature}; give a number from {MIN_TEMPERATURE:g}, or write greedily, "
+            raise SettingError(
+                f"temperature is {self.temperature}; give a number from {MIN_TEMPERATURE:g}, or decode greedily, "
                 "without a temperature"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise HeedfulError(f"top_k is {self.top_k}; expected a whole number from 1")
+            raise SettingError(f"top_k is {self.top_k}; expected a whole number from 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise HeedfulError(f"top_p is {self.top_p}; expected more than 0, up to 1")
+            raise SettingError(f"top_p is {self.top_p}; expected more than 0, up to 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSearch:
-    """The `width` most probable beginnings are followed; the `best` complete ones come out, best first.
+    """Beam search: the `num_beams` most probable beginnings are continued.
 
-    Complete ones are compared by log p / penalty, n tokens with the last: "none" 1; "power" n^strength; "gnmt"
-    ((5 + n) / 6)^strength (Wu et al. 2016, section 7). A search ends when no beginning is expected to improve on
-    them: "likely" takes the present length for its penalty, "sure" the largest one, "full" ends with `width` of them.
+    Complete texts of n tokens, the stopping one included, are compared by log p / divisor.
+
+    Args:
+        num_return_sequences: Complete texts to return, best first.
+        normalization: The divisor: "none": 1; "power": n^length_penalty; "gnmt": ((5 + n) / 6)^length_penalty (Wu et
+            al. 2016, section 7).
+        early_stopping: When a search ends. True: with `num_beams` complete texts; False: when no beginning would
+            improve on them at its present length; "never": when none can at any length.
     """
 
     kind: Literal["beam"] = "beam"
@@ -69,20 +74,21 @@ class BeamSearch:
     num_return_sequences: int = 1
     normalization: Literal["none", "power", "gnmt"] = "power"
     length_penalty: float = 1.0
-    early_stopping: Literal["likely", "sure", "full"] = "likely"
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_return_sequences <= self.num_beams:
-            raise HeedfulError(
-                f"best is {self.num_return_sequences} of {self.num_beams} beams; expected 1 to the width"
+            raise SettingError(
+                f"num_return_sequences is {self.num_return_sequences}; expected 1 to num_beams, {self.num_beams}"
             )
         if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
-            raise HeedfulError(
-                f"strength is {self.length_penalty}; expected a number from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+            raise SettingError(
+                f"length_penalty is {self.length_penalty}; expected a number from -{MAX_LENGTH_PENALTY:g} to "
+                f"{MAX_LENGTH_PENALTY:g}"
             )
 
     def divisor(self, tokens: int) -> float:
-        """By which the log-probability of so many tokens is divided."""
+        """Return what the log-probability of a text with that many tokens is divided by."""
         match self.normalization:
             case "none":
                 return 1.0
@@ -97,52 +103,52 @@ DecodingMethod = Greedy | Sampling | BeamSearch
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DecodingStep:
-    """One token more for each sequence that is not complete; `sequences` are their numbers in the batch."""
+    """One more token for each open sequence; `sequences` are their numbers in the batch."""
 
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]
-    log_probabilities: tuple[float, ...]  # of these tokens, as the model gives them, whatever was cut for drawing
-    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens, where asked for
+    log_probabilities: tuple[float, ...]  # of these tokens, before temperature, top_k and top_p
+    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens, if asked for
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class GeneratedTokens:
-    """What was written after a prompt; the token that stopped it is not part of it."""
+    """A generated text; the token that stopped it is not part of it."""
 
     tokens: list[int] = field(default_factory=list)
     log_probability: float = 0.0  # of all tokens, the stopping one included
-    score: float = 0.0  # the same, or divided by the penalty of beams
-    complete: bool = False  # a stopping token came before there was no room left
+    score: float = 0.0  # log_probability, divided by the divisor of a beam search
+    complete: bool = False  # whether a stopping token came before the last position
 
 
 class Decoding(ABC):
-    """Resumable text generation for one batch: all its state (cache, beams, generators) is kept between steps.
+    """Resumable text generation for one batch: its state (cache, beams, generators) is kept between steps.
 
-    Each `step` writes one more token for every open sequence. Steps may lie any time apart, and what is written does
-    not depend on that: `run` takes all of them at once.
+    Each `step` generates one more token for every open sequence. The result does not depend on when steps are taken;
+    `run` takes all of them.
     """
 
     def __init__(self, count: int, max_new_tokens: int) -> None:
         self.count, self.max_new_tokens = count, max_new_tokens  # sequences; maximum number of steps
         self.steps = 0  # taken so far
         self.done = max_new_tokens < 1 or not count
-        self._dropped: set[int] = set()
+        self._cancelled: set[int] = set()
 
     @abstractmethod
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
-        """One step: the finished sequences by number, with their texts, best first; sets `done` after the last."""
+        """Take a step; returns finished sequences by number, with their texts, best first; sets `done` at the end."""
 
     def step(self) -> dict[int, list[GeneratedTokens]]:
-        """Write one token more; returns the sequences, by number, that this finished, with their texts, best first."""
+        """Generate one more token; returns finished sequences by number, with their texts, best first."""
         with torch.inference_mode():
             finished = self._advance()
         self.steps += 1
-        return {number: texts for number, texts in finished.items() if number not in self._dropped}
+        return {number: texts for number, texts in finished.items() if number not in self._cancelled}
 
     def cancel(self, sequences: Iterable[int]) -> None:
-        """Give up these sequences: they leave the batch with the next step, and are never returned."""
-        self._dropped.update(sequences)
-        self.done = self.done or len(self._dropped) == self.count
+        """Cancel sequences: they leave the batch with the next step, and are never returned."""
+        self._cancelled.update(sequences)
+        self.done = self.done or len(self._cancelled) == self.count
 
     def run(self) -> list[list[GeneratedTokens]]:
         """Take all remaining steps; returns the texts of each sequence, best first."""
@@ -163,10 +169,17 @@ def decode(
     source: Packed | None = None,
     seed: int = 0,
 ) -> Decoding:
-    """Prepare generation after each prompt; the encoder reads `source`, and no step is taken yet."""
+    """Prepare generation after each prompt: the encoder reads `source`, and no step is taken yet.
+
+    Args:
+        stop: Tokens that end a text.
+        seed: For sampling.
+    """
     if isinstance(method, BeamSearch):
-        return _BeamSearch(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
-    return _Tokens(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
+        return _BeamDecoding(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
+    return _TokenDecoding(
+        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
+    )
 
 
 def generate(
@@ -180,13 +193,12 @@ def generate(
     source: Packed | None = None,
     seed: int = 0,
 ) -> list[list[GeneratedTokens]]:
-    """The text generated after each prompt: a single one, or the best of its beams."""
-    return decode(
-        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
-    ).run()
+    """Generate text after each prompt; returns one text for each, or the best ones of a beam search."""
+    decoding = decode(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
+    return decoding.run()
 
 
-# -- one token at a time ----------------------------------------------------------------------------------------
+# -- greedy decoding and sampling -------------------------------------------------------------------------------
 
 
 def stream(
@@ -202,7 +214,7 @@ def stream(
     distribution: bool = False,
 ) -> Iterator[DecodingStep]:
     """Yield steps until a token of `stop`, `max_new_tokens` steps or the model's last position."""
-    decoding = _Tokens(
+    decoding = _TokenDecoding(
         model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
     )
     while not decoding.done:
@@ -211,7 +223,7 @@ def stream(
         yield step
 
 
-class _Tokens(Decoding):
+class _TokenDecoding(Decoding):
     """Greedy decoding or sampling."""
 
     def __init__(
@@ -219,7 +231,7 @@ class _Tokens(Decoding):
         model: Transformer,
         score: Score,
         prompts: Packed,
-        how: Greedy | Sampling,
+        method: Greedy | Sampling,
         *,
         max_new_tokens: int,
         stop: Sequence[int],
@@ -227,86 +239,86 @@ class _Tokens(Decoding):
         seed: int,
     ) -> None:
         super().__init__(len(prompts), max_new_tokens)
-        self._model, self._score, self._how, self._stop = model, score, how, stop
-        self._room = _room(model, prompts, max_new_tokens)
+        self._model, self._score, self._method, self._stop = model, score, method, stop
+        self._tokens_left = _token_limits(model, prompts, max_new_tokens)
         self._cache = _begin(model, prompts, source)
-        self._generators = _generators(seed, prompts, source) if isinstance(how, Sampling) else []
+        self._generators = _generators(seed, prompts, source) if isinstance(method, Sampling) else []
         self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
         self._batch = prompts
-        self._written = [GeneratedTokens() for _ in range(len(prompts))]
+        self._texts = [GeneratedTokens() for _ in range(len(prompts))]
 
     def next_step(self, distribution: bool = False) -> DecodingStep:
         """Choose one token for each open sequence, and close those that end with it."""
-        log_p = _next(self._model, self._score, self._batch, self._cache)
-        if isinstance(self._how, Greedy):
+        log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        if isinstance(self._method, Greedy):
             chosen = log_p.argmax(-1)
         else:
-            numbers = [torch.rand(1, generator=self._generators[each], dtype=torch.float64) for each in self._open]
-            chosen = sample_next(log_p, self._how, torch.cat(numbers).to(log_p.device))
-        found = log_p.gather(-1, chosen[:, None])[:, 0]
+            uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
+            chosen = sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device))
+        chosen_log_p = log_p.gather(-1, chosen[:, None])[:, 0]
         tokens = chosen.tolist()
         step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
-            log_probabilities=tuple(found.tolist()),
+            log_probabilities=tuple(chosen_log_p.tolist()),
             distribution=log_p if distribution else None,
         )
         for number in self._open:
-            self._room[number] -= 1
-        kept = [place for place, token in enumerate(tokens) if self._goes_on(self._open[place], token)]
-        self._open = [self._open[place] for place in kept]
-        self.done = not kept
-        if kept:
-            self._cache.reorder(kept)
-            self._batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
+            self._tokens_left[number] -= 1
+        open_rows = [row for row, token in enumerate(tokens) if self._stays_open(self._open[row], token)]
+        self._open = [self._open[row] for row in open_rows]
+        self.done = not open_rows
+        if open_rows:
+            self._cache.reorder(open_rows)
+            self._batch = Packed.of([[tokens[row]] for row in open_rows]).to(log_p.device)
         return step
 
-    def _goes_on(self, number: int, token: int) -> bool:
-        return token not in self._stop and self._room[number] > 0 and number not in self._dropped
+    def _stays_open(self, number: int, token: int) -> bool:
+        return token not in self._stop and self._tokens_left[number] > 0 and number not in self._cancelled
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
         step = self.next_step()
         for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
-            written = self._written[number]
-            written.log_probability += log_p
-            written.score = written.log_probability
-            written.complete = token in self._stop
-            if not written.complete:
-                written.tokens.append(token)
-        return {number: [self._written[number]] for number in step.sequences if number not in self._open}
+            text = self._texts[number]
+            text.log_probability += log_p
+            text.score = text.log_probability
+            text.complete = token in self._stop
+            if not text.complete:
+                text.tokens.append(token)
+        return {number: [self._texts[number]] for number in step.sequences if number not in self._open}
 
 
 def _generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
-    """A generator for each sequence, by the seed, its prompt and its source."""
-    read = [batch.unpack(batch.tokens.cpu()) for batch in (prompts, source) if batch is not None]
-    keys = [repr((seed, [each.tolist() for each in one])).encode() for one in zip(*read, strict=True)]
+    """Return a generator for each sequence, seeded by the seed, its prompt and its source."""
+    inputs = [batch.unpack(batch.tokens.cpu()) for batch in (prompts, source) if batch is not None]
+    keys = [repr((seed, [tokens.tolist() for tokens in texts])).encode() for texts in zip(*inputs, strict=True)]
     seeds = [int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys]
-    return [torch.Generator().manual_seed(each) for each in seeds]
+    return [torch.Generator().manual_seed(sequence_seed) for sequence_seed in seeds]
 
 
-def sample_next(log_p: Float[Tensor, "rows vocabulary"], how: Sampling, uniform: Float[Tensor, " rows"]) -> Tensor:
-    """One token for each row, by a number from 0 to 1: where the summed probabilities, best first, exceed it."""
-    scaled, order = (log_p.double() / how.temperature).sort(stable=True, dim=-1, descending=True)
-    if how.top_k is not None:
-        scaled = scaled[:, : how.top_k]
-    summed = scaled.softmax(-1).cumsum(-1)
-    total = summed[:, -1:]
-    if how.top_p is not None:  # the first one that reaches it is the last one that counts
-        last = (summed < how.top_p).sum(-1, keepdim=True).clamp(max=summed.shape[1] - 1)
-        total = summed.gather(-1, last)
-    place = (summed <= uniform[:, None] * total).sum(-1, keepdim=True).clamp(max=summed.shape[1] - 1)
-    drawn: Tensor = order.gather(-1, place)[:, 0]
-    return drawn
+def sample_next(log_p: Float[Tensor, "rows vocabulary"], method: Sampling, uniform: Float[Tensor, " rows"]) -> Tensor:
+    """Choose one token for each row: the one at which the cumulative probability, best first, exceeds `uniform`."""
+    scaled, order = (log_p.double() / method.temperature).sort(stable=True, dim=-1, descending=True)
+    if method.top_k is not None:
+        scaled = scaled[:, : method.top_k]
+    cumulative = scaled.softmax(-1).cumsum(-1)
+    total = cumulative[:, -1:]
+    if method.top_p is not None:  # the first token that reaches top_p is the last one that can be chosen
+        last = (cumulative < method.top_p).sum(-1, keepdim=True).clamp(max=cumulative.shape[1] - 1)
+        total = cumulative.gather(-1, last)
+    rank = (cumulative <= uniform[:, None] * total).sum(-1, keepdim=True).clamp(max=cumulative.shape[1] - 1)
+    tokens: Tensor = order.gather(-1, rank)[:, 0]
+    return tokens
 
 
-# -- beams ------------------------------------------------------------------------------------------------------
+# -- beam search --------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Search:
-    """The beginnings of one prompt that are followed, best first, and what is complete, best first."""
+class _Beams:
+    """The open beginnings and the complete texts of one prompt, each best first."""
 
-    max_new_tokens: int  # tokens that there is room for
+    max_new_tokens: int
     open: list[GeneratedTokens]
     complete: list[GeneratedTokens] = field(default_factory=list)
 
@@ -321,11 +333,12 @@ def beam_search(
     stop: Sequence[int],
     source: Packed | None = None,
 ) -> list[list[GeneratedTokens]]:
-    """The best complete continuations of each prompt by beam search."""
-    return _BeamSearch(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source).run()
+    """Return the best complete continuations of each prompt by beam search."""
+    decoding = _BeamDecoding(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
+    return decoding.run()
 
 
-class _BeamSearch(Decoding):
+class _BeamDecoding(Decoding):
     """Beam search; its sequences are the prompts, whatever the number of their beams."""
 
     def __init__(
@@ -333,127 +346,138 @@ class _BeamSearch(Decoding):
         model: Transformer,
         score: Score,
         prompts: Packed,
-        how: BeamSearch,
+        method: BeamSearch,
         *,
         max_new_tokens: int,
         stop: Sequence[int],
         source: Packed | None,
     ) -> None:
         super().__init__(len(prompts), max_new_tokens)
-        self._model, self._score, self._how, self._stop = model, score, how, stop
-        room = _room(model, prompts, max_new_tokens)
-        self._searches = {
-            number: _Search(max_new_tokens=room[number], open=[GeneratedTokens()]) for number in range(len(prompts))
+        self._model, self._score, self._method, self._stop = model, score, method, stop
+        limits = _token_limits(model, prompts, max_new_tokens)
+        self._beams = {
+            number: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for number, limit in limits.items()
         }
         self._batch, self._cache = prompts, _begin(model, prompts, source)
-        self._candidates = max(2, 1 + len(stop)) * how.num_beams
+        self._candidates = max(2, 1 + len(stop)) * method.num_beams
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
-        length, running = self.steps + 1, list(self._searches.values())
-        log_p = _next(self._model, self._score, self._batch, self._cache)
-        sums = [each.log_probability for one in running for each in one.open]
-        begun = torch.tensor(sums, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
-        summed = (log_p + begun[:, None]).unflatten(0, (len(running), -1)).flatten(1)
+        length, searches = self.steps + 1, list(self._beams.values())
+        log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        begun = [text.log_probability for beams in searches for text in beams.open]
+        offsets = torch.tensor(begun, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
+        summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
         best = top_candidates(summed, min(self._candidates, summed.shape[1]))
-        going: dict[int, _Search] = {}
+        still_open: dict[int, _Beams] = {}
         parents: list[int] = []
         row = 0
-        for (number, one), places in zip(self._searches.items(), best, strict=True):
-            beams = len(one.open)
-            found = [(value, *divmod(place, log_p.shape[-1])) for value, place in places]
-            taken = _follow(one, found, self._how, self._stop, last=length == one.max_new_tokens)
-            if length < one.max_new_tokens and number not in self._dropped and _can_improve(one, self._how, length):
-                going[number] = one
-                parents += [row + parent for parent in taken]
-            row += beams
+        for (number, beams), ranked in zip(self._beams.items(), best, strict=True):
+            count = len(beams.open)
+            candidates = [(value, *divmod(index, log_p.shape[-1])) for value, index in ranked]
+            last = length == beams.max_new_tokens
+            continued = _extend(beams, candidates, self._method, self._stop, last=last)
+            if not last and number not in self._cancelled and _can_improve(beams, self._method, length):
+                still_open[number] = beams
+                parents += [row + parent for parent in continued]
+            row += count
         finished = {
-            number: one.complete[: self._how.num_return_sequences]
-            for number, one in self._searches.items()
-            if number not in going
+            number: beams.complete[: self._method.num_return_sequences]
+            for number, beams in self._beams.items()
+            if number not in still_open
         }
-        self._searches = going
-        self.done = not going
-        if going:
+        self._beams = still_open
+        self.done = not still_open
+        if still_open:
             self._cache.reorder(parents)
-            tokens = [[each.tokens[-1]] for one in going.values() for each in one.open]
+            tokens = [[text.tokens[-1]] for beams in still_open.values() for text in beams.open]
             self._batch = Packed.of(tokens).to(log_p.device)
         return finished
 
 
 def top_candidates(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """The greatest of each row with their places, best first: NaN above all, of equal ones the first, as `argmax`."""
+    """Yield the greatest numbers of each row with their indices, best first.
+
+    NaN comes first, and of equal numbers the first one, as in `argmax`.
+    """
     least = rows.topk(count, -1).values[:, -1:]
-    for row, enough in zip(rows, ~(rows < least), strict=True):
-        places = enough.nonzero()[:, 0]
-        values, order = row[places].sort(descending=True, stable=True)
-        yield list(zip(values[:count].tolist(), places[order[:count]].tolist(), strict=True))
+    for row, large_enough in zip(rows, ~(rows < least), strict=True):
+        indices = large_enough.nonzero()[:, 0]
+        values, order = row[indices].sort(descending=True, stable=True)
+        yield list(zip(values[:count].tolist(), indices[order[:count]].tolist(), strict=True))
 
 
-def _follow(
-    one: _Search, found: list[tuple[float, int, int]], how: BeamSearch, stop: Sequence[int], *, last: bool
+def _extend(
+    beams: _Beams,
+    candidates: list[tuple[float, int, int]],
+    method: BeamSearch,
+    stop: Sequence[int],
+    *,
+    last: bool,
 ) -> list[int]:
-    """Follow the best candidates (log-probability, beginning, token); returns which beginning each one follows."""
+    """Extend the beams by the best candidates (log-probability, parent, token); returns the parent of each new beam."""
     opened: list[GeneratedTokens] = []
-    parents, begun = [], one.open
-    for rank, (value, parent, token) in enumerate(found):
-        ends = token in stop
-        tokens = begun[parent].tokens if ends else [*begun[parent].tokens, token]
+    parents, begun = [], beams.open
+    for rank, (value, parent, token) in enumerate(candidates):
+        stops = token in stop
+        tokens = begun[parent].tokens if stops else [*begun[parent].tokens, token]
         count = len(begun[parent].tokens) + 1
-        written = GeneratedTokens(
-            tokens=list(tokens), log_probability=value, score=value / how.divisor(count), complete=ends
-        )
-        if (ends or last) and rank < how.num_beams:
-            one.complete.append(written)
-        elif not ends and len(opened) < how.num_beams:
-            opened.append(written)
+        score = value / method.divisor(count)
+        text = GeneratedTokens(tokens=list(tokens), log_probability=value, score=score, complete=stops)
+        if (stops or last) and rank < method.num_beams:
+            beams.complete.append(text)
+        elif not stops and len(opened) < method.num_beams:
+            opened.append(text)
             parents.append(parent)
-    one.complete.sort(key=lambda each: -each.score)
-    del one.complete[how.num_beams :]
-    one.open = opened
+    beams.complete.sort(key=lambda text: -text.score)
+    del beams.complete[method.num_beams :]
+    beams.open = opened
     return parents
 
 
-def _can_improve(one: _Search, how: BeamSearch, length: int) -> bool:
-    """Whether a beginning may still end better than the worst of what is complete."""
-    if len(one.complete) < how.num_beams:
-        return bool(one.open)
-    if how.early_stopping == "full" or not one.open:
+def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
+    """Return whether an open beginning may still become better than the worst complete text."""
+    if len(beams.complete) < method.num_beams:
+        return bool(beams.open)
+    if method.early_stopping is True or not beams.open:
         return False
-    longest = one.max_new_tokens if how.early_stopping == "sure" and how.length_penalty > 0 else length
-    return one.open[0].log_probability / how.divisor(longest) > one.complete[-1].score
+    any_length = method.early_stopping == "never" and method.length_penalty > 0
+    tokens = beams.max_new_tokens if any_length else length
+    return beams.open[0].log_probability / method.divisor(tokens) > beams.complete[-1].score
 
 
 # -- one step ---------------------------------------------------------------------------------------------------
 
 
 def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
-    """An empty cache, or one with the encoder's rows."""
+    """Return an empty cache, or one with the encoder's rows; raises HeedfulError for inputs that do not fit."""
     if model.training:
-        raise HeedfulError("the model is in training mode: call eval() before it writes")
-    prompts.first_rows()  # refuses empty prompts
+        raise ModelError("the model is in training mode: call eval() before it generates text")
+    prompts.first_rows()  # raises DataError for an empty prompt
     if (source is None) == model.config.has_encoder:
         need = "needs a source" if source is None else "takes no source"
-        raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
+        raise ModelError(f"this model {need}: only a model with an encoder reads one")
     if source is not None and len(source) != len(prompts):
-        raise HeedfulError(f"there are {len(prompts)} prompts, but {len(source)} sources: give each prompt its own")
+        raise DataError(f"there are {len(prompts)} prompts, but {len(source)} sources: give each prompt its own")
     with torch.inference_mode():
         return model.init_cache(len(prompts) if source is None else source)
 
 
-def _room(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int, int]:
-    """How many tokens can be written after each prompt: the last one need not be read again."""
-    place = model.output_embedding.config.positions
-    limit = place.count - place.offset + 1 if isinstance(place, Learned) else None
+def _token_limits(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int, int]:
+    """Return how many tokens can be generated after each prompt: the last one needs no position."""
+    learned = model.output_embedding.config.positions
+    limit = learned.count - learned.offset + 1 if isinstance(learned, Learned) else None
     return {
         number: max_new_tokens if limit is None else min(max_new_tokens, max(1, limit - length))
         for number, length in enumerate(prompts.lengths)
     }
 
 
-def _next(model: Transformer, score: Score, batch: Packed, cache: KVCache) -> Float[Tensor, "sequences vocabulary"]:
-    """Log-probabilities of the token that follows each sequence; in float32 at least."""
+def _next_log_probabilities(
+    model: Transformer, score: Score, batch: Packed, cache: KVCache
+) -> Float[Tensor, "sequences vocabulary"]:
+    """Return the log-probabilities of each sequence's next token, in float32 at least."""
     with torch.inference_mode():
         rows = model.decode_step(batch, cache)
-        lasts = rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
-        scores = score(lasts, batch)
+        last_rows = rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
+        scores = score(last_rows, batch)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)

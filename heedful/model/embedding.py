@@ -1,4 +1,4 @@
-"""What enters the first block: the sum of what is known of each token, its place and its segment."""
+"""The input embedding: tokens, positions and token types of a batch become the rows that enter the first block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.model.config import EmbeddingConfig, Learned, Sinusoidal
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import make_norm
@@ -25,8 +25,8 @@ class Embedding(nn.Module):
         if config.positions is not None and config.positions.join == "concatenate":
             joined += config.positions.width or 0
         if isinstance(config.positions, Learned):
-            place = config.positions
-            self.positions = nn.Embedding(place.count, place.width or config.width, padding_idx=place.padding)
+            learned = config.positions
+            self.positions = nn.Embedding(learned.count, learned.width or config.width, padding_idx=learned.padding)
         if config.types:
             self.types = nn.Embedding(config.types, joined)
         self.norm = make_norm(config.norm, joined, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
@@ -41,49 +41,50 @@ class Embedding(nn.Module):
         if config.scale != 1.0:
             x = x * config.scale
         if batch.key_lengths is not None:
-            x = torch.where(self._looks_on(batch), self.query, x)
-        place: Tensor | None = None
+            x = torch.where(self._is_query_stream(batch), self.query, x)
+        positions: Tensor | None = None
         match config.positions:
             case Learned(offset=offset):
-                place = self.positions(batch.positions + offset)
+                positions = self.positions(batch.positions + offset)
             case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
                 steps = torch.arange(offset, offset + batch.max_length, device=x.device)
-                place = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
-        if place is not None and config.positions is not None:
-            x = torch.cat([x, place], -1) if config.positions.join == "concatenate" else x + place
+                positions = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
+        if positions is not None and config.positions is not None:
+            x = torch.cat([x, positions], -1) if config.positions.join == "concatenate" else x + positions
         if config.types:
             x = x + self.types(batch.types)
         x = dropout(self.norm(x), config.dropout, self.training)
         projected: Tensor = self.project(x)
         return projected
 
-    def _looks_on(self, batch: Packed) -> Bool[Tensor, "rows 1"]:
-        """Which rows are not part of their sequence."""
+    def _is_query_stream(self, batch: Packed) -> Bool[Tensor, "rows 1"]:
+        """Return which rows attend to their sequence without being part of it (Yang et al. 2019, section 2.3)."""
         if not self.config.query:
-            raise HeedfulError("this model has one stream: all rows of a batch must be keys")
+            raise DataError("this model has one stream: all rows of a batch must be keys")
         assert batch.key_lengths is not None
-        at = [torch.arange(length) >= keys for length, keys in zip(batch.lengths, batch.key_lengths, strict=True)]
-        return torch.cat(at)[:, None].to(batch.tokens.device)
+        lengths = zip(batch.lengths, batch.key_lengths, strict=True)
+        return torch.cat([torch.arange(length) >= keys for length, keys in lengths])[:, None].to(batch.tokens.device)
 
     def _check(self, batch: Packed) -> None:
-        place = self.config.positions
-        most = place.count - place.offset if isinstance(place, Learned) else batch.max_length
-        if batch.max_length > most and batch.positions.max() >= most:  # all of a sequence that only fills are 0
-            lengths = [n + m for n, m in zip(batch.lengths, batch.past_lengths or [0] * len(batch), strict=True)]
-            number = next(number for number, length in enumerate(lengths) if length > most)
-            raise HeedfulError(
-                f"sequence {number} has {lengths[number]} tokens, but the model has positions for {most}: cut it into "
-                "windows or truncate it"
+        """Raise DataError for a sequence without positions, or for ids that the tables do not have."""
+        learned = self.config.positions
+        limit = learned.count - learned.offset if isinstance(learned, Learned) else batch.max_length
+        if batch.max_length > limit and batch.positions.max() >= limit:  # positions of a padding sequence are 0
+            past_lengths = batch.past_lengths or [0] * len(batch)
+            lengths = [length + past for length, past in zip(batch.lengths, past_lengths, strict=True)]
+            number = next(number for number, length in enumerate(lengths) if length > limit)
+            raise DataError(
+                f"sequence {number} has {lengths[number]} tokens, but the model has positions for {limit}: split it "
+                "into windows or truncate it"
             )
-        if batch.tokens.device.type == "cpu" and len(batch.tokens):  # elsewhere looking would stall the queue
-            for what, ids, count in (
+        if batch.tokens.device.type == "cpu" and len(batch.tokens):  # on other devices the check would synchronise
+            for name, ids, count in (
                 ("token", batch.tokens, self.config.vocabulary),
                 ("type", batch.types, self.config.types),
             ):
-                low, high = (int(edge) for edge in ids.aminmax())
+                low, high = (int(bound) for bound in ids.aminmax())
                 if count and not 0 <= low <= high < count:
-                    bad = low if low < 0 else high
-                    raise HeedfulError(
-                        f"{what} id {bad} was given, but this model knows 0 to {count - 1}: "
+                    raise DataError(
+                        f"{name} id {low if low < 0 else high} is unknown; this model knows 0 to {count - 1}: "
                         "was the batch made with another tokenizer?"
                     )

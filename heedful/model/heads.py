@@ -1,4 +1,4 @@
-"""Heads: what is read off the last hidden states. Each takes the rows and their batch."""
+"""Heads: modules that turn the last hidden states into scores or vectors. Each takes the rows and their batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 from heedful.model import config as c
 from heedful.model.classic import Classic
 from heedful.model.pooling import PooledClassesHead
@@ -23,7 +23,7 @@ Rows = Float[Tensor, "rows width"]
 
 
 class Transform(nn.Module):
-    """norm(activation(W h + b)) of every vector that is given; each of the three only where it is asked for."""
+    """norm(activation(W h + b)) of every vector; each of the three steps only if the config has it."""
 
     def __init__(self, config: c.Summary | c.Rowwise, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Transform(nn.Module):
 
 
 class SummaryVector(Transform):
-    """The same of one vector for each sequence; by default tanh(W h + b) of the first row (Devlin et al. 2019)."""
+    """A transformed vector for each sequence; by default tanh(W h + b) of its first row (Devlin et al. 2019)."""
 
     def __init__(self, config: c.Summary, width: int) -> None:
         super().__init__(config, width)
@@ -67,15 +67,15 @@ class MaskedTokensHead(nn.Module):
 
 
 class NextTokenHead(nn.Module):
-    """Scores over the vocabulary, [rows, vocabulary]."""
+    """Scores over the vocabulary by one linear layer, [rows, vocabulary]."""
 
     def __init__(self, config: c.NextToken | c.NextTokenAndChoice | c.PermutedTokens, model: Transformer) -> None:
         super().__init__()
         tokens = model.output_embedding.tokens
         if tokens.embedding_dim != model.config.width:
-            raise HeedfulError(
+            raise ModelError(
                 f"a {config.kind} head scores rows {model.config.width} wide against tokens {tokens.embedding_dim} "
-                "wide; give the embedding the width of the stack"
+                "wide: give the embedding the width of the stack"
             )
         self.scale = 1.0 if isinstance(config, c.PermutedTokens) else config.scale
         self.decoder = _decoder(tokens, config.tied, config.bias)
@@ -95,7 +95,7 @@ def _decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:
 
 
 class NextSentenceHead(nn.Module):
-    """[sequences, 2]: 0 is "follows", 1 is "does not"."""
+    """Next-sentence prediction: scores [sequences, 2]; 0 is "follows", 1 is "does not"."""
 
     def __init__(self, config: c.NextSentence | c.Pretraining, model: Transformer) -> None:
         super().__init__()
@@ -109,14 +109,14 @@ class NextSentenceHead(nn.Module):
 
 
 class PretrainingScores(NamedTuple):
-    """Of masked tokens, [rows, vocabulary], and of the next sentence, [sequences, 2]."""
+    """Scores of masked tokens, [rows, vocabulary], and of the next sentence, [sequences, 2]."""
 
     tokens: Tensor
     next: Tensor
 
 
 class PretrainingHead(nn.Module):
-    """Masked tokens and next sentence."""
+    """Masked tokens and next-sentence prediction, as BERT is pre-trained."""
 
     def __init__(self, config: c.Pretraining, model: Transformer) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class PretrainingHead(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """[sequences, width]."""
+    """The pooler: one vector for each sequence, [sequences, width]."""
 
     def __init__(self, config: c.Pooled, model: Transformer) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class PooledHead(nn.Module):
 
 
 class ClassesHead(nn.Module):
-    """[sequences, labels]."""
+    """Sequence classification and regression: scores [sequences, labels]."""
 
     def __init__(self, config: c.Classes, model: Transformer) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class ClassesHead(nn.Module):
 
 
 class ChoiceHead(nn.Module):
-    """[sequences]: one score for each candidate; the largest among those of a question is chosen."""
+    """Multiple choice: one score for each candidate, [sequences]; the highest of a question is chosen."""
 
     def __init__(self, config: c.Choice | c.NextTokenAndChoice, model: Transformer) -> None:
         super().__init__()
@@ -169,14 +169,14 @@ class ChoiceHead(nn.Module):
 
 
 class NextTokenAndChoiceScores(NamedTuple):
-    """Of next tokens, [rows, vocabulary], and of each sequence, [sequences]."""
+    """Scores of next tokens, [rows, vocabulary], and of each sequence, [sequences]."""
 
     tokens: Tensor
     choice: Tensor
 
 
 class NextTokenAndChoiceHead(nn.Module):
-    """Next tokens, and which sequence is the right one."""
+    """Next tokens and multiple choice (GPT-2's double heads)."""
 
     def __init__(self, config: c.NextTokenAndChoice, model: Transformer) -> None:
         super().__init__()
@@ -188,7 +188,8 @@ class NextTokenAndChoiceHead(nn.Module):
 
 
 class RowsHead(nn.Module):
-    """[rows, labels] for token classes; [rows, 2] (start, end) for spans; [rows] for replaced tokens."""
+    """Scores of rows: [rows, labels] for token classification, [rows, 2] (start, end) for question answering, [rows]
+    for replaced token detection."""
 
     def __init__(self, config: c.TokenClasses | c.Span | c.ReplacedTokens, model: Transformer) -> None:
         super().__init__()
@@ -203,7 +204,7 @@ class RowsHead(nn.Module):
 
 
 class SentenceEmbeddingHead(nn.Module):
-    """[sequences, width], the width of all poolings together; nothing is trained here."""
+    """Sentence embeddings, [sequences, width], the vectors of all poolings side by side; it has no weights to train."""
 
     def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
         super().__init__()
@@ -212,31 +213,37 @@ class SentenceEmbeddingHead(nn.Module):
             self.first = SummaryVector(c.Summary(), model.config.width)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences all_widths"]:
-        vectors = torch.cat([pool(rows, batch, how) for how in self.config.pooling], -1)
+        vectors = torch.cat([pool(rows, batch, pooling) for pooling in self.config.pooling], -1)
         return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
 
 
-def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences width"]:
-    """One vector for each sequence, zeros for an empty one; mean_sqrt_length is the sum over the root of the length."""
+def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequences width"]:
+    """Pool the rows of each sequence into one vector; zeros for an empty sequence.
+
+    "mean_sqrt_length" is the sum over the root of the length.
+    """
     if len(batch) == 0:
         return rows[:0]
     lengths = torch.tensor(batch.lengths, device=rows.device)
-    if how in ("first", "last", "max") and 0 in batch.lengths:
-        made = rows.new_zeros(len(batch), rows.shape[1])
-        made[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), how)
-        return made
-    if how == "first":
+    if pooling in ("first", "last", "max") and 0 in batch.lengths:
+        vectors = rows.new_zeros(len(batch), rows.shape[1])
+        vectors[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), pooling)
+        return vectors
+    if pooling == "first":
         return rows[batch.first_rows()]
-    if how == "last":
+    if pooling == "last":
         return rows[batch.last_rows()]
-    if how == "max":
+    if pooling == "max":
         return torch.segment_reduce(rows, "max", lengths=lengths)
-    owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
-    return segment_means(rows, owner, lengths, power=0.5 if how == "mean_sqrt_length" else 1.0)
+    segments = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
+    return segment_means(rows, segments, lengths, power=0.5 if pooling == "mean_sqrt_length" else 1.0)
 
 
 def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
-    """The one row of each sequence that the head reads, and a batch of these alone; None, batch: it reads more."""
+    """Return the number of the one row of each sequence that the head reads, and a batch of only these rows.
+
+    For a head that reads more rows: None, and the batch itself.
+    """
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
             poolings: tuple[c.Pooling, ...] = (head.first.pooling,)
@@ -268,9 +275,9 @@ _HEADS: dict[type, type[nn.Module]] = {
 
 
 def make_head(config: c.Head, model: Transformer) -> nn.Module:
-    """The head of that config, over that model."""
+    """Make a head for a model; raises ModelError if they do not fit each other."""
     if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
-        raise HeedfulError(f'a "{config.kind}" head needs at least one label, but none was given')
+        raise ModelError(f'a "{config.kind}" head has no labels: give at least one')
     if isinstance(model, Classic) and isinstance(config, c.Classes):
         return PooledClassesHead(config, model)
     return _HEADS[type(config)](config, model)

@@ -1,4 +1,4 @@
-"""How fresh weights are drawn."""
+"""Initialisation of fresh weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.nn.layers import Mlp
 from heedful.nn.positions import BucketedPosition
 
 
-class _Undrawn(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -27,57 +27,59 @@ class _Undrawn(TorchFunctionMode):
 
 @contextmanager
 def skip_init() -> Iterator[None]:
-    """What is made within has no memory, and its weights are not drawn: that alone would import PyTorch's compiler,
-    which takes longer than to read a small model."""
-    with torch.device("meta"), _Undrawn():
+    """Create modules without memory and without initial weights.
+
+    Initialising on the meta device would import PyTorch's compiler, which takes longer than to read a small model.
+    """
+    with torch.device("meta"), _SkipInit():
         yield
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Generator | None = None) -> None:
-    """Draw every weight below the module afresh: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
-    drawn: set[torch.Tensor] = set()
-    special = {each: factors for part in module.modules() for each, factors in _special(part, scheme)}
-    # embeddings first: an output that is tied to one is not drawn again, and its padding row stays 0
+    """Initialise every weight of the module: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
+    initialised: set[torch.Tensor] = set()
+    factors_of = {layer: factors for part in module.modules() for layer, factors in _factors(part, scheme)}
+    # embeddings first: an output that is tied to one is not initialised again, and its padding row stays 0
     for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
-        if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in drawn:
-            factors = special.get(part, (1.0,))
+        if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in initialised:
+            factors = factors_of.get(part, (1.0,))
             for matrix, factor in zip(part.weight.chunk(len(factors)), factors, strict=True):
-                _draw(matrix, scheme, isinstance(part, nn.Embedding), factor, generator)
-            drawn.add(part.weight)
+                _sample(matrix, scheme, isinstance(part, nn.Embedding), factor, generator)
+            initialised.add(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
             part.bias.zero_()
         if isinstance(part, nn.LayerNorm | nn.RMSNorm):
             part.weight.fill_(1.0)
         if not isinstance(part, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
-            for name, loose in part.named_parameters(recurse=False):
-                if name.startswith("bias"):  # of recurrent nets
-                    loose.zero_()
+            for name, parameter in part.named_parameters(recurse=False):
+                if name.startswith("bias"):  # of recurrent networks
+                    parameter.zero_()
                     continue
-                _draw(loose.view(-1, loose.shape[-1]), scheme, True, 1.0, generator)
+                _sample(parameter.view(-1, parameter.shape[-1]), scheme, True, 1.0, generator)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             part.weight[part.padding_idx].zero_()
 
 
-def _special(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Sequence[float]]]:
-    """Layers that are several matrices below each other, each drawn by its own fan-out, or with a factor of its own."""
-    ends = (getattr(scheme, "outputs", 1.0),)
+def _factors(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Sequence[float]]]:
+    """Return the layers of a part that hold several matrices, or have a factor of their own, and their factors."""
+    output_factor = (getattr(scheme, "outputs", 1.0),)
     unscaled = isinstance(scheme, FanIn)
     match part:
         case Attention():
-            return [(part.qkv, (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)), (part.out, ends)]
+            return [(part.qkv, (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)), (part.out, output_factor)]
         case CrossAttention():
             query = (part.q.out_features // part.heads) ** -0.5 if unscaled else 1.0
-            return [(part.q, (query,)), (part.kv, (1.0, 1.0)), (part.out, ends)]
+            return [(part.q, (query,)), (part.kv, (1.0, 1.0)), (part.out, output_factor)]
         case Mlp():
-            return [(part.up, (1.0, 1.0) if part.gated else (1.0,)), (part.down, ends)]
+            return [(part.up, (1.0, 1.0) if part.gated else (1.0,)), (part.down, output_factor)]
         case Stack() if unscaled:
             width = part.config.width**-0.5
-            return [(each.table, (width,)) for each in part.relations if isinstance(each, BucketedPosition)]
+            return [(relation.table, (width,)) for relation in part.relations if isinstance(relation, BucketedPosition)]
     return []
 
 
-def _draw(
+def _sample(
     weight: torch.Tensor, scheme: Initialisation, embedding: bool, factor: float, generator: torch.Generator | None
 ) -> None:
     match scheme:
@@ -86,8 +88,9 @@ def _draw(
             nn.init.trunc_normal_(weight, std=std, a=-cut * std, b=cut * std, generator=generator)
         case Normal(std=std):
             weight.normal_(0.0, std * factor, generator=generator)
-        case FanIn(factor=whole):
-            weight.normal_(0.0, whole * factor * (1.0 if embedding else weight.shape[1] ** -0.5), generator=generator)
+        case FanIn(factor=scheme_factor):
+            fan_in = 1.0 if embedding else weight.shape[1] ** -0.5
+            weight.normal_(0.0, scheme_factor * factor * fan_in, generator=generator)
         case Xavier() if embedding:
             weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
         case Xavier():

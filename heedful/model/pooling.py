@@ -1,6 +1,6 @@
-"""How a classic model reads a text off its rows: as a bag, by attention with trained queries, by its sentences.
+"""How a classic model turns its rows into vectors of a text: bag of words, trained queries, or sentence by sentence.
 
-A reader makes vectors of the rows of each sequence, [sequences, vectors, width]; an empty sequence has zeros.
+A pooler makes vectors from the rows of each sequence, [sequences, vectors, width]; an empty sequence has zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.errors import HeedfulError
+from heedful.errors import ModelError
 from heedful.model.classic import BidirectionalRnn, Bounds, Classic, Rows, sentence_bounds
 from heedful.model.classic_config import (
     AttentionPooling,
@@ -40,12 +40,12 @@ class BagPooler(nn.Module):
 
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=rows.device)
-        owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
-        return segment_means(rows, owner, lengths, power=1.0 if self.mean else 0.0)[:, None]
+        segments = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
+        return segment_means(rows, segments, lengths, power=1.0 if self.mean else 0.0)[:, None]
 
 
 class QueryPooler(nn.Module):
-    """softmax(scale K q) V for each of some trained queries and each sequence; K and V are made of the rows.
+    """softmax(scale K q) V for each of some trained queries and each sequence; K and V are made from the rows.
 
     Attention with scores v tanh(W x + b) is the same: the query is v, and the keys are tanh(W x + b).
     """
@@ -59,17 +59,17 @@ class QueryPooler(nn.Module):
         self.scale = 1 / sqrt(self.queries.shape[1]) if config.scaled else 1.0
 
     def forward(self, rows: Rows, bounds: Bounds) -> Vectors:
-        q, k, call = self._call(rows, bounds)
-        mixed = attend_with(q, k, self.value(rows)[:, None].to(k.dtype), call)
+        q, k, args = self._attention(rows, bounds)
+        mixed = attend_with(q, k, self.value(rows)[:, None].to(k.dtype), args)
         vectors: Tensor = mixed[:, 0].unflatten(0, (len(bounds) - 1, len(self.queries)))
         return vectors
 
     def weights(self, rows: Rows, bounds: Bounds) -> list[Float[Tensor, "vectors _n"]]:
-        """What each query takes of each row of each sequence."""
-        q, k, call = self._call(rows, bounds)
-        return [attention_weights(q, k, call, number)[0] for number in range(len(bounds) - 1)]
+        """Return the attention weights of each sequence: queries times rows."""
+        q, k, args = self._attention(rows, bounds)
+        return [attention_weights(q, k, args, number)[0] for number in range(len(bounds) - 1)]
 
-    def _call(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
+    def _attention(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
         count, texts = len(self.queries), len(bounds) - 1
         k = self.key(rows)
         k = (k.tanh() if self.tanh else k)[:, None]
@@ -78,7 +78,7 @@ class QueryPooler(nn.Module):
 
 
 class HierarchicalPooler(nn.Module):
-    """Attention over the words of each sentence, a recurrent net over sentences, and attention over those."""
+    """Attention over the words of each sentence, a recurrent network over sentences, and attention over those."""
 
     def __init__(self, config: HierarchicalPooling, width: int) -> None:
         super().__init__()
@@ -91,72 +91,77 @@ class HierarchicalPooler(nn.Module):
 
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
         words, texts = sentence_bounds(batch, self.ends)
-        found = self.words(rows, words)[:, 0]
+        sentences = self.words(rows, words)[:, 0]
         if self.over is not None:
-            found = self.over(found, texts)
-        read: Tensor = self.sentences(found, texts)
-        return read
+            sentences = self.over(sentences, texts)
+        vectors: Tensor = self.sentences(sentences, texts)
+        return vectors
 
 
 class PooledClassesHead(nn.Module):
-    """[sequences, labels]: W h + b of what the model's reader makes of a text."""
+    """Sequence classification by a classic model: W h + b of the pooled vectors, [sequences, labels]."""
 
     def __init__(self, config: Classes, model: Classic) -> None:
         super().__init__()
-        reader, labels = model.classic.reader, len(config.labels)
-        assert not isinstance(reader, RecurrentSeq2Seq)  # a model with this head reads
-        self.dropout, self.config = config.dropout, reader
-        self.one = reader.binary == "sigmoid" and config.problem_type == "single_label_classification"
-        if self.one and labels != 2:
-            raise HeedfulError(f'binary is "sigmoid", which is for two labels, but there are {labels}: use "softmax"')
+        pooling, labels = model.classic.reader, len(config.labels)
+        assert not isinstance(pooling, RecurrentSeq2Seq)  # a model with this head only reads
+        self.dropout, self.config = config.dropout, pooling
+        self.one_score = pooling.binary == "sigmoid" and config.problem_type == "single_label_classification"
+        if self.one_score and labels != 2:
+            raise ModelError(f'binary is "sigmoid", which is for two labels, but there are {labels}: use "softmax"')
         width, count = model.classic.width, 1
-        match reader:
+        match pooling:
             case BagPooling():
-                self.bag = BagPooler(reader)
+                self.bag = BagPooler(pooling)
             case AttentionPooling(queries=queries):
                 count = labels if queries == "classes" else 1
-                self.queries = QueryPooler(reader, width, count, width)
+                self.queries = QueryPooler(pooling, width, count, width)
             case StructuredPooling(hops=hops, inner=inner):
                 count = hops
                 self.queries = QueryPooler(AttentionPooling(keys="tanh"), width, hops, inner, bias=False)
             case HierarchicalPooling():
-                self.hierarchy = HierarchicalPooler(reader, width)
+                self.hierarchy = HierarchicalPooler(pooling, width)
                 width = self.hierarchy.width
-        self.each = isinstance(reader, AttentionPooling) and reader.queries == "classes"
-        hidden = reader.hidden if isinstance(reader, StructuredPooling) else 0
+        self.vector_per_class = isinstance(pooling, AttentionPooling) and pooling.queries == "classes"
+        hidden = pooling.hidden if isinstance(pooling, StructuredPooling) else 0
         self.hidden = nn.Linear(count * width, hidden) if hidden else None
         last = FullPrecisionLinear if config.problem_type == "regression" else nn.Linear
-        self.out = last(width if self.each else hidden or count * width, 1 if self.one else labels)
+        inputs = width if self.vector_per_class else hidden or count * width
+        self.out = last(inputs, 1 if self.one_score else labels)
 
     def vectors(self, rows: Rows, batch: Packed) -> Vectors:
-        """What the reader makes of each text."""
+        """Return the pooled vectors of each text."""
         match self.config:
             case BagPooling():
-                read: Tensor = self.bag(rows, batch)
+                vectors: Tensor = self.bag(rows, batch)
             case HierarchicalPooling():
-                read = self.hierarchy(rows, batch)
+                vectors = self.hierarchy(rows, batch)
             case _:
-                read = self.queries(rows, batch.bounds)
-        return read
+                vectors = self.queries(rows, batch.bounds)
+        return vectors
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
-        read = dropout(self.vectors(rows, batch), self.dropout, self.training)
-        if self.each:  # the score of a class is w_c h_c + b_c
-            return (read * self.out.weight).sum(-1) + self.out.bias
-        flat = read.flatten(1)
+        vectors = dropout(self.vectors(rows, batch), self.dropout, self.training)
+        if self.vector_per_class:  # the score of a class is w_c h_c + b_c
+            return (vectors * self.out.weight).sum(-1) + self.out.bias
+        flat = vectors.flatten(1)
         if self.hidden is not None:
             flat = dropout(F.relu(self.hidden(flat)), self.dropout, self.training)
         scores: Tensor = self.out(flat)
-        return torch.cat([torch.zeros_like(scores), scores], 1) if self.one else scores  # softmax(0, s) is sigmoid(s)
+        if self.one_score:
+            scores = torch.cat([torch.zeros_like(scores), scores], 1)  # softmax(0, s) is sigmoid(s)
+        return scores
 
     def penalty(self, rows: Rows, batch: Packed) -> Float[Tensor, " sequences"]:
-        """What is added to the loss of each text: that its mixtures are alike (Lin et al. 2017, equation 8).
+        """Return the penalty on similar attention rows, added to each text's loss (Lin et al. 2017, equation 8).
 
-        An empty text has no mixtures, and adds nothing.
+        It is 0 for an empty text.
         """
         if not isinstance(self.config, StructuredPooling) or self.config.penalty == 0:
             return rows.new_zeros(len(batch))
-        one = torch.eye(self.config.hops, dtype=rows.dtype, device=rows.device)
-        found = [a.to(rows.dtype) for a in self.queries.weights(rows, batch.bounds)]
-        each = [(((a[:, None] * a).sum(-1) - one) ** 2).sum() * (a.shape[1] > 0) for a in found]  # never half precision
-        return self.config.penalty * torch.stack(each) if each else rows.new_zeros(0)
+        identity = torch.eye(self.config.hops, dtype=rows.dtype, device=rows.device)
+        weights = [a.to(rows.dtype) for a in self.queries.weights(rows, batch.bounds)]
+        penalties = [  # products of single numbers, which autocast leaves in full precision
+            (((a[:, None] * a).sum(-1) - identity) ** 2).sum() * (a.shape[1] > 0) for a in weights
+        ]
+        return self.config.penalty * torch.stack(penalties) if penalties else rows.new_zeros(0)

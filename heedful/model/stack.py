@@ -1,4 +1,4 @@
-"""One packed Transformer for every family (Vaswani et al. 2017; Devlin et al. 2019)."""
+"""The packed Transformer that every family is built from (Vaswani et al. 2017; Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, ModelError
 from heedful.model.config import (
     Buckets,
     ModelConfig,
@@ -42,31 +42,43 @@ from heedful.packed import Packed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExecutionOptions:
+    """How a Transformer is computed: choices that change its speed and memory, and its results only by rounding."""
+
+    encoder_kernel: str = ""  # attention kernel of the encoder to try first; "": the kernel table's order
+    # computes an encoder block in one call, or returns None if it cannot
+    fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
+    gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of keeping activations
+    pad_to_bucket: bool | None = None  # round the number of rows up; None: where each new number would cost time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionContext:
-    """What the rows that go through a stack may see: each other, and the encoder's rows where there are any."""
+    """What the rows that go through a stack can attend to: each other, and the encoder's rows (`memory`), if any."""
 
     layout: Layout
+    execution: ExecutionOptions
     memory: Float[Tensor, "keys width"] | None = None
     memory_layout: Layout | None = None
-    cache: KVCache | None = None  # rows that came earlier
+    cache: KVCache | None = None
     trace: Trace | None = None
-    sequences: int = 0  # of the batch, without one that only fills it
+    sequences: int = 0  # of the batch, without the padding sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerContext:
-    """How places enter one layer: the window, the relation, and what it prepared for the batch."""
+    """The number of one layer, its window, its relative positions and what they prepared for the batch."""
 
     part: Part
     layer: int
     window: int | None
     relation: RelativePosition
     prepared: Any
-    output_rows: Int[Tensor, " output_rows"] | None = None  # the rows that go on after the attention; None: all
+    output_rows: Int[Tensor, " outputs"] | None = None  # rows that are computed beyond the attention; None: all
 
 
 class Attention(nn.Module):
-    """Multi-head attention of the rows of each sequence to each other (Vaswani et al. 2017, section 3.2.2)."""
+    """Multi-head self-attention in each sequence (Vaswani et al. 2017, section 3.2.2)."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -74,33 +86,32 @@ class Attention(nn.Module):
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
         self.head_width = config.head_width
         self.scale = _scale(config)
-        self.kernel = ""  # the one that was measured to be the fastest on this machine, in inference
         self.qkv = Linear(config.width, 3 * inner, bias=config.attention_bias)
         self.out = Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], sight: AttentionContext, placed: LayerContext) -> Tensor:
+    def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
         q, k, v = split_qkv(self.qkv(x), self.heads)
-        bias = placed.relation.bias(q, placed.prepared, self.scale)
-        q, k = placed.relation.rotate(q, k, placed.prepared)
-        if sight.cache is not None:
-            k, v = sight.cache.update(placed.layer, k, v, sight.layout)
-        call = AttentionArgs(
-            layout=sight.layout,
+        bias = layer.relation.bias(q, layer.prepared, self.scale)
+        q, k = layer.relation.rotate(q, k, layer.prepared)
+        if context.cache is not None:
+            k, v = context.cache.update(layer.layer, k, v, context.layout)
+        args = AttentionArgs(
+            layout=context.layout,
             scale=self.scale,
             causal=self.causal,
-            window=placed.window,
+            window=layer.window,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
-            preferred=self.kernel,
+            preferred=context.execution.encoder_kernel if layer.part == "encoder" else "",
         )
-        if sight.trace is not None:
-            sight.trace.record_attention(placed.part, placed.layer, sight.sequences, q, k, v, call)
-        out: Tensor = self.out(select_rows(attend_with(q, k, v, call).flatten(1), placed.output_rows))
+        if context.trace is not None:
+            context.trace.record_attention(layer.part, layer.layer, context.sequences, q, k, v, args)
+        out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
         return out
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the rows of each sequence to the encoder's rows of the same sequence."""
+    """Multi-head attention of the decoder's rows to the encoder's rows of the same sequence."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -111,16 +122,19 @@ class CrossAttention(nn.Module):
         self.kv = Linear(config.width, 2 * inner, bias=config.attention_bias)
         self.out = Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], sight: AttentionContext, layer: int) -> Tensor:
-        assert sight.memory_layout is not None and sight.memory is not None
+    def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: int) -> Tensor:
+        assert context.memory_layout is not None and context.memory is not None
         q = self.q(x).unflatten(-1, (self.heads, -1))
-        k, v = self._project(sight.memory) if sight.cache is None else sight.cache.update_cross(layer, self._project)
-        call = AttentionArgs(
-            layout=sight.memory_layout, scale=self.scale, dropout=self.dropout if self.training else 0.0
+        if context.cache is None:
+            k, v = self._project(context.memory)
+        else:
+            k, v = context.cache.update_cross(layer, self._project)
+        args = AttentionArgs(
+            layout=context.memory_layout, scale=self.scale, dropout=self.dropout if self.training else 0.0
         )
-        if sight.trace is not None:
-            sight.trace.record_attention("cross", layer, sight.sequences, q, k, v, call)
-        out: Tensor = self.out(attend_with(q, k, v, call).flatten(1))
+        if context.trace is not None:
+            context.trace.record_attention("cross", layer, context.sequences, q, k, v, args)
+        out: Tensor = self.out(attend_with(q, k, v, args).flatten(1))
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
@@ -128,9 +142,11 @@ class CrossAttention(nn.Module):
         return k, v
 
 
-def select_rows(x: Float[Tensor, "rows width"], wanted: Int[Tensor, " wanted"] | None) -> Float[Tensor, "some width"]:
-    """The wanted rows; None: all."""
-    return x if wanted is None else x.index_select(0, wanted)
+def select_rows(
+    x: Float[Tensor, "rows width"], output_rows: Int[Tensor, " outputs"] | None
+) -> Float[Tensor, "some width"]:
+    """Return these rows; None: all."""
+    return x if output_rows is None else x.index_select(0, output_rows)
 
 
 def _scale(config: StackConfig) -> float:
@@ -138,7 +154,7 @@ def _scale(config: StackConfig) -> float:
 
 
 class Block(nn.Module):
-    """Attention, attention to the encoder where there is one, and the MLP, each with a residual and a norm."""
+    """Self-attention, cross-attention in a decoder beside an encoder, and the MLP, each with a residual and a norm."""
 
     def __init__(self, config: StackConfig, *, first: bool = False) -> None:
         super().__init__()
@@ -159,36 +175,31 @@ class Block(nn.Module):
             bias=config.mlp_bias,
             inner_dropout=config.inner_dropout,
         )
-        # in inference: the block's rows in one call, or None where it cannot
-        self.at_once: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
 
     def forward(
-        self,
-        x: Float[Tensor, "rows width"],
-        sight: AttentionContext,
-        placed: LayerContext,
+        self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext
     ) -> Float[Tensor, "some width"]:
-        if self.at_once is not None and (done := self.at_once(self, x, sight, placed)) is not None:
-            return select_rows(done, placed.output_rows)
-        out = self.attention_out_dropout
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out, placed.output_rows)
-        if sight.memory is not None:
-            x = self._residual(x, self.cross_norm, lambda y: self.cross(y, sight, placed.layer), out)
-        return self._residual(x, self.mlp_norm, self.mlp, self.dropout)
+        fused = context.execution.fused_block
+        if fused is not None and (rows := fused(self, x, context, layer)) is not None:
+            return select_rows(rows, layer.output_rows)
+        y = self.attention(self._norm_before(x, self.attention_norm), context, layer)
+        x = self._add(select_rows(x, layer.output_rows), y, self.attention_norm, self.attention_out_dropout)
+        if context.memory is not None:
+            y = self.cross(self._norm_before(x, self.cross_norm), context, layer.layer)
+            x = self._add(x, y, self.cross_norm, self.attention_out_dropout)
+        return self._add(x, self.mlp(self._norm_before(x, self.mlp_norm)), self.mlp_norm, self.dropout)
 
-    def _residual(
-        self,
-        x: Tensor,
-        norm: nn.Module,
-        layer: Callable[[Tensor], Tensor],
-        rate: float,
-        wanted: Tensor | None = None,
-    ) -> Tensor:
+    def _norm_before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return the input of a sublayer: normalised with pre-norm."""
+        normed: Tensor = norm(x) if self.norm_first else x
+        return normed
+
+    def _add(self, x: Tensor, y: Tensor, norm: nn.Module, p: float) -> Tensor:
+        """Return x + dropout(y), normalised with post-norm."""
         if self.norm_first:
-            return select_rows(x, wanted) + dropout(layer(norm(x)), rate, self.training)
-        x, y = select_rows(x, wanted), layer(x)
-        at_once = add_norm(x, y, norm, rate if self.training else 0.0)
-        summed: Tensor = norm(x + dropout(y, rate, self.training)) if at_once is None else at_once
+            return x + dropout(y, p, self.training)
+        fused = add_norm(x, y, norm, p if self.training else 0.0)
+        summed: Tensor = norm(x + dropout(y, p, self.training)) if fused is None else fused
         return summed
 
 
@@ -197,31 +208,30 @@ def _norm(config: StackConfig) -> nn.Module:
 
 
 def _relations(config: StackConfig) -> list[RelativePosition]:
-    """One for all layers, two (of layers without and with a window), or one for each block."""
+    """Return one for all layers, two (of layers without and with a window), or one for each block."""
     match config.relation:
         case Rotary(base=base, local_base=local):
             return [RotaryPosition(base), RotaryPosition(base if local is None else local)]
         case Buckets(count=count, reach=reach):
             return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
         case Shaw(reach=reach, values=values):
-            made: Callable[[], RelativePosition] = partial(
+            make: Callable[[], RelativePosition] = partial(
                 ShawPosition, reach=reach, width=config.head_width, values=values
             )
         case TransformerXl(reach=reach):
             sizes = {"width": config.width, "heads": config.heads, "head_width": config.head_width}
-            made = partial(TransformerXlPosition, **sizes, reach=reach, dropout=config.dropout)
+            make = partial(TransformerXlPosition, **sizes, reach=reach, dropout=config.dropout)
         case None:
             return [RelativePosition()]
-    return [made() for _ in range(config.blocks or config.layers)]
+    return [make() for _ in range(config.blocks or config.layers)]
 
 
 class Stack(nn.Module):
-    """The blocks, and the final norm where there is one."""
+    """The blocks of an encoder or a decoder, and the final norm if there is one."""
 
     def __init__(self, config: StackConfig, part: Part = "encoder") -> None:
         super().__init__()
         self.config, self.part = config, part
-        self.recompute = False  # run blocks again for their gradient instead of keeping what they computed
         self.blocks = nn.ModuleList(
             Block(config, first=number == 0) for number in range(config.blocks or config.layers)
         )
@@ -232,61 +242,72 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "rows width"],
         batch: Packed,
+        execution: ExecutionOptions,
+        *,
         memory: Float[Tensor, "keys width"] | None = None,
-        to_memory: Layout | None = None,
+        memory_layout: Layout | None = None,
         cache: KVCache | None = None,
         trace: Trace | None = None,
         sequences: int = 0,
-        wanted: Int[Tensor, " wanted"] | None = None,
+        output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        again = self.recompute and torch.is_grad_enabled()
+        """Return the rows after the last block and the final norm; `output_rows`: only these, in their order."""
+        checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
-        sight = AttentionContext(
-            layout=layout, memory=memory, memory_layout=to_memory, cache=cache, trace=trace, sequences=sequences
+        context = AttentionContext(
+            layout=layout,
+            execution=execution,
+            memory=memory,
+            memory_layout=memory_layout,
+            cache=cache,
+            trace=trace,
+            sequences=sequences,
         )
-        relations = [each for each in self.relations if isinstance(each, RelativePosition)]
-        prepared = [relation.prepare(batch, x, keep=not again) for relation in relations]
-        early = wanted is not None and memory is None and trace is None  # others are not computed to the end
+        relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
+        prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
+        # the last block then computes no other rows after its attention
+        early = output_rows is not None and memory is None and trace is None
         for layer in range(self.config.layers):
-            number = layer * len(self.blocks) // self.config.layers
+            block = layer * len(self.blocks) // self.config.layers
             every = self.config.global_every
             window = None if every and layer % every == 0 else self.config.window
             match self.config.relation:
                 case Rotary():
-                    which = 0 if window is None else 1
+                    relation = 0 if window is None else 1
                 case Shaw() | TransformerXl():
-                    which = number
+                    relation = block
                 case _:
-                    which = 0
-            placed = LayerContext(
+                    relation = 0
+            layer_context = LayerContext(
                 part=self.part,
                 layer=layer,
                 window=window,
-                relation=relations[which],
-                prepared=prepared[which],
-                output_rows=wanted if early and layer == self.config.layers - 1 else None,
+                relation=relations[relation],
+                prepared=prepared[relation],
+                output_rows=output_rows if early and layer == self.config.layers - 1 else None,
             )
             if trace is not None:
                 trace.record_states(self.part, layer, sequences, x, layout.queries)
-            if again:
-                x = checkpoint(self.blocks[number], x, sight, placed, use_reentrant=False)
+            if checkpointed:
+                x = checkpoint(self.blocks[block], x, context, layer_context, use_reentrant=False)
             else:
-                x = self.blocks[number](x, sight, placed)
+                x = self.blocks[block](x, context, layer_context)
         x = dropout(self.norm(x), self.config.final_dropout, self.training)
         if trace is not None:
             trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
-        return x if early else select_rows(x, wanted)
+        return x if early else select_rows(x, output_rows)
 
 
 class Transformer(nn.Module):
-    """Embedding and encoder, decoder, or both."""
+    """Embedding and encoder, decoder, or both.
+
+    `execution` decides how it is computed; assign another ExecutionOptions to change that.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        first = _check(config)
-        self.config = config
-        # whether each new number of rows costs time, so that only few occur; None: as its dtype has it
-        self.fills: bool | None = None
+        first = _first_stack(config)
+        self.config, self.execution = config, ExecutionOptions()
         self.embedding = Embedding(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
@@ -304,105 +325,125 @@ class Transformer(nn.Module):
         target: Packed | None = None,
         *,
         trace: Trace | None = None,
-        wanted: Int[Tensor, " wanted"] | None = None,
+        output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """The last hidden states, sequences end to end: the encoder's, or the decoder's where there is one.
+        """Return the last hidden states, sequences end to end: the decoder's if there is one, else the encoder's.
 
-        A model with both takes the decoder's tokens as `target`, one sequence for each of the source. `wanted` are the
-        numbers of the rows that are asked for, in their order: the last block computes no others after its attention.
+        Args:
+            target: Decoder inputs, one sequence for each of the source; for models with encoder and decoder.
+            output_rows: Numbers of the rows to return, in their order; None: all. The last block computes no others
+                after its attention.
+
+        Raises:
+            ModelError: If the model needs a target and there is none, or the other way round.
         """
-        if (target is None) == (self.encoder is not None and self.decoder is not None):
-            need = "needs a target" if target is None else "takes no target"
-            raise HeedfulError(f"this model {need}: only models with an encoder and a decoder take two batches")
-        if target is not None and len(target) != len(source):
-            raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
-        rows = (source if target is None else target).bounds[-1]
-        count = len(source)
-        if self._prepares_shapes():
-            source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
+        self._check_batches(source, target)
         if trace is not None:
             trace.check(self._layers(), self.traceable)
-        made = self._run(source, target, trace, count, wanted)
-        return made[:rows] if wanted is None else made
+        rows, sequences = (source if target is None else target).bounds[-1], len(source)
+        if self._pads_to_bucket():
+            source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
+        x: Tensor = self.embedding(source)
+        if self.encoder is not None:
+            encoder_rows = output_rows if self.decoder is None else None
+            x = self.encoder(x, source, self.execution, trace=trace, sequences=sequences, output_rows=encoder_rows)
+        if self.decoder is not None and target is None:
+            x = self.decoder(x, source, self.execution, trace=trace, sequences=sequences, output_rows=output_rows)
+        elif self.decoder is not None and target is not None:
+            x = self.decoder(
+                self.output_embedding(target),
+                target,
+                self.execution,
+                memory=x,
+                memory_layout=Layout.of(target.bounds, source.bounds),
+                trace=trace,
+                sequences=sequences,
+                output_rows=output_rows,
+            )
+        return x[:rows] if output_rows is None else x
+
+    def _check_batches(self, source: Packed, target: Packed | None) -> None:
+        if (target is None) == (self.encoder is not None and self.decoder is not None):
+            need = "needs a target" if target is None else "takes no target"
+            raise ModelError(f"this model {need}: only models with an encoder and a decoder take two batches")
+        if target is not None and len(target) != len(source):
+            raise DataError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
 
     def init_cache(self, source: Packed | int) -> KVCache:
-        """Where decoding begins: the encoder's rows of these sequences, or room for so many without an encoder."""
+        """Return the KV cache that decoding begins with.
+
+        Args:
+            source: The texts that the encoder reads; without an encoder, the prompts or their number.
+        """
         if self.decoder is None:
-            raise HeedfulError("this model has no decoder: it cannot write")
+            raise ModelError("this model has no decoder: it cannot generate text")
         if self.encoder is None:
             return KVCache(source if isinstance(source, int) else len(source))
         if isinstance(source, int):
-            raise HeedfulError("this model has an encoder: give the batch that it is to read")
-        return KVCache(len(source), self.encoder(self.embedding(source), source), source.bounds)
+            raise ModelError("this model has an encoder: give the batch that it is to read")
+        memory = self.encoder(self.embedding(source), source, self.execution)
+        return KVCache(len(source), memory, source.bounds)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
+        """Return the decoder's rows of tokens that continue the cache, and add them to it."""
         assert self.decoder is not None
         if trace is not None:
             trace.check(self._layers(), self.traceable)
-        placed, to_memory = cache.continue_positions(batch), cache.memory_layout(batch)
-        x: Tensor = self.output_embedding(placed)
-        x = self.decoder(x, placed, cache.memory, to_memory, cache, trace, len(batch))
+        continued = cache.continue_positions(batch)
+        x: Tensor = self.decoder(
+            self.output_embedding(continued),
+            continued,
+            self.execution,
+            memory=cache.memory,
+            memory_layout=cache.memory_layout(batch),
+            cache=cache,
+            trace=trace,
+            sequences=len(batch),
+        )
         cache.advance(batch.lengths)
         return x
 
     @property
     def traceable(self) -> tuple[TraceItem, ...]:
-        """What a trace can take of it."""
+        """The values that a Trace can record from this model."""
         return ALL_ITEMS
 
     def _layers(self) -> int:
-        """Of the stack that has more."""
         return max((stack.config.layers for stack in (self.encoder, self.decoder) if stack is not None), default=0)
 
-    def _prepares_shapes(self) -> bool:
-        """Whether each new number of rows costs time and memory that is kept: oneDNN's bfloat16 products on a CPU.
+    def _pads_to_bucket(self) -> bool:
+        """Return whether to round the number of rows up, by default with oneDNN's bfloat16 products on a CPU.
 
-        Forward and backward keep about 5 MB for each, and the first of each takes a fifth longer. Ours keep nothing.
+        Forward and backward keep about 5 MB for each number of rows, and the first of each takes a fifth longer. Our
+        own products keep nothing.
         """
         weight = self.embedding.tokens.weight
         if weight.device.type != "cpu":
             return False
-        if self.fills is not None:
-            return self.fills
+        if self.execution.pad_to_bucket is not None:
+            return self.execution.pad_to_bucket
         return weight.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and not trains_in_bfloat16())
 
-    def _run(
-        self, source: Packed, target: Packed | None, trace: Trace | None, count: int, wanted: Tensor | None
-    ) -> Float[Tensor, "some width"]:
-        x: Tensor = self.embedding(source)
-        asked: dict[str, Any] = {"trace": trace, "sequences": count}
-        if self.encoder is not None:
-            x = self.encoder(x, source, wanted=wanted if self.decoder is None else None, **asked)
-        if self.decoder is None:
-            return x if self.encoder is not None else select_rows(x, wanted)
-        if target is None:
-            x = self.decoder(x, source, wanted=wanted, **asked)
-            return x
-        to_memory = Layout.of(target.bounds, source.bounds)
-        x = self.decoder(self.output_embedding(target), target, x, to_memory, wanted=wanted, **asked)
-        return x
 
-
-def _check(config: ModelConfig) -> StackConfig:
-    """The stack that comes first; a config whose parts do not fit together is refused."""
+def _first_stack(config: ModelConfig) -> StackConfig:
+    """Return the stack that comes first; raises ModelError if the parts of the config do not fit together."""
     encoder, decoder = config.encoder, config.decoder
-    wrong = ""
+    problem = ""
     if encoder and decoder:
         if not decoder.cross:
-            wrong = "a decoder beside an encoder attends to it: set cross = true"
+            problem = "a decoder beside an encoder attends to it: set cross = true"
         elif encoder.width != decoder.width:
-            wrong = (
+            problem = (
                 f"the encoder is {encoder.width} wide and the decoder {decoder.width}: "
                 "attention between them needs one width"
             )
     elif config.decoder_embedding:
-        wrong = "decoder_embedding is for models with an encoder and a decoder"
+        problem = "decoder_embedding is for models with an encoder and a decoder"
     if (encoder and encoder.cross) or (decoder and decoder.cross and not encoder):
-        wrong = "cross = true is for a decoder beside an encoder, but there is nothing to attend to"
+        problem = "cross = true is for a decoder beside an encoder, but there is nothing to attend to"
     first = encoder or decoder
     if first is None:
-        wrong = "a model has an encoder, a decoder, or both, but this config has neither"
-    if first is None or wrong:
-        raise HeedfulError(wrong)
+        problem = "a model has an encoder, a decoder, or both, but this config has neither"
+    if first is None or problem:
+        raise ModelError(problem)
     return first

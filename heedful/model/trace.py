@@ -1,4 +1,4 @@
-"""Trace: what attention and blocks computed, for the layers, heads and rows that were asked for, and nothing else."""
+"""Trace: records what attention and blocks computed, for chosen layers, heads and rows, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ALL_ITEMS: tuple[TraceItem, ...] = get_args(TraceItem)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionTrace:
-    """One layer's attention in one sequence, n rows to m keys; what was not asked for is None.
+    """One layer's attention in one sequence, n rows to m keys; an item that was not asked for is None.
 
-    q and k are as they are multiplied, with their places turned in: scores = scale q k + bias, with -inf where a row
-    may not see a key, and weights = softmax(scores), before dropout.
+    q and k are as they are multiplied, after rotation: scores = scale q k + bias, with -inf for masked pairs, and
+    weights = softmax(scores), before dropout.
     """
 
     scale: float
@@ -37,12 +37,16 @@ class AttentionTrace:
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
-    """Asks for parts of a forward pass, and holds them after it: model(batch, trace=Trace(layers=[3])).
+    """Selects values of a forward pass and holds them after it: model(batch, trace=Trace(layers=[3])).
 
-    None stands for all: layers from 0 in each stack, heads, sequences of the batch, rows (of q, scores and weights, by
-    their place among the rows that were given of a sequence). States are a stack's rows before each block, and at the
-    number of layers what comes out of it. Everything is computed anew from the fast path's own q and k, so that taking
-    it changes no output.
+    States are a stack's rows before each block, and, at the number of layers, its output. All values are computed
+    again from the forward pass's own q and k, so that a trace changes no output.
+
+    Args:
+        layers: From 0 in each stack; None: all.
+        heads: None: all.
+        sequences: Of the batch; None: all.
+        rows: Rows of q, scores, weights and states, by their position in the sequence of this call; None: all.
     """
 
     what: Sequence[TraceItem] = ("weights",)
@@ -51,43 +55,44 @@ class Trace:
     heads: Sequence[int] | None = None
     sequences: Sequence[int] | None = None
     rows: Sequence[int] | None = None
-    attention: dict[tuple[Part, int, int], AttentionTrace] = field(
+    attention: dict[tuple[Part, int, int], AttentionTrace] = field(  # by part, layer, sequence
         default_factory=dict, init=False
-    )  # part, layer, sequence
+    )
     states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
 
-    def check(self, layers: int, gives: Sequence[TraceItem]) -> None:
-        """A HeedfulError where a layer was asked for that a model of so many does not have, or what it cannot give."""
-        if wrong := [each for each in self.what if each not in gives]:
-            has = f"{', '.join(gives)} alone" if gives else "none of these"
-            raise HeedfulError(f"trace: {', '.join(wrong)} were asked for, but this model has {has}")
-        last = layers if "states" in self.what else None  # what comes out of the last one
-        check_numbers("trace: layers", [each for each in self.layers or () if each != last], layers)
+    def check(self, layers: int, traceable: Sequence[TraceItem]) -> None:
+        """Raise HeedfulError unless a model with that many layers can record the chosen items and layers."""
+        if unknown := [item for item in self.what if item not in traceable]:
+            has = f"{', '.join(traceable)} alone" if traceable else "none of these"
+            raise HeedfulError(f"trace: this model has no {', '.join(unknown)}; it has {has}")
+        output = layers if "states" in self.what else None  # what the last block returns
+        check_numbers("trace: layers", [layer for layer in self.layers or () if layer != output], layers)
 
-    def records(self, part: Part, layer: int, what: Sequence[TraceItem]) -> bool:
-        """Whether any of that was asked for."""
-        asked = any(each in self.what for each in what)
-        return asked and part in self.parts and (self.layers is None or layer in self.layers)
+    def records(self, part: Part, layer: int, items: Sequence[TraceItem]) -> bool:
+        """Return whether any of these items is recorded for a layer."""
+        chosen = any(item in self.what for item in items)
+        return chosen and part in self.parts and (self.layers is None or layer in self.layers)
 
     @torch.no_grad()
     def record_attention(
-        self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
+        self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs
     ) -> None:
-        """Keep what was asked for of one call of attention, of the first `count` sequences."""
+        """Record the chosen items of one call of attention, for the first `sequences` sequences."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
         heads = self._heads(q.shape[1])
-        for number in self._numbers(min(count, len(call.layout.queries))):  # beams of one source are one there
-            (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
+        # in cross-attention, beams of one source are one sequence of the layout
+        for number in self._sequences(min(sequences, len(args.layout.queries))):
+            (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
             rows = self._rows(stop - start)
             scores = weights = None
             if "scores" in self.what or "weights" in self.what:
-                found, sees = attention_scores(q, k, call, number, rows=rows, heads=heads)
-                scores = found.masked_fill(~sees, -torch.inf) if "scores" in self.what else None
+                computed, visible = attention_scores(q, k, args, number, rows=rows, heads=heads)
+                scores = computed.masked_fill(~visible, -torch.inf) if "scores" in self.what else None
                 if "weights" in self.what:
-                    weights = found.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+                    weights = computed.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
             self.attention[part, layer, number] = AttentionTrace(
-                scale=call.scale,
+                scale=args.scale,
                 q=q[start:stop][rows][:, heads] if "q" in self.what else None,
                 k=k[first:last][:, heads] if "k" in self.what else None,
                 v=v[first:last][:, heads] if "v" in self.what else None,
@@ -95,35 +100,37 @@ class Trace:
                 weights=weights,
             )
 
-    def record_states(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
-        """Keep the rows that stand before a block."""
+    def record_states(
+        self, part: Part, layer: int, sequences: int, x: Tensor, spans: Sequence[tuple[int, int]]
+    ) -> None:
+        """Record the rows before a block, or after the last one."""
         if self.records(part, layer, ("states",)):
-            for number in self._numbers(count):
+            for number in self._sequences(sequences):
                 start, stop = spans[number]
                 self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
     def record_weights(self, part: Part, layer: int, weights: Sequence[Float[Tensor, "heads _n _m"]]) -> None:
-        """Keep what was asked for of each sequence's weights, which were made in another way."""
-        for number in self._numbers(len(weights)):
-            each = weights[number].detach()
-            chosen = each[self._heads(len(each))][:, self._rows(each.shape[1])]
+        """Record weights of each sequence that were computed without queries and keys."""
+        for number in self._sequences(len(weights)):
+            block = weights[number].detach()
+            chosen = block[self._heads(len(block))][:, self._rows(block.shape[1])]
             self.attention[part, layer, number] = AttentionTrace(scale=1.0, weights=chosen)
 
-    def _numbers(self, count: int) -> Sequence[int]:
+    def _sequences(self, count: int) -> Sequence[int]:
         return check_numbers("trace: sequences", self.sequences, count)
 
     def _heads(self, count: int) -> Tensor:
         return torch.tensor(check_numbers("trace: heads", self.heads, count))
 
     def _rows(self, count: int) -> Tensor:
-        """Rows that a shorter sequence does not have are left out."""
+        """Return the chosen rows that a sequence of that length has."""
         return torch.tensor([row for row in (range(count) if self.rows is None else self.rows) if row < count]).long()
 
 
-def check_numbers(what: str, asked: Sequence[int] | None, count: int) -> Sequence[int]:
-    """The numbers that were asked for, None for all of so many; a HeedfulError where there is none of that number."""
-    if asked is None:
+def check_numbers(what: str, numbers: Sequence[int] | None, count: int) -> Sequence[int]:
+    """Return the numbers, or all below `count` for None; raises HeedfulError if one is not below `count`."""
+    if numbers is None:
         return range(count)
-    if wrong := [number for number in asked if not 0 <= number < count]:
-        raise HeedfulError(f"{what} {wrong[:5]} were asked for, but there are {count}, from 0")
-    return asked
+    if wrong := [number for number in numbers if not 0 <= number < count]:
+        raise HeedfulError(f"{what} {wrong[:5]} do not exist; give numbers from 0 to {count - 1}")
+    return numbers

@@ -1,4 +1,4 @@
-"""The original Transformer (Vaswani et al. 2017): its published sizes, and one of any size."""
+"""The original Transformer (Vaswani et al. 2017): its published sizes, and its configuration at any size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, Sinusoidal, Stack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaswaniSize:
-    """What its sizes differ in; encoder and decoder are alike."""
+    """The size of encoder and decoder, which are alike."""
 
     layers: int
     width: int
@@ -24,24 +24,24 @@ PUBLISHED_SIZES = {  # table 3
 }
 
 
-def vaswani_config(shape: VaswaniSize, vocabulary: int) -> ModelConfig:
-    """Norms after each residual sum, sines and cosines, one embedding for source, target and output (section 3.4)."""
+def vaswani_config(size: VaswaniSize, vocabulary: int) -> ModelConfig:
+    """Return the original Transformer: post-norm, sinusoids, one embedding for source, target, output (section 3)."""
     encoder = StackConfig(
-        width=shape.width,
-        layers=shape.layers,
-        heads=shape.heads,
-        head_width=shape.width // shape.heads,
-        inner_width=shape.inner,
+        width=size.width,
+        layers=size.layers,
+        heads=size.heads,
+        head_width=size.width // size.heads,
+        inner_width=size.inner,
         activation="relu",
         norm_eps=1e-6,
-        dropout=shape.dropout,
+        dropout=size.dropout,
     )
     embedding = EmbeddingConfig(
         vocabulary=vocabulary,
-        width=shape.width,
+        width=size.width,
         positions=Sinusoidal(),
-        scale=shape.width**0.5,
-        dropout=shape.dropout,
+        scale=size.width**0.5,
+        dropout=size.dropout,
     )
     decoder = replace(encoder, causal=True, cross=True)
     return ModelConfig(embedding=embedding, encoder=encoder, decoder=decoder, initialisation=Xavier())

@@ -1,1 +1,1 @@
-"""Layer 1: the mathematics of attention on packed tensors."""
+"""Mathematics on packed tensors: attention and its kernels, positions, layers."""

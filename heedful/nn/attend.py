@@ -1,6 +1,7 @@
-"""Attention: the reference, softmax(scale q k + bias) v for one sequence after another, and the choice of a kernel.
+"""Scaled dot-product attention over packed rows: the reference, and the choice of a kernel.
 
-Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+The reference computes softmax(scale q k + bias) v for one sequence after another (Vaswani et al. 2017, "Attention Is
+All You Need", section 3.2.1). Every kernel is compared with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.nn.cuda_attention import CUDA
 from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS as PLANNED
@@ -32,33 +33,38 @@ def attend(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
+    """Compute softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
 
     Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
-    torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error, as are
-    shapes that do not go together.
+    torch's global generator.
+
+    Args:
+        backend: Name of a kernel; "auto" takes the first one that can compute the call and is not slow.
+
+    Raises:
+        HeedfulError: If the shapes do not fit each other, or the named kernel cannot compute the call.
     """
-    call = AttentionArgs(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
-    return attend_with(q, k, v, call, backend=backend)
+    args = AttentionArgs(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
+    return attend_with(q, k, v, args, backend=backend)
 
 
 def attend_with(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
     v: Float[Tensor, "keys heads value_width"],
-    call: AttentionArgs,
+    args: AttentionArgs,
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """The same, with everything but q, k and v in one."""
-    _check(q, k, v, call.layout)
+    """Compute attention as `attend` does, with everything but q, k and v in one object."""
+    _check_shapes(q, k, v, args.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), *v.shape[1:])
-    return choose_kernel(q, k, v, call, backend).run(q, k, v, call)
+    return choose_kernel(q, k, v, args, backend).run(q, k, v, args)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
-    """Numbers on the host alone; kernels read and write where a layout says."""
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
+    """Raise HeedfulError unless shapes and layout fit each other: kernels read and write where the layout says."""
     if not q.ndim == k.ndim == v.ndim == 3 or k.shape[1:] != q.shape[1:] or v.shape[:2] != k.shape[:2]:
         raise HeedfulError(
             f"q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}; expected [queries, heads, width], [keys, "
@@ -66,98 +72,106 @@ def _check(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
         )
     if layout.rows != len(q) or layout.min_key_rows > len(k):
         raise HeedfulError(
-            f"the layout is of {layout.rows} query rows and of key rows up to {layout.min_key_rows}, and there are "
-            f"{len(q)} and {len(k)}: give the bounds of these rows"
+            f"the layout has {layout.rows} query rows and key rows up to {layout.min_key_rows}, but q has {len(q)} "
+            f"rows and k {len(k)}: give the bounds of these rows"
         )
 
 
-def choose_kernel(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, backend: str = "auto") -> Kernel:
-    """The kernel that attend takes for this call."""
+def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend: str = "auto") -> Kernel:
+    """Return the kernel that `attend` takes for this call; raises SettingError for a named kernel that cannot."""
     if backend == "auto":
-        return next(each for each in _ranked(call) if not (each.cannot(q, k, v, call) or each.slow(q, k, v, call)))
-    named = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
-    if backend not in named:
-        raise HeedfulError(
-            f'there is no attention kernel "{backend}"{did_you_mean(backend, list(named))}; '
-            f"known: auto, {', '.join(named)}"
+        return next(
+            kernel for kernel in _ranked(args) if not (kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args))
         )
-    if reason := named[backend].cannot(q, k, v, call):
-        raise HeedfulError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
-    return named[backend]
+    by_name = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
+    if backend not in by_name:
+        raise SettingError(
+            f'"{backend}" is no attention kernel{did_you_mean(backend, list(by_name))}; '
+            f"known: auto, {', '.join(by_name)}"
+        )
+    if reason := by_name[backend].cannot(q, k, v, args):
+        raise SettingError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
+    return by_name[backend]
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> str:
-    """One line for each kernel: taken, or why not."""
+def explain(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return one line for each kernel: taken, or the reason why not."""
     lines, taken = [], False
-    for kernel in _ranked(call):
-        reason = kernel.cannot(q, k, v, call) or kernel.slow(q, k, v, call)
+    for kernel in _ranked(args):
+        reason = kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args)
         verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
         taken = taken or not reason
         lines.append(f"{kernel.name:14} {verdict}")
     return "\n".join(lines)
 
 
-def _ranked(call: AttentionArgs) -> list[Kernel]:
-    return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name not in ("lined", call.preferred))
+def _ranked(args: AttentionArgs) -> list[Kernel]:
+    return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name not in ("dense_cache", args.preferred))
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
-    rows = []
-    for number, (first, last) in enumerate(call.layout.keys):
-        kept = attention_weights(q, k, call, number)
-        if call.dropout:
-            kept = dropout(kept, call.dropout)
-        mixed = torch.einsum("hij,jhd->ihd", kept, v[first:last])
-        if isinstance(call.bias, RelativeBias) and call.bias.values is not None:
-            gap = relative_distances(kept.shape[1], kept.shape[2], q.device).clamp(-call.bias.reach, call.bias.reach)
-            mixed = mixed + torch.einsum("hij,ijd->ihd", kept, call.bias.values[gap + call.bias.reach])
-        rows.append(mixed)
-    return torch.cat(rows) if rows else q.new_zeros(len(q), *v.shape[1:])
+def _reference(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
+    outputs = []
+    for number, (first, last) in enumerate(args.layout.keys):
+        weights = attention_weights(q, k, args, number)
+        if args.dropout:
+            weights = dropout(weights, args.dropout)
+        mixed = torch.einsum("hij,jhd->ihd", weights, v[first:last])
+        if isinstance(args.bias, RelativeBias) and args.bias.values is not None:
+            reach = args.bias.reach
+            distances = relative_distances(weights.shape[1], weights.shape[2], q.device).clamp(-reach, reach)
+            mixed = mixed + torch.einsum("hij,ijd->ihd", weights, args.bias.values[distances + reach])
+        outputs.append(mixed)
+    return torch.cat(outputs) if outputs else q.new_zeros(len(q), *v.shape[1:])
 
 
 def attention_weights(
-    q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], call: AttentionArgs, number: int
+    q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], args: AttentionArgs, number: int
 ) -> Float[Tensor, "heads n m"]:
-    """softmax(scale q k + bias) of sequence `number`, before dropout; a query that may see no key has zeros."""
-    scores, sees = attention_scores(q, k, call, number)
-    return scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+    """Return softmax(scale q k + bias) of sequence `number`, before dropout; zeros for a query that may see no key."""
+    scores, visible = attention_scores(q, k, args, number)
+    return scores.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
 
 
 def attention_scores(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
-    call: AttentionArgs,
+    args: AttentionArgs,
     number: int,
     *,
     rows: Int[Tensor, " chosen"] | None = None,
     heads: Int[Tensor, " chosen_heads"] | None = None,
 ) -> tuple[Float[Tensor, "some_heads n m"], Bool[Tensor, "some_heads n m"]]:
-    """scale q k + bias of sequence `number` and which pairs count, for all of its rows and heads or for these.
+    """Return scale q k + bias of sequence `number`, and which pairs of query and key are visible.
 
-    Pairs that do not count are -inf, but in rows where none counts: so softmax and its gradient stay finite.
+    Scores of pairs that are not visible are -inf, except in rows without any visible pair: so softmax and its gradient
+    stay finite.
+
+    Args:
+        rows: Query rows of the sequence; None: all.
+        heads: None: all.
     """
-    (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
-    every = slice(None)
-    some = every if rows is None else rows.to(q.device)
-    which = every if heads is None else heads.to(q.device)
-    gap = relative_distances(stop - start, last - first, q.device)[some]
-    one, other = q[start:stop][some][:, which], k[first:last][:, which]
-    sees = allowed_pairs(gap, call).expand(one.shape[1], -1, -1)
-    scores = call.scale * torch.einsum("ihd,jhd->hij", one, other)
-    match call.bias:
+    (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
+    everything = slice(None)
+    row_index = everything if rows is None else rows.to(q.device)
+    head_index = everything if heads is None else heads.to(q.device)
+    distances = relative_distances(stop - start, last - first, q.device)[row_index]
+    queries, keys = q[start:stop][row_index][:, head_index], k[first:last][:, head_index]
+    visible = allowed_pairs(distances, args).expand(queries.shape[1], -1, -1)
+    scores = args.scale * torch.einsum("ihd,jhd->hij", queries, keys)
+    match args.bias:
         case RelativeBias(table=table) as bias:
-            place = gap.clamp(-bias.reach, bias.reach) + bias.reach
+            column = distances.clamp(-bias.reach, bias.reach) + bias.reach
             if table.ndim == 2:
-                scores = scores + table[which][:, place]
+                scores = scores + table[head_index][:, column]
             else:
-                each = table[start:stop][some][:, which].transpose(0, 1)  # H n distances
-                scores = scores + each.gather(-1, place.expand(len(each), -1, -1))
+                by_row = table[start:stop][row_index][:, head_index].transpose(0, 1)  # H n distances
+                scores = scores + by_row.gather(-1, column.expand(len(by_row), -1, -1))
         case DenseBias(blocks=blocks):
-            block = blocks[number][which][:, some]
+            block = blocks[number][head_index][:, row_index]
             forbidden = block == float("-inf")
-            sees = sees & ~forbidden
+            visible = visible & ~forbidden
             scores = scores + block.masked_fill(forbidden, 0.0)
-    return scores.masked_fill(~sees & sees.any(-1, keepdim=True), float("-inf")), sees
+    return scores.masked_fill(~visible & visible.any(-1, keepdim=True), float("-inf")), visible
 
 
 REFERENCE = Kernel(name="reference", run=_reference)

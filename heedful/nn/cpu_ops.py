@@ -1,7 +1,7 @@
-"""The kernels in C++ as functions of tensors, with their gradients; each has a check of whether it can be taken.
+"""The C++ kernels as functions of tensors, with their gradients; each has a check of whether it can be taken.
 
-What a caller sees is the same with them and without them, but for rounding. They compute in float32 and, where the
-processor multiplies it, in bfloat16, whose sums are float32.
+A caller sees the same results with them and without them, but for rounding. They compute in float32 and, where the
+processor multiplies it, in bfloat16 with float32 sums.
 """
 
 from __future__ import annotations
@@ -16,67 +16,72 @@ from torch.autograd.function import once_differentiable
 
 from heedful.csrc import Kernels, kernels
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as the kernels take dtypes
 
 
 def usable_kernels(*tensors: Tensor) -> Kernels | None:
-    """The kernels, where they can take tensors like these: on the CPU, of a kind that they know, whole vectors wide."""
+    """Return the kernels if they can take such tensors: on the CPU, float32 or bfloat16, whole vectors wide."""
     if torch.compiler.is_compiling():
         return None
-    for each in tensors:
-        if each.device.type != "cpu" or each.dtype not in DTYPE_CODES:
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.dtype not in DTYPE_CODES:
             return None
-    found = kernels()
-    if found is None:
+    library = kernels()
+    if library is None:
         return None
-    for each in tensors:
-        if each.shape[-1] % found.lanes or (each.dtype == torch.bfloat16 and not found.has_bfloat16):
+    for tensor in tensors:
+        if tensor.shape[-1] % library.lanes or (tensor.dtype == torch.bfloat16 and not library.has_bfloat16):
             return None
-    return found
+    return library
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory to write into: on the CPU and of that kind, whatever the caller's defaults are."""
+    """Allocate an uninitialised CPU tensor, whatever torch's default dtype and device are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def draw_seed() -> int:
-    """A seed from torch's global generator."""
+    """Draw a seed from torch's global generator."""
     return int(empty(dtype=torch.int64).random_())
 
 
 def pack_weight(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -> Int[Tensor, " words"]:
-    """The right side of x W' (turned) or of y W, as `linear` reads it."""
-    found = kernels()
-    assert found is not None
+    """Pack W for `linear`: as the right side of x W' (turned), or of y W."""
+    library = kernels()
+    assert library is not None
     weight, (rows, columns) = weight.contiguous(), weight.shape
-    count = found.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
-    made = empty(count, dtype=torch.int32)
+    count = library.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
+    packed = empty(count, dtype=torch.int32)
     wide = weight.dtype == torch.float32
-    found.pack(address(weight), wide, rows, columns, turned, half, address(made), torch.get_num_threads())
-    return made
+    library.pack(address(weight), wide, rows, columns, turned, half, address(packed), torch.get_num_threads())
+    return packed
 
 
 def linear(
     x: Float[Tensor, "rows width"],
-    right: Int[Tensor, " words"],
+    packed_weight: Int[Tensor, " words"],
     columns: int,
     bias: Float[Tensor, " columns"] | None = None,
     *,
     gelu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """[gelu](x B + bias), B as `packed` laid it out; the bias is float32, the result in x's kind unless given."""
-    found = kernels()
-    assert found is not None
+    """Compute x B + bias, then GELU if asked, with B from `pack_weight`.
+
+    Args:
+        bias: float32.
+        dtype: Of the result; None: x's.
+    """
+    library = kernels()
+    assert library is not None
     x = x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
     y = empty(len(x), columns, dtype=dtype or x.dtype)
     half, wide = DTYPE_CODES[x.dtype], y.dtype == torch.float32
-    found.linear(
+    library.linear(
         address(x),
         x.stride(0),
         len(x),
-        address(right),
+        address(packed_weight),
         x.shape[1],
         columns,
         address(bias),
@@ -91,11 +96,11 @@ def linear(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Int8Weight:
-    """A linear layer in whole numbers, as the kernels read it."""
+    """The weight of an int8 linear layer, as the kernels read it."""
 
     panels: Int[Tensor, " words"]
     scales: Float[Tensor, " columns"]
-    sums: Float[Tensor, " columns"]  # of the whole numbers of each
+    sums: Float[Tensor, " columns"]  # of each column's int8 numbers
     bias: Float[Tensor, " columns"] | None
     gelu: bool
 
@@ -108,26 +113,26 @@ class Int8Weight:
         *,
         gelu: bool,
     ) -> Int8Weight | None:
-        """Of whole numbers and the scale of each of their rows; None where there are no kernels for it."""
-        found = kernels()
+        """Pack an int8 weight and the scale of each of its rows; None if the kernels cannot take it."""
+        library = kernels()
         columns, width = weight.shape
-        if found is None or not found.has_int8 or weight.device.type != "cpu" or columns % 16 or width % 16:
+        if library is None or not library.has_int8 or weight.device.type != "cpu" or columns % 16 or width % 16:
             return None
-        panels = empty(found.packed_words(columns, width, 4), dtype=torch.int32)
-        found.pack8(address(weight.contiguous()), columns, width, address(panels), torch.get_num_threads())
+        panels = empty(library.packed_words(columns, width, 4), dtype=torch.int32)
+        library.pack8(address(weight.contiguous()), columns, width, address(panels), torch.get_num_threads())
         return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
     def linear(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
-        """[gelu](W x + b), each row of x rounded to 256 steps from its least number to its largest; in x's kind."""
-        found, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
-        assert found is not None
+        """Compute [gelu](W x + b) in x's dtype, each row of x rounded to 256 steps from its minimum to its maximum."""
+        library, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
+        assert library is not None
         x = x if x.stride(1) == 1 else x.contiguous()
-        whole, scales = empty(rows, width, dtype=torch.uint8), empty(rows, 2)
+        rounded, scales = empty(rows, width, dtype=torch.uint8), empty(rows, 2)
         half, columns = DTYPE_CODES[x.dtype], len(self.scales)
-        found.round_rows(address(x), x.stride(0), rows, width, half, address(whole), address(scales), threads)
+        library.round_rows(address(x), x.stride(0), rows, width, half, address(rounded), address(scales), threads)
         y = empty(rows, columns, dtype=x.dtype)
-        weights = (address(self.panels), width, columns, address(self.scales), address(self.sums), address(self.bias))
-        found.linear8(address(whole), address(scales), rows, *weights, self.gelu, half, address(y), threads)
+        weight = (address(self.panels), width, columns, address(self.scales), address(self.sums), address(self.bias))
+        library.linear8(address(rounded), address(scales), rows, *weight, self.gelu, half, address(y), threads)
         return y
 
 
@@ -135,16 +140,16 @@ class Int8Weight:
 
 
 class Linear(nn.Linear):
-    """W x + b; in training in bfloat16 by our products, without copies of W and with float32 gradients of it."""
+    """W x + b; training in bfloat16 takes our kernels, without copies of W and with float32 gradients of it."""
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-        if not _trains(x, self.weight):
+        if not _takes_kernels(x, self.weight):
             return super().forward(x)
         y: Tensor = _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return y
 
 
-def _trains(x: Tensor, weight: Tensor) -> bool:
+def _takes_kernels(x: Tensor, weight: Tensor) -> bool:
     if x.ndim != 2 or len(x) == 0 or weight.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
         return False
     if torch.get_autocast_dtype("cpu") != torch.bfloat16 or len(weight) % 16 or usable_kernels(x, weight) is None:
@@ -153,23 +158,24 @@ def _trains(x: Tensor, weight: Tensor) -> bool:
 
 
 def trains_in_bfloat16() -> bool:
-    """Whether linear layers are trained by our products here; a rule and no measurement: a seed gives the same bits.
+    """Return whether linear layers train in bfloat16 with our kernels here.
 
-    oneDNN's products are several times as fast on AMX, which ours do not use.
+    It is a rule and not a measurement, so that a seed gives the same bits. oneDNN's products are several times as fast
+    on AMX, which ours do not use.
     """
-    found = kernels()
-    return found is not None and found.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")
+    library = kernels()
+    return library is not None and library.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        given = x.to(torch.bfloat16)
-        if given.stride(1) != 1 or given.stride(0) % 2:
-            given = given.contiguous()
-        context.save_for_backward(given, weight)
-        context.wide, context.has_bias = x.dtype, bias is not None
-        return linear(given, pack_weight(weight, turned=True, half=True), len(weight), bias)
+        rounded = x.to(torch.bfloat16)
+        if rounded.stride(1) != 1 or rounded.stride(0) % 2:
+            rounded = rounded.contiguous()
+        context.save_for_backward(rounded, weight)
+        context.x_dtype, context.has_bias = x.dtype, bias is not None
+        return linear(rounded, pack_weight(weight, turned=True, half=True), len(weight), bias)
 
     @staticmethod
     @once_differentiable
@@ -178,31 +184,20 @@ class _Linear(torch.autograd.Function):
         dy = gradients[0].contiguous()
         dx = dw = db = None
         if context.needs_input_grad[0]:
-            dx = linear(dy, pack_weight(weight, turned=False, half=True), weight.shape[1], dtype=context.wide)
+            dx = linear(dy, pack_weight(weight, turned=False, half=True), weight.shape[1], dtype=context.x_dtype)
         if context.needs_input_grad[1] or context.needs_input_grad[2]:
-            dw, db = _of_weight(dy, x, bias=context.has_bias)
+            dw, db = _weight_gradient(dy, x, bias=context.has_bias)
         return dx, dw, db if context.has_bias else None
 
 
-def _of_weight(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    found = kernels()
-    assert found is not None
+def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+    library = kernels()
+    assert library is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
-    space = empty(found.packed_words(width, rows, 2), dtype=torch.int32)
+    scratch = empty(library.packed_words(width, rows, 2), dtype=torch.int32)
     dw, db = empty(out, width), empty(out) if bias else None
-    found.weight_gradient(
-        address(dy),
-        out,
-        address(x),
-        x.stride(0),
-        width,
-        rows,
-        1,
-        address(space),
-        address(dw),
-        address(db),
-        torch.get_num_threads(),
-    )
+    sizes = (address(dy), out, address(x), x.stride(0), width, rows, 1)
+    library.weight_gradient(*sizes, address(scratch), address(dw), address(db), torch.get_num_threads())
     return dw, db
 
 
@@ -220,14 +215,14 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether a gradient is wanted of any."""
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    """Return whether autograd records an operation on these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _gelu(x: Tensor) -> Tensor:
-    found, y = kernels(), torch.empty_like(x)
-    assert found is not None
-    found.gelu(address(x), x.numel(), 1, address(y), torch.get_num_threads())
+    library, y = kernels(), torch.empty_like(x)
+    assert library is not None
+    library.gelu(address(x), x.numel(), 1, address(y), torch.get_num_threads())
     return y
 
 
@@ -241,26 +236,26 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         (x,) = context.saved_tensors
-        found, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
-        assert found is not None
-        found.gelu_gradient(address(x), address(dy), x.numel(), 1, address(dx), torch.get_num_threads())
+        library, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
+        assert library is not None
+        library.gelu_gradient(address(x), address(dy), x.numel(), 1, address(dx), torch.get_num_threads())
         return dx
 
 
 def add_norm(
     x: Float[Tensor, "rows width"], y: Float[Tensor, "rows width"], norm: nn.Module, p: float
 ) -> Float[Tensor, "rows width"] | None:
-    """norm(x + dropout(y)) of a layer norm with a gain; None where the kernels cannot take it."""
+    """Compute norm(x + dropout(y)) for a layer norm with a gain; None if the kernels cannot."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.weight.dtype not in DTYPE_CODES or len(x) == 0:
         return None
     if x.ndim != 2 or p >= 1 or usable_kernels(x, y, norm.weight) is None:
         return None
     gain, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
-    given = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, draw_seed() if p else 0
+    arguments = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, draw_seed() if p else 0
     if not needs_grad(x, y, gain, bias):
-        return _add_norm(*given, None, None)
-    made: Tensor = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
-    return made
+        return _add_norm(*arguments, None, None)
+    z: Tensor = _AddNorm.apply(*arguments)  # type: ignore[no-untyped-call]
+    return z
 
 
 def _add_norm(
@@ -271,24 +266,14 @@ def _add_norm(
     eps: float,
     p: float,
     seed: int,
-    kept: Tensor | None,
+    sums: Tensor | None,
     moments: Tensor | None,
 ) -> Tensor:
-    found, z = kernels(), torch.empty_like(x)
-    assert found is not None
-    rows = (address(x), DTYPE_CODES[x.dtype], address(y), DTYPE_CODES[y.dtype], address(z), DTYPE_CODES[z.dtype])
-    found.add_norm(
-        *x.shape,
-        eps,
-        address(gain),
-        address(bias),
-        p,
-        seed,
-        *rows,
-        address(kept),
-        address(moments),
-        torch.get_num_threads(),
-    )
+    library, z, threads = kernels(), torch.empty_like(x), torch.get_num_threads()
+    assert library is not None
+    rows = [part for tensor in (x, y, z) for part in (address(tensor), DTYPE_CODES[tensor.dtype])]
+    norm = (eps, address(gain), address(bias), p, seed)
+    library.add_norm(*x.shape, *norm, *rows, address(sums), address(moments), threads)
     return z
 
 
@@ -297,36 +282,36 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         context: Any, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, eps: float, p: float, seed: int
     ) -> Tensor:
-        kept, moments = empty(*x.shape), empty(len(x), 2)
-        context.save_for_backward(kept, moments, gain)
-        context.more = eps, p, seed, x.dtype, y.dtype, bias is not None
-        return _add_norm(x, y, gain, bias, eps, p, seed, kept, moments)
+        sums, moments = empty(*x.shape), empty(len(x), 2)
+        context.save_for_backward(sums, moments, gain)
+        context.settings = eps, p, seed, x.dtype, y.dtype, bias is not None
+        return _add_norm(x, y, gain, bias, eps, p, seed, sums, moments)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        kept, moments, gain = context.saved_tensors
-        eps, p, seed, x_dtype, y_dtype, has_bias = context.more
-        found, (rows, width) = kernels(), kept.shape
-        assert found is not None
+        sums, moments, gain = context.saved_tensors
+        eps, p, seed, x_dtype, y_dtype, has_bias = context.settings
+        library, (rows, width) = kernels(), sums.shape
+        assert library is not None
         dz, dx = gradients[0].float().contiguous(), empty(rows, width)
         dy, gains = empty(rows, width, dtype=y_dtype), empty(2, width)
-        parts = empty(-(-rows // 32), 2, width)
-        found.add_norm_gradient(
+        scratch = empty(-(-rows // 32), 2, width)
+        library.add_norm_gradient(
             rows,
             width,
             eps,
             address(gain),
             p,
             seed,
-            address(kept),
+            address(sums),
             address(moments),
             address(dz),
             address(dx),
             address(dy),
             DTYPE_CODES[y_dtype],
             address(gains),
-            address(parts),
+            address(scratch),
             torch.get_num_threads(),
         )
         return dx.to(x_dtype), dy, gains[0], gains[1] if has_bias else None, None, None, None
@@ -335,23 +320,22 @@ class _AddNorm(torch.autograd.Function):
 def cross_entropy(
     scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, "targets classes"]] | None:
-    """-log softmax(scores)[target] and its gradient, in the scores' kind; None where the kernels cannot."""
-    found = kernels()
-    if found is None or scores.device.type != "cpu" or scores.dtype not in DTYPE_CODES or not scores.is_contiguous():
+    """Compute -log softmax(scores)[target] and its gradient in the scores' dtype; None if the kernels cannot."""
+    library = kernels()
+    if library is None or scores.device.type != "cpu" or scores.dtype not in DTYPE_CODES or not scores.is_contiguous():
         return None
-    if scores.dtype == torch.bfloat16 and not found.has_bfloat16:
+    if scores.dtype == torch.bfloat16 and not library.has_bfloat16:
         return None
     gradients, losses = torch.empty_like(scores), empty(len(scores))
-    places = targets.to(torch.int64).contiguous()
-    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < scores.shape[1]:
-        return None  # PyTorch's own says what is wrong
+    targets = targets.to(torch.int64).contiguous()
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
+        return None  # PyTorch's own raises an error that says what is wrong
     half, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
-    found.cross_entropy(
-        address(scores), *scores.shape, address(places), half, address(gradients), address(losses), threads
-    )
+    outputs = (address(gradients), address(losses))
+    library.cross_entropy(address(scores), *scores.shape, address(targets), half, *outputs, threads)
     return losses, gradients
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where it lies; 0 where there is none."""
+    """Return the address of a tensor's first number; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-STEPS = 1 << 16  # on a CPU p is rounded to 1 / STEPS: four numbers are decided by one draw
+STEPS = 1 << 16  # on a CPU p is rounded to a multiple of 1 / STEPS: one random int64 decides four numbers
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """In training; draws from torch's global generator.
+    """Drop numbers in training mode; draws from torch's global generator.
 
     On a CPU PyTorch draws bit by bit, which takes 6 % of a training step, and 18 % with dropout of attention weights;
     sixteen bits at a time take less than half of that, and the mean stays exact for the rounded p.
@@ -27,8 +27,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, below: int) -> Tensor:
-        factors = _factors(x, below)
+    def forward(context: Any, x: Tensor, threshold: int) -> Tensor:
+        factors = _factors(x, threshold)
         context.save_for_backward(factors)
         return x * factors
 
@@ -38,10 +38,10 @@ class _Dropout(torch.autograd.Function):
         return gradients[0] * factors, None
 
 
-def _factors(x: Tensor, below: int) -> Tensor:
-    """0 for `below` of STEPS, and STEPS / (STEPS - below) for the others."""
-    if below >= STEPS:
+def _factors(x: Tensor, threshold: int) -> Tensor:
+    """Draw 0 with probability threshold / STEPS, and STEPS / (STEPS - threshold) otherwise, for each number of x."""
+    if threshold >= STEPS:
         return torch.zeros_like(x)
-    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    kept = drawn.view(torch.int16)[: x.numel()].view(x.shape) >= below - STEPS // 2
-    return kept.to(x.dtype).mul_(STEPS / (STEPS - below))
+    random_bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    keep = random_bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - STEPS // 2
+    return keep.to(x.dtype).mul_(STEPS / (STEPS - threshold))

@@ -1,6 +1,6 @@
-"""Linear layers as inference computes them on a CPU: weights laid out once for its products, or rounded to 8 bits.
+"""Linear layers for inference on a CPU: weights in the order that its products read, or quantized to int8.
 
-Both take the place of an nn.Linear whose weight no longer changes, and are the same function of each row alone.
+Each replaces an nn.Linear whose weight no longer changes, and computes the same function of each row alone.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products a
 
 
 class OneDnnLinear(nn.Module):
-    """activation(W x + b) by oneDNN, W in the order that its products read it in; float32 and bfloat16."""
+    """activation(W x + b) by oneDNN, with W reordered for its products; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
         super().__init__()
         weight = linear.weight.detach()
-        self.rows = rows  # about so many at a time are multiplied
+        self.rows = rows  # number of rows that the order of W is chosen for
         self.weight = _operators()._reorder_linear_weight(weight, rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.out = len(weight)
         self.fused_activation = ("none", "") if activation is None else (activation, FUSED[activation])
 
     def parts(self) -> dict[str, Tensor]:
-        """Weight and bias, as they were."""
+        """Return weight and bias in their original order."""
         return {"weight": self.weight.to_dense()} | ({} if self.bias is None else {"bias": self.bias})
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What lies in oneDNN's order can be neither copied nor sent to a process: it goes as it was."""
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state with a dense weight: a tensor in oneDNN's order can be neither copied nor pickled."""
         return {**self.__dict__, "weight": self.weight.to_dense()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -46,27 +46,26 @@ class OneDnnLinear(nn.Module):
         if x.numel() == 0:
             return x.new_zeros(*x.shape[:-1], self.out)
         name, algorithm = self.fused_activation
-        laid: Tensor = _operators()._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
-        return laid
+        y: Tensor = _operators()._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+        return y
 
 
 class NativeLinear(nn.Module):
-    """activation(W x + b) by the kernels in C++, W in the panels that they read; bfloat16."""
+    """activation(W x + b) by the C++ kernels, with W in the panels that they read; bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.out, self.width = weight.shape
-        self.original_weight = weight  # as it was, for what else is to be done with it
+        self.original_weight = weight
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.gelu = activation == "gelu"
         self.panels = cpu_ops.pack_weight(weight.contiguous(), turned=True, half=True)
 
     def parts(self) -> dict[str, Tensor]:
-        """Weight and bias, as they were."""
-        return {"weight": self.original_weight} | (
-            {} if self.bias is None else {"bias": self.bias.to(self.original_weight.dtype)}
-        )
+        """Return weight and bias as they were loaded."""
+        bias = {} if self.bias is None else {"bias": self.bias.to(self.original_weight.dtype)}
+        return {"weight": self.original_weight} | bias
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         rows = x.reshape(-1, self.width)
@@ -75,11 +74,11 @@ class NativeLinear(nn.Module):
 
 
 def cannot_use_native(linear: nn.Linear) -> str:
-    """Why `Panels` cannot be taken for such a layer, or nothing."""
+    """Return why `NativeLinear` cannot replace a layer, or an empty string."""
     if linear.weight.dtype != torch.bfloat16:
-        return f"our products are of bfloat16, not of {linear.weight.dtype}"
+        return f"our products take bfloat16, not {linear.weight.dtype}"
     if cpu_ops.usable_kernels(linear.weight) is None or len(linear.weight) % 16:
-        return unavailable_reason() or f"our products are of whole vectors, not of {tuple(linear.weight.shape)}"
+        return unavailable_reason() or f"our products take whole vectors, not {tuple(linear.weight.shape)}"
     return ""
 
 
@@ -88,7 +87,10 @@ def _operators() -> Any:
 
 
 def cannot_use_onednn(dtype: torch.dtype) -> str:
-    """Why `Laid` cannot be taken here, or nothing: PyTorch's operators for it are private, and may be gone."""
+    """Return why `OneDnnLinear` cannot be used here, or an empty string.
+
+    PyTorch's operators for it are private and may be missing or changed: a small product is computed and compared.
+    """
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch is built without oneDNN"
     if dtype not in (torch.float32, torch.bfloat16):
@@ -100,18 +102,18 @@ def cannot_use_onednn(dtype: torch.dtype) -> str:
             linear.weight.copy_(torch.linspace(-0.3, 0.4, 960).view(40, 24).sin())
             linear.bias.copy_(torch.linspace(-1, 1, 40))
             x = torch.linspace(-1, 1, 72, dtype=dtype).view(3, 24)
-            off = (OneDnnLinear(linear, "gelu")(x) - ACTIVATIONS["gelu"](linear(x))).abs().max().item()
-    except (AttributeError, RuntimeError, TypeError) as error:
-        return f"PyTorch {torch.__version__} computes no such products here: {str(error).splitlines()[0][:100]}"
-    return "" if off < (1e-5 if dtype == torch.float32 else 2e-2) else f"its products are off by {off:.1e}"
+            error = (OneDnnLinear(linear, "gelu")(x) - ACTIVATIONS["gelu"](linear(x))).abs().max().item()
+    except (AttributeError, RuntimeError, TypeError) as failure:
+        return f"PyTorch {torch.__version__} computes no such products here: {str(failure).splitlines()[0][:100]}"
+    return "" if error < (1e-5 if dtype == torch.float32 else 2e-2) else f"its products are off by {error:.1e}"
 
 
 class Int8Linear(nn.Module):
-    """activation(W x + b) in whole numbers: rows of W, and of x as they come, are scaled to -127..127 and rounded.
+    """activation(W x + b) in int8: rows of W, and of x as they come, are scaled to -127..127 and rounded.
 
     Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2), by
-    PyTorch's operators. The kernels in C++ divide a row of x into 256 steps from its least number to its largest, which
-    is finer where it is one-sided, as after an activation.
+    PyTorch's operators. The C++ kernels divide a row of x into 256 steps from its minimum to its maximum, which is
+    finer where it is one-sided, as after an activation.
     """
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
@@ -125,22 +127,22 @@ class Int8Linear(nn.Module):
             self.panels = cpu_ops.Int8Weight.of(weight, self.scale[0], self.bias, gelu=activation is not None)
 
     def parts(self) -> dict[str, Tensor]:
-        """Weight in whole numbers, the scale of each of its rows, and bias."""
-        more = {} if self.bias is None else {"bias": self.bias}
-        return {"weight": self.weight.t(), "scale": self.scale.t(), **more}
+        """Return the int8 weight, the scale of each of its rows, and the bias."""
+        bias = {} if self.bias is None else {"bias": self.bias}
+        return {"weight": self.weight.t(), "scale": self.scale.t(), **bias}
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-        given = x.reshape(-1, x.shape[-1])
-        if self.panels is not None and len(given):
-            return self.panels.linear(given).view(*x.shape[:-1], -1)
-        rows, scale = quantize_rows(given)
-        y = torch._int_mm(rows, self.weight).float().mul_(self.scale)
+        rows = x.reshape(-1, x.shape[-1])
+        if self.panels is not None and len(rows):
+            return self.panels.linear(rows).view(*x.shape[:-1], -1)
+        quantized, scale = quantize_rows(rows)
+        y = torch._int_mm(quantized, self.weight).float().mul_(self.scale)
         y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
         y = y if self.activation is None else ACTIVATIONS[self.activation](y)
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
 
 def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
-    """Whole numbers and the scale of each row, rows = numbers * scale nearly; a row of zeros stays one."""
+    """Return int8 numbers and the scale of each row, rows = numbers * scale nearly; a row of zeros stays zeros."""
     scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale

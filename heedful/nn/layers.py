@@ -1,4 +1,4 @@
-"""Norms, activations, means and the MLP."""
+"""Norms, activations, segment means and the MLP (feed-forward network)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from heedful.nn.dropout import dropout
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": gelu,  # x Phi(x), by erf (Hendrycks and Gimpel 2016)
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # their approximation; differs by up to 4.74e-4
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # the paper's approximation; differs by up to 4.74e-4
     "silu": F.silu,
     "tanh": F.tanh,
 }
 
 
 def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool) -> nn.Module:
-    """(x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016), or x / sqrt(mean x^2 + eps) * gain
-    (Zhang and Sennrich 2019)."""
+    """Return a layer norm, (x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016), or an RMS norm,
+    x / sqrt(mean x^2 + eps) * gain (Zhang and Sennrich 2019)."""
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
 
 
 class FullPrecisionLinear(nn.Linear):
-    """W x + b in the precision of W, inside autocast too, which would round a number such as a year to eight bits."""
+    """A linear layer that ignores autocast: bfloat16 would round a number such as a year to eight bits."""
 
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
         with torch.autocast(x.device.type, enabled=False):
@@ -38,16 +38,25 @@ class FullPrecisionLinear(nn.Linear):
 
 
 def segment_means(
-    rows: Float[Tensor, "rows width"], owners: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
+    rows: Float[Tensor, "rows width"], segments: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
 ) -> Float[Tensor, "count width"]:
-    """The sum of each owner's rows over count^power, added up in float32 at least; zeros where it has none."""
+    """Sum the rows of each segment and divide by count^power; zeros for an empty segment.
+
+    Args:
+        segments: Number of the segment that each row belongs to.
+        counts: Rows of each segment.
+        power: 1: the mean; 0: the sum; 0.5: the sum over the root of the count. Sums are float32 at least.
+    """
     wide = torch.promote_types(rows.dtype, torch.float32)
-    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=wide).index_add_(0, owners, rows.to(wide))
+    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=wide).index_add_(0, segments, rows.to(wide))
     return (sums / counts.clamp(min=1).to(wide)[:, None] ** power).to(rows.dtype)
 
 
 class Mlp(nn.Module):
-    """down(activation(up x)), or down(activation(gate x) * up x) (Shazeer 2020), row by row."""
+    """The feed-forward network, row by row: down(activation(up x)), or gated, down(activation(gate x) * up x).
+
+    Vaswani et al. 2017, section 3.3; gates: Shazeer 2020.
+    """
 
     def __init__(
         self, *, width: int, inner_width: int, activation: str, gated: bool, bias: bool, inner_dropout: float

@@ -1,14 +1,14 @@
-"""What attention works on: which rows belong to which sequence, and what is added to the scores.
+"""The arguments of attention: which rows belong to which sequence, and what is added to the scores.
 
 Letters: T rows of all sequences, H heads, D head width, n query rows and m key rows of one sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,24 +18,29 @@ from heedful.errors import HeedfulError
 from heedful.packed import Packed
 
 Span = tuple[int, int]
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The query rows and the key rows of each sequence, as (start, stop) on the host.
 
-    Query spans follow each other without a gap and cover all query rows; key spans may leave rows out.
-    Plans that kernels derive from a layout are kept with it, so all layers of one forward pass share them.
+    Query spans follow each other without a gap and cover all query rows; key spans may leave rows out. Plans that
+    kernels derive from a layout are cached with it, so all layers of one forward pass share them.
     """
 
     queries: tuple[Span, ...]
     keys: tuple[Span, ...]
-    stride: int | None = None  # key rows are lines of so many places, one line for each sequence in order
-    _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
+    stride: int | None = None  # key rows are lines of this many places, one line for each sequence in order
+    _plans: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int] | None = None) -> Layout:
-        """From bounds: sequence b has the query rows queries[b] to queries[b + 1]; keys default to the same rows."""
+        """Make a layout from bounds: sequence b has the query rows queries[b] to queries[b + 1].
+
+        Args:
+            keys: Bounds of the key rows; None: the queries' own.
+        """
         spans = tuple(pairwise(queries))
         if keys is None:
             return cls(spans, spans)
@@ -44,71 +49,71 @@ class Layout:
 
     @classmethod
     def within(cls, batch: Packed) -> Layout:
-        """Each sequence of a batch to itself, without the rows that only look on."""
+        """Make the layout of self-attention in a batch; rows beyond a sequence's `key_lengths` are no keys."""
         layout = cls.of(batch.bounds)
         if batch.key_lengths is None:
             return layout
-        return cls(
-            layout.queries, tuple((a, a + m) for (a, _), m in zip(layout.queries, batch.key_lengths, strict=True))
-        )
+        keys = tuple((start, start + m) for (start, _), m in zip(layout.queries, batch.key_lengths, strict=True))
+        return cls(layout.queries, keys)
 
     @property
     def rows(self) -> int:
-        """How many query rows there are."""
+        """Number of query rows."""
         return self.queries[-1][1] if self.queries else 0
 
     @property
     def min_key_rows(self) -> int:
-        """How many key rows there are at least; a HeedfulError where the spans are not such as they have to be."""
-        found: int = self.cached(("keys needed",), self._keys_needed)
-        return found
+        """Number of key rows that k and v need at least; raises HeedfulError if the spans are invalid."""
+        return self.cached(("min key rows",), self._count_key_rows)
 
-    def _keys_needed(self) -> int:
-        at = 0
+    def _count_key_rows(self) -> int:
+        expected_start = 0
         for number, ((start, stop), (first, last)) in enumerate(zip(self.queries, self.keys, strict=True)):
-            if start != at or stop < start or not 0 <= first <= last:
+            if start != expected_start or stop < start or not 0 <= first <= last:
                 raise HeedfulError(
                     f"layout: sequence {number} has the query rows {start} to {stop} and the key rows {first} to "
-                    f"{last}; expected query rows from {at} on, and no span that ends before it begins"
+                    f"{last}; expected query rows from {expected_start} on, and no span that ends before it begins"
                 )
-            at = stop
+            expected_start = stop
         return max((last for first, last in self.keys if first < last), default=0)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(n, m) of each sequence."""
-        return [(b - a, d - c) for (a, b), (c, d) in zip(self.queries, self.keys, strict=True)]
+        """Return (n, m) of each sequence: its numbers of query and key rows."""
+        return [
+            (stop - start, last - first) for (start, stop), (first, last) in zip(self.queries, self.keys, strict=True)
+        ]
 
-    def cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The plan of that key, made once."""
+    def cached(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """Return the plan cached under a key, made on first use."""
         if key not in self._plans:
-            with torch.inference_mode(False):  # what served inference may serve training
+            with torch.inference_mode(False):  # a plan made in inference may serve training
                 self._plans[key] = make()
-        return self._plans[key]
+        return cast(Plan, self._plans[key])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RelativeBias:
-    """A bias that depends on how far the key stands from the query: T5's buckets, ALiBi; with one table for each
-    query row also Shaw's and Transformer-XL's terms.
+    """A bias that depends on the distance from query to key: T5's buckets, ALiBi; with one table for each query row
+    also the terms of Shaw et al. and Transformer-XL.
 
-    table[..., h, reach + gap] is added to the score, gap = key place - query place, clipped to -reach..reach; and
-    values[reach + gap], times the weight, to the result (Shaw et al. 2018, equation 3). Places are counted so that the
-    last query and the last key of a sequence stand at the same place.
+    table[..., h, reach + distance] is added to the score, distance = key position - query position, clipped to
+    -reach..reach; values[reach + distance], times the weight, is added to the result (Shaw et al. 2018, equation 3).
+    Positions are aligned so that the last query and the last key of a sequence have the same one.
     """
 
     table: Float[Tensor, "heads distances"] | Float[Tensor, "rows heads distances"]
-    values: Float[Tensor, "distances width"] | None = None  # what a row takes from that far, besides the value there
-    blocks: dict[Any, Tensor] | None = None  # filled by kernels, where several layers add the same
+    values: Float[Tensor, "distances width"] | None = None  # added to the value of a key at that distance
+    blocks: dict[object, Tensor] | None = None  # kernels' expanded biases, where several layers add the same one
 
     @property
     def reach(self) -> int:
-        """The largest distance that the table tells apart."""
+        """Largest distance that the table distinguishes."""
         return (self.table.shape[-1] - 1) // 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DenseBias:
-    """A bias given in full, one [H, n, m] tensor for each sequence; -inf forbids a pair."""
+    """A bias given in full, one [H, n, m] tensor for each sequence; -inf masks a pair."""
 
     blocks: tuple[Float[Tensor, "heads _queries _keys"], ...]
 
@@ -118,34 +123,34 @@ Bias = RelativeBias | DenseBias
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionArgs:
-    """One call of attention: everything but q, k and v."""
+    """The arguments of one call of attention besides q, k and v."""
 
     layout: Layout
     scale: float  # multiplies q k, not the bias
-    causal: bool = False  # a query sees keys at its own place and before, places aligned at the end
-    window: int | None = None  # a query sees keys at most so many places away, both ends included
+    causal: bool = False  # a query sees keys at its own position and before, positions aligned at the end
+    window: int | None = None  # a query sees keys at most this many positions away, both ends included
     bias: Bias | None = None
     dropout: float = 0.0  # probability with which a weight is dropped after the softmax; the rest is scaled up
-    preferred: str = ""  # the kernel that was measured to be the fastest here; it is taken where it can
+    preferred: str = ""  # name of the kernel to try first: the fastest one measured on this machine
 
 
 def cannot_differ(k: Tensor, v: Tensor) -> str:
-    """Why a kernel that wants values as wide as keys cannot take these, or nothing."""
+    """Return why a kernel that needs values as wide as keys cannot take these, or an empty string."""
     if v.shape[-1] == k.shape[-1]:
         return ""
     return f"its values are as wide as its keys, and these are {v.shape[-1]} and {k.shape[-1]} wide"
 
 
 def relative_distances(n: int, m: int, device: torch.device | None = None) -> Int[Tensor, "n m"]:
-    """Key place minus query place for n queries and m keys whose last ones stand at the same place."""
+    """Return key position minus query position for n queries and m keys, aligned at the last ones."""
     return torch.arange(m, device=device)[None, :] - torch.arange(m - n, m, device=device)[:, None]
 
 
-def allowed_pairs(gap: Int[Tensor, "*shape"], call: AttentionArgs) -> Bool[Tensor, "*shape"]:
-    """Which pairs at those distances may attend."""
-    pairs = torch.ones_like(gap, dtype=torch.bool)
-    if call.causal:
-        pairs &= gap <= 0
-    if call.window is not None:
-        pairs &= gap.abs() <= call.window
+def allowed_pairs(distances: Int[Tensor, "*shape"], args: AttentionArgs) -> Bool[Tensor, "*shape"]:
+    """Return which pairs at these distances the causal mask and the window allow."""
+    pairs = torch.ones_like(distances, dtype=torch.bool)
+    if args.causal:
+        pairs &= distances <= 0
+    if args.window is not None:
+        pairs &= distances.abs() <= args.window
     return pairs

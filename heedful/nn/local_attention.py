@@ -1,6 +1,6 @@
-"""Attention that looks at a few places alone: around a row itself, around a place that moves on, or a predicted one.
+"""Local attention: each query attends to a window around its own, a monotonic or a predicted position.
 
-Nothing here is as large as queries times keys: memory and work grow with the queries times the window.
+No tensor is as large as queries times keys: memory and work grow with the queries times the window.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ def restricted(
     radius: int,
     scale: float,
 ) -> Float[Tensor, "rows heads value_width"]:
-    """softmax(scale q k) v over the rows at most `radius` places away, both ends included (Vaswani et al. 2017, 4).
+    """Compute softmax(scale q k) v over the rows at most `radius` positions away, both ends included.
 
-    It equals attend(..., window=radius); keys are shifted past the queries, so that there is never an n x n tensor.
+    Restricted self-attention of Vaswani et al. 2017, section 4. It equals attend(..., window=radius); keys are shifted
+    past the queries, so that there is never an n x n tensor.
     """
     if layout.queries != layout.keys:
-        raise HeedfulError("restricted attention is of rows to their neighbours: the queries and keys must be one")
+        raise HeedfulError("restricted attention compares rows with their neighbours: give q and k the same spans")
     if radius < 0:
         raise HeedfulError(f"radius is {radius}; expected a whole number from 0")
     if len(q) == 0:
         return q.new_zeros(0, *v.shape[1:])
-    place, length, _ = _placed(layout, q.device)
-    radius = min(radius, int(length.max()) - 1)
-    k, v = (F.pad(each, (0, 0, 0, 0, radius, radius)) for each in (k, v))
+    positions, lengths, _ = _positions(layout, q.device)
+    radius = min(radius, int(lengths.max()) - 1)
+    k, v = (F.pad(rows, (0, 0, 0, 0, radius, radius)) for rows in (k, v))
     steps = range(2 * radius + 1)
     scores = torch.stack([(q * k[step : step + len(q)]).sum(-1) for step in steps], -1) * scale
-    beside = place[:, None] + torch.arange(-radius, radius + 1, device=q.device)
-    sees = (beside >= 0) & (beside < length[:, None])
-    weights = scores.masked_fill(~sees[:, None], -torch.inf).softmax(-1)  # a row sees itself at least
+    neighbours = positions[:, None] + torch.arange(-radius, radius + 1, device=q.device)
+    visible = (neighbours >= 0) & (neighbours < lengths[:, None])
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)  # a row sees itself at least
     out = q.new_zeros(len(q), *v.shape[1:])
     for step in steps:
         out = out + weights[..., step, None] * v[step : step + len(q)]
@@ -63,19 +64,20 @@ def local_monotonic(
     radius: int,
     positions: Int[Tensor, " queries"] | None = None,
 ) -> Float[Tensor, "queries value_width"]:
-    """local-m: query t looks at the keys t - radius to t + radius, places counted from 0 (Luong et al. 2015, 3.2).
+    """local-m: query t attends to the keys t - radius to t + radius, counted from 0 (Luong et al. 2015, section 3.2).
 
-    `places` are the queries' t where others came earlier; None: they are counted in each sequence.
+    Args:
+        positions: t of each query, if earlier ones were decoded before; None: counted in each sequence.
     """
-    centres = _placed(layout, q.device)[0] if positions is None else positions
-    return _local(score, q, k, v, layout, centres.to(_exact(q)), radius, sharp=False)
+    centres = _positions(layout, q.device)[0] if positions is None else positions
+    return _local(score, q, k, v, layout, centres.to(_position_dtype(q)), radius, gaussian=False)
 
 
 class LocalPredictive(nn.Module):
     """local-p: p = m sigmoid(v tanh(W q)) of m keys, and weights align(q, k_s) exp(-(s - p)^2 / (2 (radius/2)^2)).
 
-    align is the softmax over the places s from p - radius to p + radius; what the Gaussian takes is not given back
-    (Luong et al. 2015, equations 9 and 10). Places are counted from 0.
+    align is the softmax over the positions s from p - radius to p + radius; weights are not normalised again after the
+    Gaussian (Luong et al. 2015, equations 9 and 10). Positions are counted from 0.
     """
 
     def __init__(self, score: Score, *, width: int, inner_width: int, radius: int) -> None:
@@ -87,10 +89,10 @@ class LocalPredictive(nn.Module):
         self.out = nn.Linear(inner_width, 1, bias=False)
 
     def centres(self, q: Float[Tensor, "queries width"], layout: Layout) -> Float[Tensor, " queries"]:
-        """The predicted places, from 0 to the number of keys."""
-        _, length, _ = _placed(layout, q.device)
-        places: Tensor = length * self.out(self.inner(q).tanh())[:, 0].to(_exact(q)).sigmoid()
-        return places
+        """Predict the position that each query attends around, from 0 to the number of keys."""
+        _, lengths, _ = _positions(layout, q.device)
+        centres: Tensor = lengths * self.out(self.inner(q).tanh())[:, 0].to(_position_dtype(q)).sigmoid()
+        return centres
 
     def forward(
         self,
@@ -99,55 +101,59 @@ class LocalPredictive(nn.Module):
         v: Float[Tensor, "keys value_width"],
         layout: Layout,
     ) -> Float[Tensor, "queries value_width"]:
-        return _local(self.score, q, k, v, layout, self.centres(q, layout), self.radius, sharp=True)
+        return _local(self.score, q, k, v, layout, self.centres(q, layout), self.radius, gaussian=True)
 
 
-def _exact(q: Tensor) -> torch.dtype:
-    """The kind of number of places: bfloat16 has not all of the whole ones above 256."""
+def _position_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype of positions: bfloat16 lacks some of the whole numbers above 256."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
 class _Window(NamedTuple):
-    rows: Int[Tensor, "queries places"]  # of the keys
-    away: Float[Tensor, "queries places"]  # place less centre
-    sees: Bool[Tensor, "queries places"]
+    rows: Int[Tensor, "queries places"]  # key rows
+    offsets: Float[Tensor, "queries places"]  # position minus centre
+    visible: Bool[Tensor, "queries places"]
 
 
 def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
-    """The whole places from centre - radius to centre + radius that the query's sequence has."""
-    _, length, first = _placed(layout, centres.device)
+    """Return the whole positions from centre - radius to centre + radius; `visible` if the sequence has them."""
+    _, lengths, firsts = _positions(layout, centres.device)
     steps = torch.arange(2 * radius + 1, device=centres.device)
-    places = (centres.detach() - radius).ceil().long()[:, None] + steps
-    away = places.to(centres.dtype) - centres[:, None]
-    sees = (places >= 0) & (places < length[:, None]) & (away.detach() <= radius)
-    return _Window((first[:, None] + places).clamp(0, keys - 1), away, sees)
+    positions = (centres.detach() - radius).ceil().long()[:, None] + steps
+    offsets = positions.to(centres.dtype) - centres[:, None]
+    visible = (positions >= 0) & (positions < lengths[:, None]) & (offsets.detach() <= radius)
+    return _Window((firsts[:, None] + positions).clamp(0, keys - 1), offsets, visible)
 
 
 def _local(
-    score: Score, q: Tensor, k: Tensor, v: Tensor, layout: Layout, centres: Tensor, radius: int, *, sharp: bool
+    score: Score, q: Tensor, k: Tensor, v: Tensor, layout: Layout, centres: Tensor, radius: int, *, gaussian: bool
 ) -> Tensor:
     if radius < 0:
         raise HeedfulError(f"radius is {radius}; expected a whole number from 0")
     if isinstance(score, Location):
-        raise HeedfulError("local attention compares queries with keys: location scores do not look at them")
+        raise HeedfulError("local attention compares queries with keys: location scores ignore keys, use another score")
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), v.shape[-1])
-    rows, away, sees = _window(centres, radius, layout, len(k))
-    some = sees.any(-1, keepdim=True)
+    rows, offsets, visible = _window(centres, radius, layout, len(k))
+    sees_any = visible.any(-1, keepdim=True)
     scores = score(q[:, None], k[rows])[:, 0]
-    weights = scores.masked_fill(~sees & some, -torch.inf).softmax(-1).where(some, 0.0)
-    if sharp:
-        weights = weights * (-(away**2) / (2 * (radius / 2) ** 2)).exp().to(weights.dtype)
+    weights = scores.masked_fill(~visible & sees_any, -torch.inf).softmax(-1).where(sees_any, 0.0)
+    if gaussian:
+        weights = weights * (-(offsets**2) / (2 * (radius / 2) ** 2)).exp().to(weights.dtype)
     return torch.einsum("qw,qwd->qd", weights, v[rows])
 
 
-def _placed(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query its place in its sequence, and how many keys the sequence has and where they begin."""
+def _positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each query, its position in its sequence, the sequence's number of keys, and its first key row."""
     sizes = layout.sizes()
     counts = torch.tensor([n for n, _ in sizes], dtype=torch.long)
     starts, lengths, firsts = (
-        torch.tensor(each, dtype=torch.long).repeat_interleave(counts)
-        for each in ([a for a, _ in layout.queries], [m for _, m in sizes], [first for first, _ in layout.keys])
+        torch.tensor(column, dtype=torch.long).repeat_interleave(counts)
+        for column in (
+            [start for start, _ in layout.queries],
+            [m for _, m in sizes],
+            [first for first, _ in layout.keys],
+        )
     )
-    places = torch.arange(len(starts)) - starts
-    return places.to(device), lengths.to(device), firsts.to(device)
+    positions = torch.arange(len(starts)) - starts
+    return positions.to(device), lengths.to(device), firsts.to(device)

@@ -1,4 +1,4 @@
-"""Rows to places and back, where each row has one place: backward is a gather, too, and not a scatter."""
+"""Gathers packed rows into padded blocks and back; the backward pass is a gather too, and not a scatter."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowIndex:
-    """Which row goes to each place, and at which place each row is; None where a row has no place."""
+    """The index of a gather, and that of its backward pass; None where the backward pass has to scatter."""
 
-    index: Int[Tensor, " places"]
-    inverse: Int[Tensor, " rows"] | None
+    index: Int[Tensor, " outputs"]
+    inverse: Int[Tensor, " inputs"] | None
 
 
 def pack_index(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> RowIndex | None:
-    """Of which row lies at each place, -1 for none; None: places are rows."""
+    """Build gather indices from the row at each place (-1: padding); None if the mapping is the identity."""
     if np.array_equal(places, np.arange(rows)):
         return None
-    back = np.full(rows, -1)
-    real = places >= 0
-    back[places[real]] = np.flatnonzero(real)
+    inverse = np.full(rows, -1)
+    has_row = places >= 0
+    inverse[places[has_row]] = np.flatnonzero(has_row)
     return RowIndex(
         index=torch.from_numpy(places.clip(min=0)).to(device),
-        inverse=torch.from_numpy(back).to(device) if real.sum() == rows and (back >= 0).all() else None,
+        inverse=torch.from_numpy(inverse).to(device) if has_row.sum() == rows and (inverse >= 0).all() else None,
     )
 
 
@@ -38,59 +38,66 @@ def unpack_index(
     real: Bool[np.ndarray, " places"],
     device: torch.device,
 ) -> RowIndex | None:
-    """Of the place where each row's result lies; `real` places have a row and see a key. None: places are rows."""
+    """Build gather indices from the place of each row's result; None if the mapping is the identity.
+
+    Args:
+        result: Place of each row's result; the number of places for a row that sees no key, whose result is zeros.
+        places: Row at each place, -1 for padding.
+        real: Which places have a row that sees a key.
+    """
     if np.array_equal(result, np.arange(len(places))):
         return None
-    back = None
-    if real.sum() == len(result):  # no row is without a key; a place without a row takes the zeros after the last one
-        back = torch.from_numpy(np.where(real, places, len(result))).to(device)
-    return RowIndex(index=torch.from_numpy(result).to(device), inverse=back)
+    inverse = None
+    if real.sum() == len(result):  # each row sees a key; a padding place takes the zeros after the last row
+        inverse = torch.from_numpy(np.where(real, places, len(result))).to(device)
+    return RowIndex(index=torch.from_numpy(result).to(device), inverse=inverse)
 
 
-class _Move(torch.autograd.Function):
-    """Rows to places; backward takes each row's gradient from its place, which is a gather and not a scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return rows.index_select(0, there)
+class _PackRows(torch.autograd.Function):
+    """Rows to places; backward takes each row's gradient from its place."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+    def forward(context: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        context.save_for_backward(inverse)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, context.saved_tensors[0]), None, None
 
 
-class _Fetch(torch.autograd.Function):
+class _UnpackRows(torch.autograd.Function):
     """Places to rows; backward takes each place's gradient from its row, or zeros."""
 
     @staticmethod
-    def forward(ctx: Any, places: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return places.index_select(0, there)
+    def forward(context: Any, places: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        context.save_for_backward(inverse)
+        return places.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        given = torch.cat([gradients[0], gradients[0].new_zeros(1, *gradients[0].shape[1:])])
-        return given.index_select(0, ctx.saved_tensors[0]), None, None
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        with_zeros = torch.cat([gradients[0], gradients[0].new_zeros(1, *gradients[0].shape[1:])])
+        return with_zeros.index_select(0, context.saved_tensors[0]), None, None
 
 
-def pack_rows(rows: Tensor, moves: RowIndex | None) -> Tensor:
-    """The rows at their places; what lies at a place without a row is of no matter."""
-    if moves is None:
+def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
+    """Gather rows to their places; padding places hold arbitrary rows."""
+    if row_index is None:
         return rows
     if len(rows) == 0:
-        return rows.new_zeros(len(moves.index), *rows.shape[1:])
-    if moves.inverse is None:
-        return rows.index_select(0, moves.index)
-    moved: Tensor = _Move.apply(rows, moves.index, moves.inverse)  # type: ignore[no-untyped-call]
-    return moved
+        return rows.new_zeros(len(row_index.index), *rows.shape[1:])
+    if row_index.inverse is None:
+        return rows.index_select(0, row_index.index)
+    packed: Tensor = _PackRows.apply(rows, row_index.index, row_index.inverse)  # type: ignore[no-untyped-call]
+    return packed
 
 
-def unpack_rows(places: list[Tensor], moves: RowIndex | None) -> Tensor:
-    """The result of each row, from places end to end; zeros for a row that has none."""
-    if moves is None:
+def unpack_rows(places: list[Tensor], row_index: RowIndex | None) -> Tensor:
+    """Gather the result of each row from places that lie end to end; zeros for a row that has none."""
+    if row_index is None:
         return places[0] if len(places) == 1 else torch.cat(places)
-    if moves.inverse is None:
-        return torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])]).index_select(0, moves.index)
-    fetched: Tensor = _Fetch.apply(torch.cat(places), moves.index, moves.inverse)  # type: ignore[no-untyped-call]
-    return fetched
+    if row_index.inverse is None:
+        with_zeros = torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])])
+        return with_zeros.index_select(0, row_index.index)
+    rows: Tensor = _UnpackRows.apply(torch.cat(places), row_index.index, row_index.inverse)  # type: ignore[no-untyped-call]
+    return rows

@@ -1,4 +1,4 @@
-"""Positions: waves that are added to embeddings, and relations, by which places turn q and k or bias scores."""
+"""Positions: sinusoids that are added to embeddings, and relative positions that enter attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Bias, DenseBias, RelativeBias
 from heedful.packed import Packed
@@ -22,11 +22,14 @@ Waves = Literal["interleaved", "halves", "halves_inclusive"]
 def sinusoid(
     positions: Int[Tensor, " rows"], width: int, layout: Waves = "interleaved", base: float = 10_000.0
 ) -> Float[Tensor, "rows width"]:
-    """sin(p / base^e) and cos(p / base^e) of each position p at width / 2 wavelengths (Vaswani et al. 2017, 3.5).
+    """Return sin(p / base^e) and cos(p / base^e) of each position p at width / 2 wavelengths, in float64.
 
-    e = 2i/d, i from 0, with sin and cos alternating ("interleaved", the paper) or all sines first ("halves", Marian);
-    e = i/(d/2 - 1) with all sines first ("halves_inclusive": tensor2tensor and fairseq). An odd width has one sine
-    more than cosines, or ends with a zero ("halves_inclusive"). In float64.
+    Vaswani et al. 2017, section 3.5. An odd width has one sine more than cosines, or ends with a zero
+    ("halves_inclusive").
+
+    Args:
+        layout: "interleaved": e = 2i/d, i from 0, with sin and cos alternating (the paper); "halves": the same, all
+            sines first (Marian); "halves_inclusive": e = i/(d/2 - 1), all sines first (tensor2tensor and fairseq).
     """
     pairs = width // 2 if layout == "halves_inclusive" else (width + 1) // 2
     i = torch.arange(pairs, dtype=torch.float64, device=positions.device)
@@ -40,32 +43,38 @@ def sinusoid(
     return waves
 
 
-# -- relations: positions that enter attention -------------------------------------------------------------------
+# -- relative positions, which enter attention -------------------------------------------------------------------
 
 
 class RelativePosition(nn.Module):
-    """How the places of rows enter attention: q and k are turned, scores are biased. This one does neither.
+    """How relative positions enter attention: by rotating q and k, or by a bias of the scores. The base does neither.
 
-    What layers share is prepared once for a batch: `prepare` makes it, `turn` and `bias` take it.
+    `prepare` is called once for a batch; its result is shared by layers and passed to `rotate` and `bias`.
     """
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
-        """What does not depend on q and k; `like` has the rows' dtype, keep: layers may share what kernels make."""
+        """Compute what does not depend on q and k.
+
+        Args:
+            like: A tensor with the rows' dtype and device.
+            keep: Whether layers may share what kernels derive from the bias; not with gradient checkpointing.
+        """
         return None
 
     def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
-        """The rows' queries and keys as their places change them."""
+        """Return queries and keys changed by their positions."""
         return q, k
 
     def bias(self, q: Heads, prepared: Any, scale: float) -> Bias | None:
-        """What is added to the scores, for queries that are not turned."""
+        """Return the bias that is added to the scores; `q` are the queries before `rotate`."""
         return None
 
 
 class RotaryPosition(RelativePosition):
-    """q and k turned by angles that grow with the place, so that scores depend on distances alone.
+    """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
-    Numbers i and i + d/2 of a head turn by place * base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles in float64.
+    Numbers i and i + d/2 of a head rotate by position * base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles are
+    float64.
     """
 
     def __init__(self, base: float) -> None:
@@ -76,24 +85,24 @@ class RotaryPosition(RelativePosition):
         return batch.positions, like.dtype, {}
 
     def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
-        positions, dtype, turns = prepared
+        positions, dtype, rotations = prepared
         width = q.shape[-1]
-        if width not in turns:
+        if width not in rotations:
             angles = positions[:, None, None].double() * self.base ** -(
                 torch.arange(0, width, 2, dtype=torch.float64, device=q.device) / width
             )
-            turns[width] = angles.cos().to(dtype), angles.sin().to(dtype)
-        cos, sin = turns[width]
+            rotations[width] = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = rotations[width]
 
-        def turned(x: Tensor) -> Tensor:
+        def rotated(x: Tensor) -> Tensor:
             first, second = x.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-        return turned(q), turned(k)
+        return rotated(q), rotated(k)
 
 
 class BucketedPosition(RelativePosition):
-    """A trained number for each head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1)."""
+    """A trained bias for each head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, *, count: int, reach: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -102,28 +111,28 @@ class BucketedPosition(RelativePosition):
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> RelativeBias:
         reach = min(self.reach, max(batch.max_length - 1, 0))
-        gaps = torch.arange(-reach, reach + 1, device=like.device)
-        found = self.table(distance_buckets(gaps, self.count, self.reach, self.causal)).T
-        return RelativeBias(table=found, blocks={} if keep else None)
+        distances = torch.arange(-reach, reach + 1, device=like.device)
+        table = self.table(distance_buckets(distances, self.count, self.reach, self.causal)).T
+        return RelativeBias(table=table, blocks={} if keep else None)
 
     def bias(self, q: Heads, prepared: RelativeBias, scale: float) -> RelativeBias:
         return prepared
 
 
-def distance_buckets(gap: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
-    """The bucket of each distance, key minus query: half of them exact, the others logarithmic up to `reach`.
+def distance_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
+    """Return the bucket of each distance, key minus query: half of them exact, the others logarithmic up to `reach`.
 
-    Keys that come later have the second half of the buckets, or, with a causal mask, bucket 0.
+    Later keys have the second half of the buckets, or, with a causal mask, bucket 0.
     """
-    base = torch.zeros_like(gap)
+    offset = torch.zeros_like(distances)
     if causal:
-        gap = (-gap).clamp(min=0)
+        distances = (-distances).clamp(min=0)
     else:
         count //= 2
-        base, gap = (gap > 0) * count, gap.abs()
+        offset, distances = (distances > 0) * count, distances.abs()
     exact = count // 2
-    far = torch.log(gap.clamp(min=1).float() / exact) / math.log(reach / exact) * (count - exact)
-    return base + torch.where(gap < exact, gap, (exact + far.long()).clamp(max=count - 1))
+    far = torch.log(distances.clamp(min=1).float() / exact) / math.log(reach / exact) * (count - exact)
+    return offset + torch.where(distances < exact, distances, (exact + far.long()).clamp(max=count - 1))
 
 
 class ShawPosition(RelativePosition):
@@ -148,11 +157,11 @@ class ShawPosition(RelativePosition):
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
 
-SEGMENTS = 4  # types that a segment relation tells apart
+SEGMENTS = 4  # token types that a Transformer-XL position distinguishes
 
 
 class TransformerXlPosition(RelativePosition):
-    """score = scale ((q + u) k + (q + w) R p_gap + (q + s) e_same), with e for the same segment and for another.
+    """score = scale ((q + u) k + (q + w) R p_distance + (q + s) e_same), with e for the same segment and for another.
 
     p are sinusoids of the distance, all sines first, and R, u, w, s, e are trained in each layer (Dai et al. 2019,
     section 3.3; Yang et al. 2019, section 2.5). The segment's part is carried by SEGMENTS more numbers of q and k.
@@ -169,35 +178,40 @@ class TransformerXlPosition(RelativePosition):
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
         if batch.types.device.type == "cpu" and len(batch.types) and int(batch.types.max()) >= SEGMENTS:
-            raise HeedfulError(f"segment type {int(batch.types.max())} was given; this model knows 0 to {SEGMENTS - 1}")
+            raise DataError(
+                f"the batch has segment type {int(batch.types.max())}; this model knows 0 to {SEGMENTS - 1}"
+            )
         reach = max(batch.max_length - 1, 0)
-        steps = torch.arange(reach, -reach - 1, -1, device=like.device)  # query place minus key place
+        steps = torch.arange(reach, -reach - 1, -1, device=like.device)  # query position minus key position
         limit = reach if self.reach is None else self.reach
         return batch, sinusoid(steps.clamp(-limit, limit), self.place.in_features, "halves").to(like)
 
     def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
         batch, _ = prepared
-        alike = F.one_hot(batch.types, SEGMENTS)[:, None].to(q)
+        one_hot = F.one_hot(batch.types, SEGMENTS)[:, None].to(q)
         same, other = torch.einsum("ihd,shd->sih", q + self.type_bias, self.same_type).unsqueeze(-1).unbind()
-        own = alike * same + (1 - alike) * other
-        return torch.cat([q + self.content_bias, own], -1), torch.cat([k, alike.expand(-1, k.shape[1], -1)], -1)
+        by_segment = one_hot * same + (1 - one_hot) * other
+        keys = torch.cat([k, one_hot.expand(-1, k.shape[1], -1)], -1)
+        return torch.cat([q + self.content_bias, by_segment], -1), keys
 
     def bias(self, q: Heads, prepared: Any, scale: float) -> Bias:
         batch, waves = prepared
-        places = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
-        table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, places)
-        if batch.keys is None and batch.sees is None:
+        projected = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
+        table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, projected)
+        if batch.key_lengths is None and batch.visibility is None:
             return RelativeBias(table=table)
-        return _spread(table, batch)
+        return _expand(table, batch)
 
 
-def _spread(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:
-    """The same written out, for rows whose places are not in order, and -inf where a row does not see a key."""
+def _expand(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:
+    """Expand a relative bias for rows whose positions are not in order, with -inf where a row does not see a key."""
     reach, blocks = table.shape[-1] // 2, []
     for number, span in enumerate(batch.spans()):
-        of = batch.positions[span]
-        to = of if batch.key_lengths is None else of[: batch.key_lengths[number]]
-        gap = (to[None, :] - of[:, None] + reach).expand(table.shape[1], -1, -1)
-        block = table[span].transpose(0, 1).gather(-1, gap)
-        blocks.append(block if batch.visibility is None else block.masked_fill(~batch.visibility[number], -torch.inf))
+        queries = batch.positions[span]
+        keys = queries if batch.key_lengths is None else queries[: batch.key_lengths[number]]
+        column = (keys[None, :] - queries[:, None] + reach).expand(table.shape[1], -1, -1)
+        block = table[span].transpose(0, 1).gather(-1, column)
+        if batch.visibility is not None:
+            block = block.masked_fill(~batch.visibility[number], -torch.inf)
+        blocks.append(block)
     return DenseBias(blocks=tuple(blocks))

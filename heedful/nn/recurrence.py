@@ -1,7 +1,7 @@
-"""LSTM and GRU over rows that lie time by time: what torch.nn computes, made for learning on a CPU.
+"""LSTM and GRU over rows in time-major order: what torch.nn computes, made for training on a CPU.
 
-The products of all inputs are one, and so are those of each weight's gradient; the product with the state before alone
-remains in each step. Where sequences differ in length torch.nn makes all of them step by step.
+The input products of all rows are one product, and so are those of each weight's gradient; only the product with the
+previous state is computed in each step. torch.nn computes all of them step by step where sequences differ in length.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from heedful.nn.dropout import dropout
 def run_cells(
     cells: nn.LSTM | nn.GRU, x: Float[Tensor, "rows width"], counts: Sequence[int]
 ) -> Float[Tensor, "rows widths_of_directions"]:
-    """What the cells make of each row, from states of 0: rows of each time, of so many sequences, longer ones first."""
+    """Return the outputs of all layers and directions for each row, from initial states of 0.
+
+    Args:
+        x: Rows of the first time step of all sequences, longest sequence first, then of the second, ...
+        counts: Number of sequences that have each time step.
+    """
     cell = _Lstm if isinstance(cells, nn.LSTM) else _Gru
     with torch.autocast(x.device.type, enabled=False):  # a state that is rounded in each step would drift
         for layer in range(cells.num_layers):
             if layer:
                 x = dropout(x, cells.dropout, cells.training)
-            ways = []
-            for way in ("", "_reverse")[: 1 + cells.bidirectional]:
+            outputs = []
+            for direction in ("", "_reverse")[: 1 + cells.bidirectional]:
                 names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-                w, b, u, c = (getattr(cells, f"{name}_l{layer}{way}") for name in names)
-                ways.append(cell.apply(F.linear(x, w, b), u, c, tuple(counts), way != ""))  # type: ignore[no-untyped-call]
-            x = torch.cat(ways, -1)
+                w, b, u, c = (getattr(cells, f"{name}_l{layer}{direction}") for name in names)
+                inputs = F.linear(x, w, b)
+                outputs.append(cell.apply(inputs, u, c, tuple(counts), direction != ""))  # type: ignore[no-untyped-call]
+            x = torch.cat(outputs, -1)
     return x
 
 
@@ -40,54 +46,54 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, given: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], back: bool
+        context: Any, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
     ) -> Float[Tensor, "rows width"]:
-        width, turned = weight.shape[1], weight.t()
-        gates = given + bias
-        h, c = (given.new_empty(len(given), width) for _ in range(2))
-        whole, rows, states = (each.split(counts) for each in (gates, h, c))
-        enter, keep, new, out = (each.split(counts) for each in gates.split(width, 1))
-        both = gates[:, : 2 * width].split(counts)
-        for time, last, going in _course(counts, back):
-            if going:
-                whole[time][:going].addmm_(rows[last][:going], turned)
-            both[time].sigmoid_()
-            new[time].tanh_()
-            out[time].sigmoid_()
-            torch.mul(enter[time], new[time], out=states[time])
-            if going:
-                states[time][:going].addcmul_(keep[time][:going], states[last][:going])
-            torch.tanh(states[time], out=rows[time]).mul_(out[time])
+        width, transposed = weight.shape[1], weight.t()
+        gates = inputs + bias
+        h, c = (inputs.new_empty(len(inputs), width) for _ in range(2))
+        all_gates, outputs, states = (rows.split(counts) for rows in (gates, h, c))
+        i, f, g, o = (gate.split(counts) for gate in gates.split(width, 1))
+        i_and_f = gates[:, : 2 * width].split(counts)
+        for time, previous, carried in _time_steps(counts, reverse):
+            if carried:
+                all_gates[time][:carried].addmm_(outputs[previous][:carried], transposed)
+            i_and_f[time].sigmoid_()
+            g[time].tanh_()
+            o[time].sigmoid_()
+            torch.mul(i[time], g[time], out=states[time])
+            if carried:
+                states[time][:carried].addcmul_(f[time][:carried], states[previous][:carried])
+            torch.tanh(states[time], out=outputs[time]).mul_(o[time])
         context.save_for_backward(weight, gates, h, c)
-        context.counts, context.back = counts, back
+        context.counts, context.reverse = counts, reverse
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, h, c = context.saved_tensors
-        counts, back, width = context.counts, context.back, weight.shape[1]
+        counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         i, f, g, o = gates.split(width, 1)
-        tanh = c.tanh()
-        slopes = torch.empty_like(gates)  # of what goes into each gate, by those of c and h; then those of the loss
+        tanh_c = c.tanh()
+        slopes = torch.empty_like(gates)  # of c and h by each gate's input; multiplied by the loss's gradient below
         by_i, by_f, by_g, by_o = slopes.split(width, 1)
         torch.mul(g * i, 1 - i, out=by_i)
-        torch.mul(_before(c, counts, back) * f, 1 - f, out=by_f)
+        torch.mul(_previous(c, counts, reverse) * f, 1 - f, out=by_f)
         torch.mul(i, 1 - g * g, out=by_g)
-        torch.mul(tanh * o, 1 - o, out=by_o)
-        by_c = (o * (1 - tanh * tanh)).split(counts)
-        whole, by_o, given, keep = (each.split(counts) for each in (slopes, by_o, dh, f))
-        three = slopes.view(-1, 4, width)[:, :3].split(counts)
-        at_h, at_c = (dh.new_zeros(max(counts), width) for _ in range(2))
-        for time, _, going in reversed(list(_course(counts, back))):
-            at, cell = at_h[: counts[time]], at_c[: counts[time]]
-            cell.addcmul_(at.add_(given[time]), by_c[time])
-            three[time].mul_(cell[:, None])
-            by_o[time].mul_(at)
-            cell.mul_(keep[time])
-            if going:
-                torch.mm(whole[time][:going], weight, out=at[:going])
-        return slopes, _of_weight(slopes, h, counts, back), slopes.sum(0), None, None
+        torch.mul(tanh_c * o, 1 - o, out=by_o)
+        by_c = (o * (1 - tanh_c * tanh_c)).split(counts)
+        all_slopes, by_o, output_gradients, forget = (rows.split(counts) for rows in (slopes, by_o, dh, f))
+        i_f_g = slopes.view(-1, 4, width)[:, :3].split(counts)
+        h_gradient, c_gradient = (dh.new_zeros(max(counts), width) for _ in range(2))
+        for time, _, carried in reversed(list(_time_steps(counts, reverse))):
+            dh_time, dc_time = h_gradient[: counts[time]], c_gradient[: counts[time]]
+            dc_time.addcmul_(dh_time.add_(output_gradients[time]), by_c[time])
+            i_f_g[time].mul_(dc_time[:, None])
+            by_o[time].mul_(dh_time)
+            dc_time.mul_(forget[time])
+            if carried:
+                torch.mm(all_slopes[time][:carried], weight, out=dh_time[:carried])
+        return slopes, _weight_gradient(slopes, h, counts, reverse), slopes.sum(0), None, None
 
 
 class _Gru(torch.autograd.Function):
@@ -95,78 +101,78 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, given: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], back: bool
+        context: Any, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
     ) -> Float[Tensor, "rows width"]:
-        width, turned = weight.shape[1], weight.t()
-        gates, hidden = given.clone(), bias.expand(len(given), -1).clone()
-        h = given.new_empty(len(given), width)
-        whole, rows = hidden.split(counts), h.split(counts)
-        reset, keep, new = (each.split(counts) for each in gates.split(width, 1))
-        both, both_hidden = (each[:, : 2 * width].split(counts) for each in (gates, hidden))
-        new_hidden = hidden[:, 2 * width :].split(counts)
-        for time, last, going in _course(counts, back):
-            if going:
-                whole[time][:going].addmm_(rows[last][:going], turned)
-            both[time].add_(both_hidden[time]).sigmoid_()
-            new[time].addcmul_(reset[time], new_hidden[time]).tanh_()
-            torch.mul(keep[time], new[time], out=rows[time])
-            torch.sub(new[time], rows[time], out=rows[time])
-            if going:
-                rows[time][:going].addcmul_(keep[time][:going], rows[last][:going])
+        width, transposed = weight.shape[1], weight.t()
+        gates, hidden = inputs.clone(), bias.expand(len(inputs), -1).clone()
+        h = inputs.new_empty(len(inputs), width)
+        all_hidden, outputs = hidden.split(counts), h.split(counts)
+        r, z, n = (gate.split(counts) for gate in gates.split(width, 1))
+        r_and_z, hidden_r_and_z = (rows[:, : 2 * width].split(counts) for rows in (gates, hidden))
+        hidden_n = hidden[:, 2 * width :].split(counts)
+        for time, previous, carried in _time_steps(counts, reverse):
+            if carried:
+                all_hidden[time][:carried].addmm_(outputs[previous][:carried], transposed)
+            r_and_z[time].add_(hidden_r_and_z[time]).sigmoid_()
+            n[time].addcmul_(r[time], hidden_n[time]).tanh_()
+            torch.mul(z[time], n[time], out=outputs[time])
+            torch.sub(n[time], outputs[time], out=outputs[time])
+            if carried:
+                outputs[time][:carried].addcmul_(z[time][:carried], outputs[previous][:carried])
         context.save_for_backward(weight, gates, hidden[:, 2 * width :].clone(), h)
-        context.counts, context.back = counts, back
+        context.counts, context.reverse = counts, reverse
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, hidden, h = context.saved_tensors
-        counts, back, width = context.counts, context.back, weight.shape[1]
+        counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         r, z, n = gates.split(width, 1)
-        slopes = torch.empty_like(gates)  # of what goes into each gate from the state before, by that of h
+        slopes = torch.empty_like(gates)  # of h by what each gate takes from the previous state
         by_r, by_z, by_hidden = slopes.split(width, 1)
         by_n = (1 - z) * (1 - n * n)
         torch.mul(by_n, r, out=by_hidden)
         torch.mul(by_hidden * hidden, 1 - r, out=by_r)
-        torch.mul((_before(h, counts, back) - n) * z, 1 - z, out=by_z)
-        whole, each_n, given, keep = (each.split(counts) for each in (slopes, by_n, dh, z))
-        three = slopes.view(-1, 3, width).split(counts)
-        at_h = dh.new_zeros(max(counts), width)
-        for time, _, going in reversed(list(_course(counts, back))):
-            at = at_h[: counts[time]].add_(given[time])
-            three[time].mul_(at[:, None])
-            each_n[time].mul_(at)
-            if going:
-                at[:going].mul_(keep[time][:going]).addmm_(whole[time][:going], weight)
-        at_input = torch.cat([slopes[:, : 2 * width], by_n], 1)
-        return at_input, _of_weight(slopes, h, counts, back), slopes.sum(0), None, None
+        torch.mul((_previous(h, counts, reverse) - n) * z, 1 - z, out=by_z)
+        all_slopes, n_slopes, output_gradients, update = (rows.split(counts) for rows in (slopes, by_n, dh, z))
+        r_z_hidden = slopes.view(-1, 3, width).split(counts)
+        h_gradient = dh.new_zeros(max(counts), width)
+        for time, _, carried in reversed(list(_time_steps(counts, reverse))):
+            dh_time = h_gradient[: counts[time]].add_(output_gradients[time])
+            r_z_hidden[time].mul_(dh_time[:, None])
+            n_slopes[time].mul_(dh_time)
+            if carried:
+                dh_time[:carried].mul_(update[time][:carried]).addmm_(all_slopes[time][:carried], weight)
+        input_gradient = torch.cat([slopes[:, : 2 * width], by_n], 1)
+        return input_gradient, _weight_gradient(slopes, h, counts, reverse), slopes.sum(0), None, None
 
 
-def _course(counts: Sequence[int], back: bool) -> Iterator[tuple[int, int, int]]:
-    """Each time, the one before it on the way, and how many of its sequences were there already: the first ones."""
+def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield each time step, the previous one, and how many sequences (the first ones) have a state from it."""
     times = range(len(counts))
-    for time in reversed(times) if back else times:
-        last = time + 1 if back else time - 1
-        yield time, last, min(counts[time], counts[last]) if last in times else 0
+    for time in reversed(times) if reverse else times:
+        previous = time + 1 if reverse else time - 1
+        yield time, previous, min(counts[time], counts[previous]) if previous in times else 0
 
 
-def _pairs(counts: Sequence[int]) -> tuple[Tensor, slice]:
-    """The rows that have one of the same sequence after them, and those."""
+def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
+    """Return the rows that have a next row in their sequence, and those next rows."""
     sizes = torch.tensor(counts)
     return torch.arange(counts[0], int(sizes.sum())) - sizes[:-1].repeat_interleave(sizes[1:]), slice(counts[0], None)
 
 
-def _before(values: Tensor, counts: Sequence[int], back: bool) -> Tensor:
-    """Of each row, the value of the one before it on the way; 0 where there is none."""
-    found = torch.zeros_like(values)
-    early, late = _pairs(counts)
-    if back:
-        return found.index_copy_(0, early, values[late])
-    found[late] = values[early]
-    return found
+def _previous(values: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
+    """Return the value of the previous row of each row, in the direction of time; 0 for the first."""
+    previous = torch.zeros_like(values)
+    early, late = _neighbours(counts)
+    if reverse:
+        return previous.index_copy_(0, early, values[late])
+    previous[late] = values[early]
+    return previous
 
 
-def _of_weight(slopes: Tensor, h: Tensor, counts: Sequence[int], back: bool) -> Tensor:
-    """The gradient of the weight that takes the state before."""
-    early, late = _pairs(counts)
-    return slopes[early].t() @ h[late] if back else slopes[late].t() @ h[early]
+def _weight_gradient(slopes: Tensor, h: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
+    """Return the gradient of the weight that multiplies the previous state."""
+    early, late = _neighbours(counts)
+    return slopes[early].t() @ h[late] if reverse else slopes[late].t() @ h[early]

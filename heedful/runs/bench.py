@@ -28,7 +28,8 @@ RESIDENT = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
 from heedful.device import resolve_device
-engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=resolve_device({device!r}))
+device = resolve_device({device!r})
+engine = open_in_precision({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device)
 engine.score(calibration_chunks(engine, calibration_inputs(engine), 512))
 from heedful.runs.timing import resident_bytes
 print(resident_bytes())

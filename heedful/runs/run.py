@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from heedful.checkpoint import RUN_MODEL, Loaded, load, save
-from heedful.csrc import unused
-from heedful.device import idle
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
+from heedful.csrc import unused_note
+from heedful.device import unused_gpu_note
 from heedful.runs.card.baseline import baseline_csv_rows
 from heedful.runs.overrides import replace_setting, setting_at
 from heedful.runs.pin_models import pin_models
@@ -94,7 +94,7 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
-            for note in filter(None, (*training.notes(), unused(), idle(training.device))):
+            for note in filter(None, (*training.notes(), unused_note(), unused_gpu_note(training.device))):
                 self.reporter.message(note)
             if not training.train():
                 return RunResult(output_dir=self.folder, status="interrupted", results={})
@@ -115,7 +115,7 @@ class Run:
         if (self.folder / BAD_ROWS).exists():
             self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
 
-    def saved_once(self, name: str, make: Callable[[], Loaded]) -> Loaded:
+    def saved_once(self, name: str, make: Callable[[], ModelBundle]) -> ModelBundle:
         """Load the model in a folder of the run, which is made and saved first if it is missing.
 
         Every rank makes it, since the others may not wait as long as that takes; the first one saves it.
@@ -128,7 +128,7 @@ class Run:
         return load(self.folder / name)
 
     def write_results(
-        self, learned: Mapping[str, object], model: Loaded, settings: Mapping[str, object], **more: object
+        self, learned: Mapping[str, object], model: ModelBundle, settings: Mapping[str, object], **more: object
     ) -> None:
         """Write results.json and results.csv.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from safetensors import SafetensorError
 
-import heedful
+from heedful._version import __version__
 from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, escape_cell
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
@@ -351,7 +351,7 @@ def environment() -> JsonObject:
         "system": platform.platform(),
         "threads": torch.get_num_threads(),
         "versions": {
-            "heedful": heedful.__version__,
+            "heedful": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "tokenizers": tokenizers.__version__,

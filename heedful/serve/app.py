@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive
 
-import heedful
+from heedful._version import __version__
 from heedful.errors import HeedfulError
 from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.serve import open_inference, openapi
@@ -193,7 +193,7 @@ def _protocol(service: Service) -> list[Route]:
         return {"ready": service.lanes[name].engine is not None and not service.queue.draining}
 
     def server(request: Request) -> Any:
-        return {"name": "heedful", "version": heedful.__version__, "extensions": []}
+        return {"name": "heedful", "version": __version__, "extensions": []}
 
     return [
         _post(service, "/v2/models/{name}/infer", s.InferBody, infer),
@@ -221,7 +221,7 @@ def _get(path: str, show: Callable[[Request], Any], status: Callable[[Any], int]
 
 
 def _views(service: Service, keys: bool) -> list[Route]:
-    document = orjson.dumps(openapi.document(heedful.__version__, keys))
+    document = orjson.dumps(openapi.document(__version__, keys))
 
     def fit(shown: Any = None) -> int:
         return 200 if service.status == "ok" else 503
@@ -275,7 +275,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "max_connections_per_address": service.settings.connections_per_address,
         "auto_truncate": engine.kind == "embedding",
         "models": list(service.lanes),
-        "version": heedful.__version__,
+        "version": __version__,
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
-from heedful import __version__
+from heedful._version import __version__
 from heedful.atomic_io import check_writable, make_folder
 from heedful.errors import HeedfulError, RunError, did_you_mean
 from heedful.runs.plots import style

@@ -22,7 +22,18 @@ from heedful.checkpoint import ModelBundle
 from heedful.model.classic_config import BagPooling, Recurrent
 from heedful.model.initialise import initialise
 from heedful.nn.layout import Layout
-from heedful.nn.scores import Additive, General, Location, Score, align, cosine, dot, read, scaled_dot, soft
+from heedful.nn.scores import (
+    Additive,
+    General,
+    Location,
+    Score,
+    align,
+    cosine,
+    dot,
+    scaled_dot,
+    soft_weights,
+    weighted_sum,
+)
 from heedful.packed import Packed
 from heedful.study import charts
 from heedful.study.build import (

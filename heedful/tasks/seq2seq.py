@@ -16,7 +16,7 @@ from heedful.data import Example, Seq2SeqExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
-from heedful.model.decode import BeamSearch, Decoding, Greedy, How, GeneratedTokens, decode
+from heedful.model.decode import BeamSearch, Decoding, DecodingMethod, GeneratedTokens, Greedy, decode
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack_samples, weighted_loss
 from heedful.packed import Packed
@@ -224,7 +224,8 @@ class Seq2Seq(Task):
     def writing(self) -> GenerationConfig:
         """How an evaluation writes."""
         return GenerationConfig(
-            how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
+            how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(),
+            max_new_tokens=self.max_new_tokens,
         )
 
     def items(self, example: Any) -> list[TokenizerInput]:

@@ -105,7 +105,9 @@ class TaskSpec:
     example_ref: str  # the class of its examples as "module:name", imported when it is needed
     task_ref: str  # the task's class, likewise
     recognizes: Callable[[Head], bool]  # whether a model with this head does the task
-    check_reader: Callable[[PoolingConfigs, str, int], None] = any_reader  # refuses a reader: its setting, number of labels
+    check_reader: Callable[[PoolingConfigs, str, int], None] = (
+        any_reader  # refuses a reader: its setting, number of labels
+    )
     epochs: tuple[tuple[int, float], ...] = EPOCHS  # the default for the number of examples
     predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
     card: Card

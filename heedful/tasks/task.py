@@ -188,7 +188,9 @@ class Task(Objective, ABC):
         )
         if setup.max_length is not None:
             if made.max_length is not None and setup.max_length > made.max_length:
-                raise HeedfulError(f"max_length is {setup.max_length}, but {loaded.source} reads {made.max_length} tokens")
+                raise HeedfulError(
+                    f"max_length is {setup.max_length}, but {loaded.source} reads {made.max_length} tokens"
+                )
             tokenizer = made.tokenizer = tokenizer.limited(setup.max_length)
         return cls(**{"tokenizer": tokenizer, "limit": made.max_length, "long_inputs": setup.long_inputs, **more}), made
 

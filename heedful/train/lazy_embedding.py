@@ -25,7 +25,7 @@ def make_embeddings_lazy(
 
     They bring rows up to date as they are read, and all rows before `state_dict` and `load_state_dict`; so do
     `Loaded.named` and copies of a `Loaded`. Whoever reads a table in another way, as `loaded.parameters()`, calls
-    `loaded.settle()` before.
+    `loaded.flush()` before.
     While `sparse` is set on a table, its gradient has the touched rows alone.
     """
     uses = Counter(id(each) for model in models for part in model.modules() for each in part._parameters.values())

@@ -18,7 +18,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.data.sampler import BatchPlan, BatchSampler, assign_to_ranks, derive_seed, group, split_microbatches
 from heedful.device import resolve_device, resolve_dtype
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.model.stack import Stack
+from heedful.model.stack import Transformer
 from heedful.objectives import Objective, PerEpochSamples, Sample
 from heedful.objectives.base import term_scales
 from heedful.train.compiled import CompiledBlocks
@@ -94,8 +94,8 @@ class Trainer:
         if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
             self._tables = make_embeddings_lazy(self._models, self._parameters, self._optimizer)
             loaded.flush = LazyRows(self._optimizer)
-        for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
-            stack.recompute = settings.gradient_checkpointing
+        for model in (part for module in self._models for part in module.modules() if isinstance(part, Transformer)):
+            model.execution = replace(model.execution, gradient_checkpointing=settings.gradient_checkpointing)
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -365,7 +365,9 @@ def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _together(loaded: ModelBundle, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Replicated | Sharded:
+def _together(
+    loaded: ModelBundle, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks
+) -> Replicated | Sharded:
     """Who has which weights."""
     if not trainable_parameters(loaded, beside):
         raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")

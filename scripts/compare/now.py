@@ -576,7 +576,7 @@ def decoding(work: Path, quick: bool) -> Probes:
         "nucleus": Sampling(temperature=0.9, top_p=0.8),
         "beams": BeamSearch(num_beams=4, num_return_sequences=3),
         "beams, gnmt": BeamSearch(
-            num_beams=3, num_return_sequences=2, normalization="gnmt", length_penalty=0.6, early_stopping="full"
+            num_beams=3, num_return_sequences=2, normalization="gnmt", length_penalty=0.6, early_stopping=True
         ),
     }
     found: Probes = {}

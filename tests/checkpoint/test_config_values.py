@@ -1,4 +1,4 @@
-"""F2: absurd config.json files are refused by an error that names the field, before anything is read or allocated."""
+"""Absurd config.json files are refused by an error that names the field, before anything is read or allocated."""
 
 from __future__ import annotations
 

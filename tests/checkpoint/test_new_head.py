@@ -1,4 +1,4 @@
-"""Attach: what stays is bitwise the same, the rest is drawn from the seed, and transformers loads what is saved."""
+"""New heads: kept weights are bitwise equal, the rest comes from the seed, and transformers loads the saved folder."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "question_answering",
         {"reinit_layers": 5},
-        "^reinit_layers is 5, but this model has 4 blocks: give how many, from 0$",
+        "^reinit_layers is 5, but this model has 4 blocks: give 0 to 4$",
     ),
     ("question_answering", {"reinit_layers": -1}, "^reinit_layers is -1, but this model has 4 blocks"),
 ]

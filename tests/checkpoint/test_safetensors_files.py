@@ -1,4 +1,4 @@
-"""F1 and F6: whatever a folder holds, loading it is a HeedfulError or gives exactly the right tensors.
+"""Whatever a folder holds, loading it raises a HeedfulError or returns exactly the right tensors.
 
 Right means: the names and shapes that config.json implies, and every byte of theirs as the file has it. A changed byte
 inside a tensor cannot be seen without a hash: such a file gives the changed number, or is refused where that is not
@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(copy: Path) -> None:
 def test_a_tensor_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
     slot = files.Slot(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
     slot.file.touch()
-    with pytest.raises(HeedfulError, match="there is no memory for a"):
+    with pytest.raises(HeedfulError, match="not enough memory for a"):
         read_tensors({"a": slot}, torch.float32)
 
 
@@ -490,8 +490,8 @@ def _replace(index: dict[str, Any], name: str) -> None:
         ("circle-a.safetensors", "is missing"),
         ("folder.safetensors", "is missing"),
         ("pipe.safetensors", "is missing"),
-        (INDEX, "are not of one save|is not a whole safetensors file"),
-        ("config.json", "are not of one save|is not a whole safetensors file"),
+        (INDEX, "are not of one save|is not a complete safetensors file"),
+        ("config.json", "are not of one save|is not a complete safetensors file"),
     ],
 )
 def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: Path, copy: Path) -> None:

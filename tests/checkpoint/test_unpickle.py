@@ -1,4 +1,4 @@
-"""F3: no pickle is run. load refuses them all; unpickle reads plain tables of tensors in a child, and nothing else."""
+"""No pickle is run: load refuses them; convert_pickles reads only plain tables of tensors, in a child process."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_load_runs_no_pickle(
 
 def test_a_pickle_called_safetensors_is_refused(folder: Path, tmp_path: Path) -> None:
     write_torch(folder / WEIGHTS, Canary(tmp_path / "canary"))
-    with pytest.raises(HeedfulError, match="is not a whole safetensors file"):
+    with pytest.raises(HeedfulError, match="is not a complete safetensors file"):
         heedful.load(folder)
     (folder / WEIGHTS).rename(folder / PICKLE)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": PICKLE, "b": PICKLE}}))
-    with pytest.raises(HeedfulError, match="is not a whole safetensors file"):
+    with pytest.raises(HeedfulError, match="is not a complete safetensors file"):
         heedful.load(folder)
     assert not (tmp_path / "canary").exists()
 
@@ -256,7 +256,7 @@ BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "a module": (lambda path, canary: torch.save(torch.nn.Linear(2, 2), path), r"asks for torch\.nn\.modules\.linear"),
     "a training checkpoint": (
         lambda path, canary: torch.save({"epoch": 3, "model": {"a": torch.ones(2)}}, path),
-        "under 'epoch' it holds a int; expected names and tensors.*save the state_dict alone",
+        "under 'epoch' it holds a int; expected names and tensors.*save only the state_dict",
     ),
     "a number as a name": (lambda path, canary: torch.save({1: torch.ones(2)}, path), "under 1 it holds a Tensor"),
     "a sparse tensor": (lambda path, canary: torch.save({"a": torch.eye(2).to_sparse()}, path), "not a plain tensor"),
@@ -395,7 +395,7 @@ FAKES: dict[str, tuple[str, str]] = {
     ),
     "garbage": (
         "import json, sys\nopen(json.loads(sys.argv[1])['files'][0][1], 'w').write('x' * 99)\nprint('{}')",
-        "is not a whole safetensors file",
+        "is not a complete safetensors file",
     ),
 }
 

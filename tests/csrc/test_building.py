@@ -16,7 +16,7 @@ from heedful import cache
 from heedful.csrc import check, kernels, library, unavailable_reason
 from heedful.errors import HeedfulWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*building kernels:heedful.errors.HeedfulWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*compiling kernels:heedful.errors.HeedfulWarning")
 
 TO_LAST = 'for last; do :; done; {} "$last"'  # what a compiler is to write comes last
 
@@ -25,7 +25,7 @@ TO_LAST = 'for last; do :; done; {} "$last"'  # what a compiler is to write come
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HEEDFUL_KERNELS")
-    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.setattr(library, "_library_or_reason", library._library_or_reason.__wrapped__)
     return tmp_path / "cache"
 
 
@@ -84,14 +84,14 @@ def test_what_is_built_is_for_this_user_alone(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TO_LAST.format("echo junk >"), "built cannot be used: .* cannot be loaded: "),
-        (TO_LAST.format(": >"), "built cannot be used: .* cannot be loaded: "),
+        (TO_LAST.format("echo junk >"), "compiled cannot be used: .* cannot be loaded: "),
+        (TO_LAST.format(": >"), "compiled cannot be used: .* cannot be loaded: "),
         ("exit 0", "it wrote no library"),
         (
             "echo 'x.cpp:1: error: no such luck' >&2; exit 1",
-            "could not build the kernels: x.cpp:1: error: no such luck",
+            "could not compile the kernels: x.cpp:1: error: no such luck",
         ),
-        ("kill -9 $$", "could not build the kernels: status -9"),
+        ("kill -9 $$", "could not compile the kernels: status -9"),
     ],
 )
 def test_what_cannot_be_used_is_not_kept_and_tried_anew(
@@ -110,7 +110,7 @@ def test_what_computes_wrongly_is_not_kept(
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
     with monkeypatch.context() as patch:
         patch.setattr(check, "_gelu", lambda found, x: x)
-        assert kernels() is None and "built computes wrongly here: gelu in float32 is off by" in unavailable_reason()
+        assert kernels() is None and "compiled computes wrongly here: gelu in float32 is off by" in unavailable_reason()
     assert left(folder) == []
     assert kernels() is not None
 

@@ -21,7 +21,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     monkeypatch.delenv("HEEDFUL_KERNELS")
-    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.setattr(library, "_library_or_reason", library._library_or_reason.__wrapped__)
 
 
 def compiler(folder: Path, text: str) -> str:
@@ -36,7 +36,7 @@ def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HEEDFUL_KERNELS", "off")
     assert kernels() is None and unavailable_reason() == "HEEDFUL_KERNELS is off"
     monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
-    with pytest.raises(HeedfulError, match='HEEDFUL_KERNELS is "fast": say on or off'):
+    with pytest.raises(HeedfulError, match='HEEDFUL_KERNELS is "fast": set it to on or off'):
         kernels()
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_built_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPa
 
 def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
-    assert kernels() is None and unavailable_reason() == "there is no C++ compiler here (there-is-no-such-thing)"
+    assert kernels() is None and unavailable_reason() == "no C++ compiler is installed (there-is-no-such-thing)"
 
 
 @pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
@@ -105,11 +105,11 @@ def test_a_damaged_library_is_built_again_once(
     (tmp_path / built.name).write_bytes(left(built.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
     assert kernels() is None and unavailable_reason().endswith(
-        f"{built.name} is damaged: there is no C++ compiler here (there-is-no-such-thing)"
+        f"{built.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
     )
     made = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
     monkeypatch.setenv("CXX", made)
-    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: building kernels for this processor"):
+    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: compiling kernels for this processor"):
         found = kernels()
     assert found is not None and check.find_error(found) == ""
     count = len((tmp_path / "calls").read_text())
@@ -122,7 +122,7 @@ def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CXX", f"env '{made}' -pipe")
     assert (
         kernels() is None
-        and unavailable_reason() == f"env {made} -pipe could not build the kernels: error: no such luck"
+        and unavailable_reason() == f"env {made} -pipe could not compile the kernels: error: no such luck"
     )
     assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
     monkeypatch.setenv("CXX", "g++ '-O2")
@@ -159,7 +159,7 @@ def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None
 
 def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
-    with pytest.warns(HeedfulWarning, match="building kernels for this processor"):
+    with pytest.warns(HeedfulWarning, match="compiling kernels for this processor"):
         kernels()
 
 

@@ -27,7 +27,7 @@ def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")  # nothing is built in its place
     monkeypatch.delenv("HEEDFUL_KERNELS")
-    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.setattr(library, "_library_or_reason", library._library_or_reason.__wrapped__)
 
 
 def compiled(folder: Path, canary: Path) -> bytes:
@@ -63,7 +63,7 @@ def path(tmp_path: Path, canary: Path) -> Path:
 
 def test_one_that_nobody_else_can_have_written_is_loaded(path: Path, canary: Path) -> None:
     """What the other tests expect not to happen does happen here; and a missing function is a reason."""
-    assert as_user(None, unavailable_reason) == f"{path} is no library of these kernels, as it has no heedful_lanes"
+    assert as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
     assert canary.exists()
 
 

@@ -33,7 +33,7 @@ def test_gated(tmp_path: Path, architecture: str) -> None:
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_7_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Path) -> None:
+def test_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Path) -> None:
     """As google publishes it: tie_word_embeddings is false, lm_head differs from shared; no width^-0.5."""
     theirs = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64, **GATED)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -72,7 +72,7 @@ def resaved(tmp_path: Path) -> Any:
     return eager(theirs).eval()
 
 
-def test_7_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) -> None:
+def test_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) -> None:
     ours = heedful.load(tmp_path / "resaved", dtype=torch.float64)
     assert ours.config.head == NextToken(tied=False)
     ids, types = sequences("t5")
@@ -87,7 +87,7 @@ def test_7_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) 
     assert heedful.load(tmp_path / "resaved", head="encoder").model.decoder is None
 
 
-def test_7_version_1_1_that_is_tied(tmp_path: Path, resaved: Any) -> None:
+def test_version_1_1_that_is_tied(tmp_path: Path, resaved: Any) -> None:
     """As transformers 5 makes and saves it: no output of its own, or the same again."""
     tensors = load_file(tmp_path / "resaved/model.safetensors")
     for output in ({}, {"lm_head.weight": tensors["shared.weight"].clone()}):
@@ -109,7 +109,7 @@ def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int],
         heedful.load(tmp_path)
 
 
-def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
+def test_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5Model")
     ours = heedful.load(tmp_path)
     assert {name for name in ours.named_tensors() if "relations" in name} == {
@@ -121,7 +121,7 @@ def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: 
     assert {block.cross.scale for block in ours.model.decoder.blocks} == {1.0}  # type: ignore[union-attr]
 
 
-def test_7_float16_overflows(tmp_path: Path) -> None:
+def test_float16_overflows(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5Model")
     with pytest.warns(heedful.HeedfulWarning, match="overflow in float16: load it in bfloat16 or float32"):
         heedful.load(tmp_path, dtype=torch.float16)
@@ -147,7 +147,7 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     assert tagger.model.decoder is None and tagger(Packed.of([[5, 6, 7]])).shape == (3, 2)
     assert with_head(heedful.load(tmp_path / "whole"), "token_classification", labels=["a", "b"]).model.decoder is None
     with pytest.raises(
-        heedful.HeedfulError, match='the head "sequence_classification" of this family reads the decoder, and this'
+        heedful.HeedfulError, match='the head "sequence_classification" of this family reads the decoder, but this'
     ):
         with_head(encoder, "sequence_classification", labels=["a", "b"])
 

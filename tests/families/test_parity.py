@@ -88,7 +88,7 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
 
     table = FAMILIES[family].table(ours.config.model, ours.config.head)
     bare = architecture == FAMILIES[family].bare
-    named = {FAMILIES[family].inner_name(n, bare): p for n, p in theirs.state_dict(keep_vars=True).items()}
+    named = {FAMILIES[family].table_name(n, bare): p for n, p in theirs.state_dict(keep_vars=True).items()}
     gradients = to_our_names(
         table,
         {

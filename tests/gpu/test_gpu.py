@@ -42,7 +42,7 @@ KINDS = {  # which precisions each kernel is checked in
     "varlen": (torch.bfloat16, torch.float16),
     "grouped": (torch.float64, torch.float32, torch.bfloat16),
     "fused": (torch.float64, torch.float32, torch.bfloat16),
-    "products": (torch.float64, torch.float32, torch.bfloat16),
+    "bmm": (torch.float64, torch.float32, torch.bfloat16),
     "flex": (torch.float32, torch.bfloat16),
 }
 

@@ -101,12 +101,16 @@ def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_
             assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
             assert ("of its queries" in found["from"]) == (name == "structured")
             assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
-    over = with_head(bare(AttentionPooling(over=UntrainedSelfAttention())), "sequence_classification", labels=("bad", "good")).eval()
+    over = with_head(
+        bare(AttentionPooling(over=UntrainedSelfAttention())), "sequence_classification", labels=("bad", "good")
+    ).eval()
     assert PageAPI([Inspection(over, text)])("prediction", {})["attention"] is not None
 
 
 def test_of_two_labels_with_one_score_both_have_reasons() -> None:
-    loaded = with_head(bare(AttentionPooling(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1).eval()
+    loaded = with_head(
+        bare(AttentionPooling(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1
+    ).eval()
     bad, good = (PageAPI([Inspection(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
     mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
     assert np.abs(other).max() > 0 and np.allclose(mine, -other)
@@ -145,7 +149,9 @@ def test_bytes_are_read_as_characters() -> None:
 def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     run = make(tmp_path / "run", "single")
     final = heedful.load(run)
-    CheckpointManager(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named_tensors().items()}, {})
+    CheckpointManager(run / "state").commit(
+        3, {f"model/{name}": each + 1 for name, each in final.named_tensors().items()}, {}
+    )
     folder = run / "state" / "step-00000003"
     for name, each in heedful.load(folder).named_tensors().items():
         assert torch.equal(each, final.named_tensors()[name] + 1), name

@@ -26,7 +26,7 @@ from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
 from heedful.look.word_vectors import analogy, contextual_similarity
 from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
 from heedful.model.config import EmbeddingConfig, NextToken
-from heedful.model.stack import AttentionContext, Block, LayerContext
+from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
 from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_onednn
 from heedful.packed import Packed
 from heedful.tasks.seq2seq import GenerationConfig
@@ -139,13 +139,12 @@ def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -
     def at_once(block: Block, x: torch.Tensor, sight: AttentionContext, placed: LayerContext) -> torch.Tensor | None:
         return None if sight.trace is not None else torch.zeros_like(x)
 
-    for block in loaded.model.encoder.blocks:
-        block.at_once = at_once
+    loaded.model.execution = ExecutionOptions(fused_block=at_once)
     for one, other in zip(plain, block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
         assert one.vectors.keys() == other.vectors.keys()
     with torch.no_grad(), gated_heads(loaded.model, gates):
         assert torch.equal(loaded.model(batch), masked)
-    assert all(block.at_once is at_once for block in loaded.model.encoder.blocks)
+    assert loaded.model.execution.fused_block is at_once
 
 
 def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:

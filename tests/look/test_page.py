@@ -374,16 +374,16 @@ def test_layers_and_heads_that_are_not_there_are_refused(
     tmp_path: Path, asks: PageAPI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for layers, heads, told in (
-        ([1, 99], None, r"layers \[99\] were asked for, but there are 2, from 0"),
-        (None, [-1], r"heads \[-1\] were asked for, but there are 4, from 0"),
+        ([1, 99], None, r"layers \[99\] do not exist; give numbers from 0 to 1"),
+        (None, [-1], r"heads \[-1\] do not exist; give numbers from 0 to 3"),
         ([], None, "layers is empty"),
     ):
         with pytest.raises(heedful.HeedfulError, match=told):
             page.render_html(asks, layers=layers, heads=heads)
     run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
     for more, told in (
-        (["the cat", "--html", str(file), "--layer", "99"], "layers [99] were asked for, but there are 2, from 0"),
-        (["the cat", "--html", str(file), "--head", "4"], "heads [4] were asked for, but there are 4, from 0"),
+        (["the cat", "--html", str(file), "--layer", "99"], "layers [99] do not exist; give numbers from 0 to 1"),
+        (["the cat", "--html", str(file), "--head", "4"], "heads [4] do not exist; give numbers from 0 to 3"),
         (["the cat", "--layer", "0"], "--layer was given: "),
         (["the cat", "--json"], "--json was given: they are for the report of --heads DATA"),
         (

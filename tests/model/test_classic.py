@@ -158,7 +158,9 @@ def test_the_penalty_is_the_norm_of_frobenius() -> None:
     loss = task.loss(loaded, task.batch(samples, [0, 0]))
     packed = task.batch(samples, [0, 0]).packed
     plain = -2 * loaded(packed)[0].log_softmax(-1)[1].item()
-    assert loss.sum.item() == pytest.approx(plain + head.penalty(loaded.hidden_states(packed), packed).sum().item(), rel=1e-6)
+    assert loss.sum.item() == pytest.approx(
+        plain + head.penalty(loaded.hidden_states(packed), packed).sum().item(), rel=1e-6
+    )
 
 
 TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the end": "bad", "not bad .": "good"}
@@ -180,7 +182,9 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     embedding = EmbeddingConfig(vocabulary=11, width=4, positions=Learned(count=20), dropout=0.5)
     config = ClassicConfig(embedding=embedding, encoder=stack, reader=READERS["structured"], frozen=True)
     loaded = with_head(
-        create(BundleConfig(family="heedful-classic", model=config), TOKENIZER), "sequence_classification", labels=("a", "b")
+        create(BundleConfig(family="heedful-classic", model=config), TOKENIZER),
+        "sequence_classification",
+        labels=("a", "b"),
     )
     body: Any = loaded.model
     learning = {name.split(".")[0] for name, each in loaded.named_tensors().items() if each.requires_grad}
@@ -227,5 +231,5 @@ def test_what_is_refused() -> None:
         StructuredPooling(hops=0)
     with pytest.raises(HeedfulError, match="reinit_layers is 1, but this model has 0 blocks"):
         with_head(bare(BagPooling()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
-    with pytest.raises(HeedfulError, match="trace: weights, q were asked for, but this model has none of these"):
+    with pytest.raises(HeedfulError, match="trace: this model has no weights, q"):
         bare(BagPooling(over=UntrainedSelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))

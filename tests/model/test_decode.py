@@ -1,4 +1,4 @@
-"""Writing: greedy, beams and samples against transformers' generate, and against decoding without a cache."""
+"""Text generation: greedy, beam search and sampling against transformers' generate, and without a KV cache."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
     [
         (BeamSearch(num_beams=3, num_return_sequences=3), {}),
         (BeamSearch(num_beams=4, num_return_sequences=2, length_penalty=0.4), {"length_penalty": 0.4}),
-        (BeamSearch(num_beams=2, num_return_sequences=2, early_stopping="full"), {"early_stopping": True}),
+        (BeamSearch(num_beams=2, num_return_sequences=2, early_stopping=True), {"early_stopping": True}),
         (
-            BeamSearch(num_beams=3, num_return_sequences=3, early_stopping="sure", length_penalty=2.0),
+            BeamSearch(num_beams=3, num_return_sequences=3, early_stopping="never", length_penalty=2.0),
             {"early_stopping": "never", "length_penalty": 2.0},
         ),
         (
-            BeamSearch(num_beams=3, num_return_sequences=3, normalization="none", early_stopping="sure"),
+            BeamSearch(num_beams=3, num_return_sequences=3, normalization="none", early_stopping="never"),
             {"early_stopping": "never", "length_penalty": 0.0},
         ),
     ],
@@ -232,8 +232,8 @@ HOWS: list[DecodingMethod] = [
     Sampling(temperature=1.5),
     Sampling(temperature=0.8, top_k=20, top_p=0.9),
     BeamSearch(num_beams=3, num_return_sequences=3),
-    BeamSearch(num_beams=2, num_return_sequences=2, early_stopping="full"),
-    BeamSearch(num_beams=4, early_stopping="sure", length_penalty=2.0),
+    BeamSearch(num_beams=2, num_return_sequences=2, early_stopping=True),
+    BeamSearch(num_beams=4, early_stopping="never", length_penalty=2.0),
 ]
 
 
@@ -334,7 +334,7 @@ def test_what_cannot_be_written() -> None:
         generate(ours.model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]]))
     with pytest.raises(heedful.HeedfulError, match=r"sequences \[1\] are empty"):
         generate(ours.model, ours.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
-    with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it writes"):
+    with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it generates"):
         generate(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
     for wrong in ({"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
@@ -342,7 +342,7 @@ def test_what_cannot_be_written() -> None:
     for strength in (float("nan"), 1e9):
         with pytest.raises(heedful.HeedfulError, match=r"strength is .*; expected a number from -10 to 10"):
             BeamSearch(length_penalty=strength)
-    with pytest.raises(heedful.HeedfulError, match="best is 3 of 2 beams; expected 1 to the width"):
+    with pytest.raises(heedful.HeedfulError, match="num_return_sequences is 3"):
         BeamSearch(num_beams=2, num_return_sequences=3)
 
 
@@ -391,7 +391,7 @@ def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
     how = BeamSearch(
-        num_beams=4, num_return_sequences=4, normalization="gnmt", length_penalty=1.5, early_stopping="sure"
+        num_beams=4, num_return_sequences=4, normalization="gnmt", length_penalty=1.5, early_stopping="never"
     )
     for written in generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
         scores = [each.score for each in written]

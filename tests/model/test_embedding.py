@@ -1,4 +1,4 @@
-"""What enters the first block, and what is refused before it."""
+"""The input embedding, and the batches that it refuses."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def refusal(model: nn.Module, *batches: Packed) -> str:
 
 def test_sequences_longer_than_the_positions_are_refused() -> None:
     embedding = Embedding(replace(EMBEDDING, positions=Learned(count=6, offset=2)), 16)
-    expected = "sequence 0 has 5 tokens, but the model has positions for 4: cut it into windows or truncate it"
+    expected = "sequence 0 has 5 tokens, but the model has positions for 4: split it into windows or truncate it"
     assert refusal(embedding, SOURCE) == expected
     assert Embedding(replace(EMBEDDING, positions=Learned(count=7, offset=2)), 16)(SOURCE).shape == (9, 16)
 
 
 @pytest.mark.parametrize("bad", [30, -1])
 def test_unknown_token_ids_are_refused(bad: int) -> None:
-    expected = f"token id {bad} was given, but this model knows 0 to 29: was the batch made with another tokenizer?"
+    expected = f"token id {bad} is unknown; this model knows 0 to 29: was the batch made with another tokenizer?"
     assert refusal(Embedding(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
 
 
 def test_unknown_types_are_refused() -> None:
     embedding = Embedding(replace(EMBEDDING, types=2), 16)
-    expected = "type id 2 was given, but this model knows 0 to 1: was the batch made with another tokenizer?"
+    expected = "type id 2 is unknown; this model knows 0 to 1: was the batch made with another tokenizer?"
     assert refusal(embedding, Packed.of([[1, 2]], types=[[0, 2]])) == expected

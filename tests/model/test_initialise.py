@@ -1,4 +1,4 @@
-"""Fresh weights: which law, which seed, and what stays zero."""
+"""Initialisation: distributions, seeds, and what stays zero."""
 
 from __future__ import annotations
 

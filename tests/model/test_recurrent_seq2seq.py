@@ -1,4 +1,4 @@
-"""Two recurrent nets against plain loops over the papers' formulas; packed, alone, token by token; beams by trial."""
+"""The recurrent encoder and decoder against plain loops; packed, alone, token by token; beam search by trial."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> No
 
 
 @torch.no_grad()
-def test_trap_16_a_window_as_wide_as_the_text_is_global_attention() -> None:
+def test_a_window_as_wide_as_the_text_is_global_attention() -> None:
     """And what is drawn in training is one place, the same for the same seed."""
     everywhere = made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
     near = made(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
@@ -222,7 +222,7 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
     loaded, most, stop = made(WRITERS["additive"], vocabulary=5), 3, 0
     assert loaded.head is not None
     sources = [[1, 2, 3], [4]]
-    how = BeamSearch(num_beams=64, num_return_sequences=1, normalization=penalty, early_stopping="full")
+    how = BeamSearch(num_beams=64, num_return_sequences=1, normalization=penalty, early_stopping=True)
     texts = [
         [*begun, end] for n in range(most) for begun in product(range(1, 5), repeat=n) for end in range(5)
         if end == stop or n == most - 1
@@ -268,7 +268,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(HeedfulError, match=told):
             RecurrentSeq2Seq(**wrong)
-    with pytest.raises(HeedfulError, match="which does not look at keys, but local_m attention compares some of them"):
+    with pytest.raises(HeedfulError, match="local_m attention compares some of them"):
         LocalM(score="location")
     with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 places"):
         made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
@@ -276,20 +276,20 @@ def test_what_is_refused() -> None:
         )
     loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
     for trace, told in (
-        (Trace(what=["q", "weights", "states"]), "trace: q, states were asked for, but this model has weights alone"),
-        (Trace(layers=[0, 1]), r"trace: layers \[1\] were asked for, but there are 1, from 0"),
-        (Trace(heads=[2]), r"trace: heads \[2\] were asked for, but there are 1, from 0"),
-        (Trace(sequences=[5]), r"trace: sequences \[5\] were asked for, but there are 5, from 0"),
+        (Trace(what=["q", "weights", "states"]), "trace: this model has no q, states; it has weights alone"),
+        (Trace(layers=[0, 1]), r"trace: layers \[1\] do not exist; give numbers from 0 to 0"),
+        (Trace(heads=[2]), r"trace: heads \[2\] do not exist; give numbers from 0 to 0"),
+        (Trace(sequences=[5]), r"trace: sequences \[5\] do not exist; give numbers from 0 to 4"),
     ):
         with pytest.raises(HeedfulError, match=told):
             loaded.model(*read, trace=trace)
     loaded = made(WRITERS["plain"])
-    with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
+    with pytest.raises(HeedfulError, match="trace: this model has no weights"):
         loaded.model(*read, trace=Trace())
-    with pytest.raises(HeedfulError, match='writes texts: it has the head "language_model" alone'):
+    with pytest.raises(HeedfulError, match="generates text"):
         with_head(loaded, "sequence_classification", labels=("a", "b"))
-    with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
+    with pytest.raises(HeedfulError, match="this model needs a target"):
         loaded.model(Packed.of(SOURCE))
     stack = StackConfig(width=6, layers=1, heads=1, head_width=6, inner_width=6)
-    with pytest.raises(HeedfulError, match="recurrent nets that write learn their own words"):
+    with pytest.raises(HeedfulError, match="train their own words"):
         ClassicConfig(embedding=EmbeddingConfig(vocabulary=9, width=6), encoder=stack, reader=RecurrentSeq2Seq())

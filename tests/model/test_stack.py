@@ -23,7 +23,7 @@ from heedful.model.config import (
     Sinusoidal,
     StackConfig,
 )
-from heedful.model.stack import Block, Transformer
+from heedful.model.stack import Block, ExecutionOptions, Transformer
 from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
 
@@ -287,11 +287,9 @@ def test_a_window_reaches_as_far_as_it_says() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute: bool) -> None:
     model, wanted = build(config), torch.tensor([8, 0, 3, 4])  # in any order, of some sequences
-    stack = model.encoder or model.decoder
-    assert stack is not None
-    stack.recompute = recompute
+    model.execution = ExecutionOptions(gradient_checkpointing=recompute)
     found = []
-    for rows in (model(SOURCE)[wanted], model(SOURCE, wanted=wanted)):
+    for rows in (model(SOURCE)[wanted], model(SOURCE, output_rows=wanted)):
         model.zero_grad()
         (rows**3).sum().backward()
         found.append([rows, *(each.grad for each in model.parameters())])
@@ -301,18 +299,18 @@ def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute
 
 def test_a_decoder_beside_an_encoder_gives_the_rows_that_are_asked_for() -> None:
     model, wanted = build(BOTH), torch.tensor([6, 1])
-    assert torch.equal(model(SOURCE, TARGET, wanted=wanted), model(SOURCE, TARGET)[wanted])
+    assert torch.equal(model(SOURCE, TARGET, output_rows=wanted), model(SOURCE, TARGET)[wanted])
 
 
 def test_no_others_leave_the_last_block() -> None:
     """Nor with rows that only fill up, which are not wanted."""
     model = build(replace(BOTH, decoder=None)).eval()
-    model.fills = True
+    model.execution = ExecutionOptions(pad_to_bucket=True)
     seen: list[int] = []
     for block in model.encoder.blocks if model.encoder else ():
         block.mlp.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     with torch.no_grad():
-        rows = model(Packed.of([[1] * 100, [2] * 33]), wanted=torch.tensor([0, 100]))
+        rows = model(Packed.of([[1] * 100, [2] * 33]), output_rows=torch.tensor([0, 100]))
     assert rows.shape == (2, 16) and seen == [136, 2]
 
 

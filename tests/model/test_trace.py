@@ -58,7 +58,7 @@ def test_weights_and_states_are_theirs(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_53_scores_are_products_and_weights_their_softmax(tmp_path: Path, family: str) -> None:
+def test_scores_are_products_and_weights_their_softmax(tmp_path: Path, family: str) -> None:
     """And with the values they give what goes on."""
     _, ours = loaded_of(tmp_path, family)
     batch, trace = packed(family), Trace(what=EVERYTHING)
@@ -116,9 +116,9 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
     some = Trace(what=["q", "states"], layers=[0])
     ours.model(batch, target(ours, batch), trace=some)
     assert not calls and {key[:2] for key in some.states} == {("encoder", 0), ("decoder", 0)}
-    with pytest.raises(heedful.HeedfulError, match=r"trace: heads \[4\] were asked for, but there are 4, from 0"):
+    with pytest.raises(heedful.HeedfulError, match=r"trace: heads \[4\] do not exist; give numbers from 0 to 3"):
         ours.model(batch, target(ours, batch), trace=Trace(heads=[4]))
-    with pytest.raises(heedful.HeedfulError, match=r"trace: layers \[4, -1\] were asked for, but there are 4, from 0"):
+    with pytest.raises(heedful.HeedfulError, match=r"trace: layers \[4, -1\] do not exist; give numbers from 0 to 3"):
         ours.model(batch, target(ours, batch), trace=Trace(layers=[0, 4, -1]))
     last = Trace(what=["states"], layers=[4])  # what comes out of the last block
     ours.model(batch, target(ours, batch), trace=last)

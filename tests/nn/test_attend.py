@@ -18,7 +18,7 @@ from heedful.nn.attend import KERNELS, REFERENCE, attend, choose_kernel, explain
 from heedful.nn.kernels import Kernel
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
-OTHERS = ("varlen", "lined", "native", "flash", "grouped", "flex")  # tested beside; native: in test_native.py
+OTHERS = ("varlen", "dense_cache", "native", "flash", "grouped", "flex")  # tested beside; native: in test_native.py
 CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in OTHERS]
 Tensors = tuple[Tensor, Tensor, Tensor]
 
@@ -259,7 +259,7 @@ def test_an_unknown_kernel_is_refused(given: str, hint: str) -> None:
     known = ", ".join(kernel.name for kernel in (*KERNELS, REFERENCE))
     with pytest.raises(HeedfulError) as caught:
         choose_kernel(q, k, v, call, given)
-    assert str(caught.value) == f'there is no attention kernel "{given}"{hint}; known: auto, {known}'
+    assert str(caught.value) == f'"{given}" is no attention kernel{hint}; known: auto, {known}'
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -310,9 +310,9 @@ def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
         ((8, 4, 32), (8, 4, 16), (8, 4, 16), Layout.of([0, 8]), r"k \[8, 4, 16\] and v \[8, 4, 16\]; expected"),
         ((8, 4, 32), (8, 4, 32), (5, 4, 32), Layout.of([0, 8]), r"v \[5, 4, 32\]; expected"),
         ((8, 32), (8, 32), (8, 32), Layout.of([0, 8]), r"expected \[queries, heads, width\]"),
-        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 5]), "of 5 query rows and of key rows up to 5, and there"),
-        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 12]), "of 12 query rows .* there are 8 and 8: give the"),
-        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 8], [0, 3, 9]), "of key rows up to 9"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 5]), "has 5 query rows and key rows up to 5"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 12]), "has 12 query rows .* but q has 8"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 8], [0, 3, 9]), "key rows up to 9"),
         ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 9, 8]), "sequence 1 has the query rows 9 to 8"),
         ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout(((0, 3), (4, 8)), ((0, 3), (3, 8))), "expected query rows from 3"),
         ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout(((0, 8),), ((-1, 8),)), "key rows -1 to 8"),

@@ -272,7 +272,7 @@ def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
         ({"dtype": torch.float64}, "float32 and bfloat16"),
         ({"width": 20}, "not 20"),
         ({"keys": ((0, 4), (2, 6))}, "same keys"),
-        ({"scale": -1.0}, "scale is to be 0 or more"),
+        ({"scale": -1.0}, "scale must be 0 or more"),
     ],
 )
 def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
@@ -286,7 +286,7 @@ def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
 def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     from heedful.csrc import library
 
-    monkeypatch.setattr(library, "_found", lambda: "none today")
+    monkeypatch.setattr(library, "_library_or_reason", lambda: "none today")
     q = drawn(6, 2, 32)
     assert "none today" in attending.cannot_attend(q, q, q, AttentionArgs(layout=layout_of([6]), scale=1.0))
     assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None

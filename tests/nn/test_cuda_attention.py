@@ -64,7 +64,7 @@ def test_flash_is_told_what_the_reference_computes(
 
 
 def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
-    assert cuda._lacks() == ""
+    assert cuda._missing_arguments() == ""
     layout = layout_of([7, 30], [7, 33])
     shapes = [(37, 4, 64), (40, 4, 64), (40, 4, 64)]
     q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
@@ -149,7 +149,7 @@ def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         (halves, table, 0.0, "flex", "flex"),
         (halves, table, 0.1, "flex", "grouped"),
         (narrow, table, 0.0, "flex", "grouped"),
-        (halves, values, 0.1, "", "products"),
+        (halves, values, 0.1, "", "bmm"),
         (singles, None, 0.0, "", "grouped"),
         (singles, None, 0.1, "", "grouped"),
     ):
@@ -182,8 +182,8 @@ def test_values_of_another_width_are_left_to_blocks() -> None:
 
 
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "TAKES", (*cuda.TAKES, "softcap"))
-    said = cuda._lacks.__wrapped__()
+    monkeypatch.setattr(cuda, "REQUIRED_ARGUMENTS", (*cuda.REQUIRED_ARGUMENTS, "softcap"))
+    said = cuda._missing_arguments.__wrapped__()
     assert said == f"PyTorch {torch.__version__} has another operator for it, without softcap"
 
 

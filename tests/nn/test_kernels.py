@@ -19,7 +19,7 @@ from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
-OTHERS = ("varlen", "lined", "native")  # tested beside; native: in test_native.py
+OTHERS = ("varlen", "dense_cache", "native")  # tested beside; native: in test_native.py
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
 HEADS, WIDTH, REACH = 2, 8, 5
 
@@ -230,7 +230,7 @@ def test_the_global_seed_decides_what_is_dropped(kernel: Any) -> None:
 
 def test_who_cannot_drop_says_so() -> None:
     layout = layout_of([4], [4])
-    assert "products" in {kernel.name for kernel in DROPPING}
+    assert "bmm" in {kernel.name for kernel in DROPPING}
     for kernel in CPU_KERNELS:
         if kernel not in DROPPING:
             with pytest.raises(HeedfulError, match="it has no dropout"):
@@ -305,8 +305,8 @@ def test_lined_equals_the_reference(bias: str) -> None:
         tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
         given, trained = draw_bias(bias, layout)
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
-        assert choose_kernel(*tensors, call).name == "lined"
-        (lined,) = (kernel for kernel in KERNELS if kernel.name == "lined")
+        assert choose_kernel(*tensors, call).name == "dense_cache"
+        (lined,) = (kernel for kernel in KERNELS if kernel.name == "dense_cache")
         assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12
 
 
@@ -319,7 +319,7 @@ def test_when_keys_are_not_in_lines() -> None:
         (Layout(((0, 2), (2, 4)), ((0, 2), (2, 3)), stride=2), "some queries see no key"),
     ):
         with pytest.raises(HeedfulError, match=reason):
-            attend(rows, rows, rows, layout, scale=1.0, causal=True, backend="lined")
+            attend(rows, rows, rows, layout, scale=1.0, causal=True, backend="dense_cache")
 
 
 def test_keys_that_several_sequences_share_have_their_gradients_summed() -> None:

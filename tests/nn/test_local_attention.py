@@ -44,7 +44,7 @@ class Counted(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("radius", [0, 1, 2, 7, 50])
-def test_trap_16_restricted_is_attend_with_a_window(radius: int) -> None:
+def test_restricted_is_attend_with_a_window(radius: int) -> None:
     q, k, v = draw(SELF, 2, 3)
     ours = restricted(q, k, v, SELF, radius=radius, scale=0.7)
     theirs = attend(q, k, v, SELF, scale=0.7, window=radius, backend="reference")
@@ -56,7 +56,7 @@ def test_trap_16_restricted_is_attend_with_a_window(radius: int) -> None:
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one, other, strict=True))
 
 
-def test_trap_16_the_cost_of_restricted_attention_is_linear() -> None:
+def test_the_cost_of_restricted_attention_is_linear() -> None:
     """Numbers that are made, and kept for backward: twice as many for twice the rows, and no tensor of n x n."""
     found = []
     for n in (64, 128, 256):
@@ -80,9 +80,9 @@ def test_what_is_refused_and_what_is_empty() -> None:
     assert restricted(q[:0], k[:0], v[:0], Layout.of([0, 0]), radius=1, scale=1.0).shape == (0, 2, 3)
     with pytest.raises(HeedfulError, match="radius is -1; expected a whole number from 0"):
         restricted(q, k, v, SELF, radius=-1, scale=1.0)
-    with pytest.raises(HeedfulError, match="of rows to their neighbours: the queries and keys must be one"):
+    with pytest.raises(HeedfulError, match="compares rows with their neighbours"):
         restricted(q[:8], k[:8], v[:8], CROSS, radius=1, scale=1.0)
-    with pytest.raises(HeedfulError, match="location scores do not look at them"):
+    with pytest.raises(HeedfulError, match="location scores ignore keys"):
         local_monotonic(Location(width=3, longest=9).double(), q[:8, 0], k[:6, 0], v[:6, 0], CROSS, radius=1)
     with pytest.raises(HeedfulError, match="radius is 0; expected a whole number from 1"):
         LocalPredictive(dot, width=3, inner_width=2, radius=0)

@@ -1,4 +1,4 @@
-"""Relations: buckets, rotary, Shaw's and Transformer-XL's terms, each against its formula written as a loop."""
+"""Relative positions: buckets, rotary, Shaw's and Transformer-XL's terms, each against its formula as a loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(types: bool = False) -> tuple[Packed, Tensor, Tensor, Tensor]:
     return batch, *(torch.randn(len(batch.tokens), HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
 
 
-def test_7_buckets_are_the_published_ones() -> None:
+def test_buckets_are_the_published_ones() -> None:
     gaps = torch.tensor([-200, -128, -127, -64, -20, -16, -9, -8, -7, -1, 0, 1, 7, 8, 9, 16, 20, 64, 127, 128, 200])
     both = [15, 15, 15, 14, 10, 10, 8, 8, 7, 1, 0, 17, 23, 24, 24, 26, 26, 30, 31, 31, 31]
     causal = [31, 31, 31, 26, 17, 16, 9, 8, 7, 1, 0, *[0] * 10]
@@ -80,9 +80,9 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 
 
 @pytest.mark.parametrize("values", [False, True])
-@pytest.mark.parametrize("backend", ["reference", "products"])
+@pytest.mark.parametrize("backend", ["reference", "bmm"])
 @pytest.mark.parametrize("reach", [2, 30])
-def test_17_shaw(values: bool, backend: str, reach: int) -> None:
+def test_shaw(values: bool, backend: str, reach: int) -> None:
     """Clipped distances: 2 k + 1 vectors, one table for keys and one for values, in each layer."""
     batch, q, k, v = made()
     relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()

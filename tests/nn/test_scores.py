@@ -83,7 +83,7 @@ def softmax(numbers: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_trap_15_each_score_is_its_formula(name: str) -> None:
+def test_each_score_is_its_formula(name: str) -> None:
     """Also with masks: a causal one leaves query 0 of 3 x 4 the keys 0 and 1, and nothing of what it may not see."""
     score, (q, k, v) = SCORES[name](), draw()
     for causal in (False, True):
@@ -100,7 +100,7 @@ def test_trap_15_each_score_is_its_formula(name: str) -> None:
     assert (out[3:5] == 0).all(), "queries without a key"
 
 
-def test_trap_15_how_scores_are_related() -> None:
+def test_how_scores_are_related() -> None:
     q, k, _ = draw()
     one = align(cosine, 100 * q, k, LAYOUT)
     assert all((block.abs() <= 1 + 1e-12).all() for block in one)
@@ -111,7 +111,7 @@ def test_trap_15_how_scores_are_related() -> None:
     assert torch.equal(general(q, k), dot(q, k)) and torch.equal(scaled_dot(q, k), dot(q, k) / math.sqrt(WIDTH))
     location = filled(Location(width=WIDTH, longest=5))
     assert torch.equal(location(q, k[:4]), location(q, 9 + k[:4]))
-    with pytest.raises(HeedfulError, match="a sequence has 7 keys, but location scores know 5 places: make them with"):
+    with pytest.raises(HeedfulError, match="a sequence has 7 keys, but location scores know 5 positions"):
         location(q, k)
     blocks = soft_weights((location(q, k[:4]),))
     assert torch.allclose(blocks[0].sum(-1), torch.ones(6).double(), atol=1e-12)
@@ -140,7 +140,7 @@ def test_scaled_products_are_what_attend_computes() -> None:
     assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-def test_trap_16_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
+def test_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
     q, k, v = (each.requires_grad_() for each in draw())
     sees = visible_pairs(LAYOUT, causal=True)
     chosen = hard_weights(align(dot, q, k, LAYOUT), sees)

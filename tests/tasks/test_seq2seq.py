@@ -185,9 +185,9 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
 @KINDS
 def test_beams_and_samples(kind: str) -> None:
     _, loaded, _ = pair(kind)
-    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(how=BeamSearch(num_beams=3, num_return_sequences=3), max_new_tokens=5))(
-        ["red one"]
-    )
+    (answer,) = heedful.Engine(
+        loaded, writing=GenerationConfig(how=BeamSearch(num_beams=3, num_return_sequences=3), max_new_tokens=5)
+    )(["red one"])
     assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
     texts = {
         heedful.Engine(loaded, writing=GenerationConfig(how=Sampling(temperature=3.0), max_new_tokens=5, seed=seed))(

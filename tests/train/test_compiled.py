@@ -99,7 +99,7 @@ for compile in (False, True):
     trainer = Trainer(kept.loaded, kept.objective, kept.samples, replace(kept.settings, compile=compile))
     steps.append([trainer.advance().record for _ in range(3)])
     count = len(made)
-    trainer.loaded.rows(kept.objective.batch(list(kept.samples[:2]), [0, 0]).packed)
+    trainer.loaded.hidden_states(kept.objective.batch(list(kept.samples[:2]), [0, 0]).packed)
     assert len(made) == count, "answers are given by the blocks as they are"
 assert made and steps[0] == steps[1], steps
 print("done")

@@ -110,7 +110,7 @@ def test_lag_refuses_float64_and_unknown_names() -> None:
 
 
 def test_lag_without_kernels_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_found", lambda: "no compiler")
+    monkeypatch.setattr(library, "_library_or_reason", lambda: "no compiler")
     with pytest.raises(HeedfulError, match="rows of table cannot lag: no compiler"):
         Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2)).lag("table")
 
@@ -179,7 +179,7 @@ def test_the_kernel_writes_no_number_outside_of_the_chosen_rows(
 def test_updates_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = trainer()
     steps = list(mine)
-    monkeypatch.setattr(library, "_found", lambda: "off")
+    monkeypatch.setattr(library, "_library_or_reason", lambda: "off")
     plain = trainer()
     for one, other in zip(steps, plain, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=2e-5)

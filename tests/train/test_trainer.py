@@ -447,7 +447,9 @@ def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
 
 def gradients(made: Trainer) -> Tensor:
     made._gradients(made.order.turn(0))
-    return torch.cat([tensor.grad.flatten() for tensor in made.loaded.named_tensors().values() if tensor.grad is not None])
+    return torch.cat(
+        [tensor.grad.flatten() for tensor in made.loaded.named_tensors().values() if tensor.grad is not None]
+    )
 
 
 def test_products_in_bfloat16() -> None:

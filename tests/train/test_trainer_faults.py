@@ -195,7 +195,7 @@ REAL = """
 import resource, sys, warnings
 import torch
 from pathlib import Path
-from heedful.checkpoint import Config, create
+from heedful.checkpoint import BundleConfig, create
 from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
@@ -205,7 +205,7 @@ torch.set_num_threads(1)
 embedding = EmbeddingConfig(vocabulary=50, width=256, positions=Learned(count=256), types=2, padding=0, norm="layer")
 encoder = StackConfig(width=256, layers=2, heads=4, head_width=64, inner_width=1024)
 model = ModelConfig(embedding=embedding, encoder=encoder)
-loaded = create(Config(family="heedful", model=model, head=Classes(labels=("a", "b"))), None, seed=1)
+loaded = create(BundleConfig(family="heedful", model=model, head=Classes(labels=("a", "b"))), None, seed=1)
 task = Classify(tokenizer=None, limit=256, labels=("a", "b"))
 samples = [Sample.of([[7] * 256], [[0] * 256], target=number % 2) for number in range(64)]
 halve = sys.argv[1] == "halve"

@@ -138,7 +138,9 @@ def _notes(loaded: ModelBundle, config: Mapping[str, Any], limit: int | None) ->
 # -- the comparison -------------------------------------------------------------------------------------------
 
 
-def _differences(loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None) -> dict[str, float]:
+def _differences(
+    loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
+) -> dict[str, float]:
     """The largest difference of each output from the packed model's, as a part of the latter's largest number."""
     session = _session(data)
     generator = np.random.default_rng(0)
@@ -182,7 +184,9 @@ def _as(wanted: Any, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[
     return numbers.reshape(-1, 2, numbers.shape[-1]) if len(wanted.shape) == 3 else numbers
 
 
-def _packed(loaded: ModelBundle, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]) -> list[Tensor]:
+def _packed(
+    loaded: ModelBundle, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]
+) -> list[Tensor]:
     """What the packed model says of the tokens that are shown, an output at a time."""
     ids, kinds = ([row[there].tolist() for row, there in zip(grid, shown, strict=True)] for grid in (tokens, types))
     batch, head = Packed.of(ids, kinds), loaded.config.head

@@ -79,7 +79,7 @@ class Graph:
         """The whole as onnx has it, with notes in its metadata."""
         from onnx import TensorProto, checker, helper, numpy_helper
 
-        from heedful import __version__
+        from heedful._version import __version__
 
         nodes = [
             helper.make_node(node.kind, node.inputs, several, several[0], **dict(node.attributes))

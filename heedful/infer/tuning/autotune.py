@@ -20,7 +20,7 @@ from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
-from heedful.model.stack import Attention, Block
+from heedful.model.stack import Block, ExecutionOptions
 from heedful.nn.attend import KERNELS, attend_with
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.nn.inference_linear import (
@@ -95,14 +95,13 @@ def autotune(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 _exchange(stack.blocks, way.linears)
-        model.fills = way.linears == "laid"
-    if model.encoder is not None:
-        for each in model.encoder.modules():
-            if isinstance(each, Attention) and way.attention:
-                each.kernel = way.attention
-        for block in model.encoder.blocks:
-            if isinstance(block, Block) and can_fuse(block):
-                block.at_once = FusedBlock()
+    blocks = [] if model.encoder is None else list(model.encoder.blocks)
+    fuses = way.attention in ("", "native") and any(isinstance(block, Block) and can_fuse(block) for block in blocks)
+    model.execution = ExecutionOptions(
+        encoder_kernel=way.attention,
+        fused_block=FusedBlock() if fuses else None,
+        pad_to_bucket=model.execution.pad_to_bucket if way.linears == "plain" else way.linears == "laid",
+    )
     return way
 
 
@@ -189,7 +188,7 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
     call = AttentionArgs(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
 
-    times = median_times({name: partial(attend_with, q, k, v, replace(call, first=name)) for name in names})
+    times = median_times({name: partial(attend_with, q, k, v, replace(call, preferred=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
 

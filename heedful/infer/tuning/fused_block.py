@@ -49,18 +49,18 @@ class _Made(NamedTuple):
 
 
 class FusedBlock:
-    """What a block asks before it computes part by part; made for one block, of whose weights it keeps the places."""
+    """Computes a block of a model in one call; keeps the addresses of the weights of each block."""
 
     def __init__(self) -> None:
-        self._made: _Made | None = None
+        self._described: dict[int, _Made] = {}  # by the identity of the block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the block has its weights elsewhere, and so has the block once it was sent to a process."""
-        self._made = None
+        """Forget the addresses: a copy of a block has its weights elsewhere, and so has a block sent to a process."""
+        self._described.clear()
         return FusedBlock, ()
 
     def __call__(self, block: Block, x: Tensor, sight: AttentionContext, placed: LayerContext) -> Tensor | None:
-        """The block's rows; None: it has to be computed part by part."""
+        """Return the block's rows, or None if it has to be computed part by part."""
         if torch.is_grad_enabled() or block.training:
             return None
         if sight.cache is not None or sight.memory is not None or sight.trace is not None:
@@ -76,11 +76,12 @@ class FusedBlock:
         heads = x[:, None]
         if cannot_attend(heads, heads, heads, call):
             return None
-        if self._made is None or _places(self._made.norms) != self._made.places:
-            self._made = _described(block) if can_fuse(block) else None
-        if self._made is None:
-            return None
-        described = ctypes.addressof(self._made.block)
+        made = self._described.get(id(block))
+        if made is None or _places(made.norms) != made.places:
+            if not can_fuse(block):
+                return None
+            made = self._described[id(block)] = _described(block)
+        described = ctypes.addressof(made.block)
         found, where = kernels(), span_table(sight.layout)
         assert found is not None
         z, space = torch.empty_like(x), empty(found.block_space(described, len(x)), dtype=torch.uint8)
@@ -111,7 +112,6 @@ def can_fuse(block: Block) -> bool:
         and not block.norm_first
         and not hasattr(block, "cross")
         and not mlp.gated
-        and attention.kernel in ("", "native")
         and all(isinstance(each, NativeLinear) or (isinstance(each, Int8Linear) and each.panels) for each in layers)
         and (mlp.up.gelu if isinstance(mlp.up, NativeLinear) else mlp.up.activation == "gelu")
         and all(isinstance(each, nn.LayerNorm) and each.weight.dtype == torch.float32 for each in norms)

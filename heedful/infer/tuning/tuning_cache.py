@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-import heedful
 from heedful import cache
+from heedful._version import __version__
 from heedful.csrc import kernels
 from heedful.device import CPU
 from heedful.errors import HeedfulWarning
@@ -29,7 +29,7 @@ def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
         "processor": dict(sorted(torch.cpu.get_capabilities().items())),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "versions": [heedful.__version__, torch.__version__],
+        "versions": [__version__, torch.__version__],
         "kernels": found.path.stem if (found := kernels()) else None,
     }
 

@@ -95,7 +95,9 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
     return model
 
 
-def augmented_inputs(model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int) -> Iterator[Any]:
+def augmented_inputs(
+    model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int
+) -> Iterator[Any]:
     """Yield variants of all examples, `copies` times: texts, pairs of texts, or lists of words."""
     replacer = WordReplacer(model, settings)
     for turn in range(settings.copies):
@@ -175,7 +177,9 @@ class WordReplacer:
         if not at:
             return [[] for _ in encoded]
         head = getattr(self.model.head, "masked", self.model.head)
-        scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(at)), batch)[:, : len(self._words)].float()
+        scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(at)), batch)[
+            :, : len(self._words)
+        ].float()
         scores = scores.masked_fill(~self._words, -torch.inf)
         best, tokens = scores.topk(min(self.settings.top_k, int(self._words.sum())), -1)
         shares = best.softmax(-1).double().cumsum(-1)

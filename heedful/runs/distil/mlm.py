@@ -14,7 +14,6 @@ from typing import Any, overload
 
 from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
-from heedful.checkpoint.digest import weights_digest
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import derive_seed
 from heedful.device import CPU, resolve_device
@@ -117,7 +116,9 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDis
             )
     continued = not isinstance(preview.student, SizeStudent)
     defaults = pretrain_defaults("mlm", width_for_lr(preview.student, teacher), continued=continued)
-    defaults = replace(defaults, max_seq_length=min(defaults.max_seq_length, teacher.max_length or defaults.max_seq_length))
+    defaults = replace(
+        defaults, max_seq_length=min(defaults.max_seq_length, teacher.max_length or defaults.max_seq_length)
+    )
     settings = overrides.resolve(replace(MaskedDistilSettings(teacher="?"), pretrain=defaults)).settings
     longest = max(settings.pretrain.lengths)
     if teacher.max_length is not None and longest > teacher.max_length:
@@ -132,7 +133,7 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDis
 
 def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings, teacher: ModelBundle) -> None:
     """Write what the run is and the untrained student, or check that the run in the folder is the same."""
-    folder, about = run.folder, {"weights": weights_digest(teacher)}
+    folder, about = run.folder, {"weights": teacher.weights_digest()}
     accept_verdict_settings(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
         before, teacher_file = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TEACHER_FILE
@@ -242,7 +243,9 @@ class NumberedSamples(Sequence[Sample]):
 class TeacherLearner:
     """Learns the teacher's predictions of masked tokens beside the tokens themselves."""
 
-    def __init__(self, teacher: ModelBundle, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run) -> None:
+    def __init__(
+        self, teacher: ModelBundle, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run
+    ) -> None:
         self.teacher, self.pretrain, self.run = teacher, pretrain, run
         self._settings = settings
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import ModelBundle
-from heedful.checkpoint.digest import weights_digest
 from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
 from heedful.data.inputs.inherited_settings import columns_by_name, list_data_files
@@ -268,7 +267,7 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
     digest = sha256()
     for example in plan.unlabelled.examples:
         digest.update("\x1e".join(example.texts).encode(errors="backslashreplace") + b"\x1d")
-    about = {"weights": weights_digest(plan.teacher), "unlabelled": digest.hexdigest()}
+    about = {"weights": plan.teacher.weights_digest(), "unlabelled": digest.hexdigest()}
     path = folder / TEACHER_FILE
     if not path.exists():
         write_file(path, about)

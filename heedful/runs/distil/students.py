@@ -12,7 +12,7 @@ from torch import Tensor
 from heedful.checkpoint import BundleConfig, ModelBundle, assign, config_of, create, load, read_config
 from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError, ModelError, did_you_mean
-from heedful.families import FAMILIES, DEFAULT_FAMILIES
+from heedful.families import DEFAULT_FAMILIES, FAMILIES
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import (
     Learned,

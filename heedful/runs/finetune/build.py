@@ -71,7 +71,9 @@ def initial_model(
     return _scratch_encoder(init, list(_texts(source, counts)), seed, max_length or MAX_LENGTH, log)
 
 
-def _scratch_encoder(init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]) -> ModelBundle:
+def _scratch_encoder(
+    init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]
+) -> ModelBundle:
     """Make an encoder with random weights and a tokenizer of the texts; optionally pre-train it by masked tokens."""
     tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
     config = BundleConfig(family="heedful", model=_scratch_config(init, tokenizer, max_length))

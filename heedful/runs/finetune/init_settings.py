@@ -11,7 +11,15 @@ from typing import Literal
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import AttentionPooling, BagPooling, GlobalAttention, HardAttention, HierarchicalPooling, RecurrentSeq2Seq, RecurrentSeq2Seq
+from heedful.model.classic_config import (
+    AttentionPooling,
+    BagPooling,
+    GlobalAttention,
+    HardAttention,
+    HierarchicalPooling,
+    RecurrentSeq2Seq,
+    StructuredPooling,
+)
 from heedful.model.vaswani import PUBLISHED_SIZES, VaswaniSize
 
 HEAD_WIDTH = 32  # of a Scratch encoder
@@ -210,7 +218,9 @@ def _without_effect(writer: RecurrentSeq2Seq) -> None:
                 "rnn.feed says whether what was looked at goes into the next step, but look is none: leave "
                 "feed out, or look at something"
             )
-        case GlobalAttention() | HardAttention() as look if look.score != "location" and look.longest != GlobalAttention().longest:
+        case GlobalAttention() | HardAttention() as look if (
+            look.score != "location" and look.longest != GlobalAttention().longest
+        ):
             raise HeedfulError(
                 f'rnn.look.longest is of location scores, but look.score is "{look.score}", for which a text '
                 "may have any length: leave longest out, or set look.score=location"

@@ -15,7 +15,7 @@ from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
-from heedful.device import unused_gpu_note
+from heedful.device import resolve_dtype
 from heedful.objectives import Objective, Sample
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card

@@ -63,7 +63,7 @@ def seq2seq_model(
 
 
 def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | None = None) -> ModelConfig:
-    """BundleConfig of two recurrent nets; source, target and output share one embedding with entries of unit variance."""
+    """Configuration of a recurrent encoder and decoder that share an embedding of unit variance."""
     width = width or writer.width // 2
     words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
     return ClassicConfig(embedding=words, reader=writer)

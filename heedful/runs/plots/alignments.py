@@ -82,7 +82,9 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     if loaded.tokenizer is None or not loaded.needs_target:
         return None
     chosen: list[Alignment] = []
-    most = LONGEST if loaded.max_length is None else min(LONGEST, loaded.max_length - 1)  # one more token begins the target
+    most = (
+        LONGEST if loaded.max_length is None else min(LONGEST, loaded.max_length - 1)
+    )  # one more token begins the target
     for _, text, said in told:
         if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
             found = alignment(loaded, text, said)

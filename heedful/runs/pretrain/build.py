@@ -16,7 +16,7 @@ from heedful.data.corpus.documents import CorpusSettings
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.families import FAMILIES, DEFAULT_FAMILIES
+from heedful.families import DEFAULT_FAMILIES, FAMILIES
 from heedful.model.config import Learned, ModelConfig, StackConfig
 from heedful.model.initialise import skip_init
 from heedful.objectives import Sample, SelfSupervised

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from heedful.checkpoint import Loaded, load
+from heedful.checkpoint import ModelBundle, load
 from heedful.data.bad_rows import OnBadRow, Quarantine, Raise, RowErrors, Skip
 from heedful.data.corpus.build import Progress, build_corpus, contains_corpus
 from heedful.data.corpus.documents import DocumentReader, list_files
@@ -76,7 +76,7 @@ def _finished_corpus(settings: PretrainSettings) -> Corpus | None:
     return Corpus.open(paths[0]) if len(paths) == 1 and contains_corpus(paths[0]) else None
 
 
-def _tokenizer(settings: PretrainSettings, run: Run, init_model: Loaded | None) -> Tokenizer:
+def _tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | None) -> Tokenizer:
     """The tokenizer of the settings, the model or the corpus; if none has one, it is trained on the text."""
     if settings.tokenizer.path:
         tokenizer = Tokenizer.load(settings.tokenizer.path)

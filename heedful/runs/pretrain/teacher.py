@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from heedful.atomic_io import atomic_path, make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
-from heedful.checkpoint.digest import weights_digest
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
 from heedful.device import CPU, resolve_device
@@ -144,7 +143,7 @@ class TeacherRun:
 
     @cached_property
     def _digest(self) -> str:
-        return weights_digest(self.loaded)
+        return self.loaded.weights_digest()
 
     @cached_property
     def _ordinary(self) -> NDArray[np.bool_]:

@@ -67,7 +67,7 @@ def test_every_way_computes_the_same(
     given = packed(family)
     with torch.inference_mode():
         expected = our_rows(plain, given)
-        for attention in ("products", "fused"):
+        for attention in ("bmm", "fused"):
             taken(monkeypatch, linears="laid", attention=attention)
             autotune(changed, "float32")
             scale = expected.abs().max()
@@ -90,7 +90,7 @@ def test_laid_out_layers_write_the_same(
 ) -> None:
     save_tiny(tmp_path, family, architecture)
     plain, changed = load(tmp_path), load(tmp_path)
-    taken(monkeypatch, linears="laid", attention="products")
+    taken(monkeypatch, linears="laid", attention="bmm")
     autotune(changed, "float32")
     prompts = Packed.of([[5, 6, 7], [8]])
     given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
@@ -109,7 +109,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = Engine(folder)(["the cat sat"])
-    taken(monkeypatch, linears="laid", attention="products")
+    taken(monkeypatch, linears="laid", attention="bmm")
     engine = Engine(folder)
     save(engine.loaded, tmp_path / "saved")
     found = load(tmp_path / "saved").named_tensors()
@@ -120,7 +120,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
     rounded = Engine(load(folder))
     taken(monkeypatch, linears="rounded")
     autotune(rounded.loaded, "int8")
-    with pytest.raises(HeedfulError, match="answers in int8, its weights are rounded: load it anew"):
+    with pytest.raises(HeedfulError, match="computes in int8, its weights are rounded: load it again"):
         save(rounded.loaded, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     assert copy.deepcopy(rounded)(["the cat sat"]) == rounded(["the cat sat"])
@@ -128,7 +128,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
 
 def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Engine(folder)
-    taken(monkeypatch, linears="laid" if LAID else "plain", attention="products", why=("because",))
+    taken(monkeypatch, linears="laid" if LAID else "plain", attention="bmm", why=("because",))
     engine = Engine(folder)
     for one, other in zip(engine(["the cat sat", ""]), usual(["the cat sat", ""]), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
@@ -145,7 +145,7 @@ def test_fingerprints_are_of_what_was_loaded(
     """Where kernels can be used, some ways hold norms in float32."""
     found = []
     for linears, kernels in zip(ways, (None, "some"), strict=True):
-        monkeypatch.setattr(module, "usable", lambda weight, kernels=kernels: kernels)
+        monkeypatch.setattr(module, "usable_kernels", lambda weight, kernels=kernels: kernels)
         taken(monkeypatch, linears=linears)
         engine = open_in_precision(folder, precision)
         found.append(fingerprint(engine))
@@ -157,7 +157,7 @@ def test_fingerprints_are_of_what_was_loaded(
 
 def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Engine(folder).way
-    assert first is not None and first.attention in ("products", "fused") and len(first.why) == 2
+    assert first is not None and first.attention in ("bmm", "fused") and len(first.why) == 2
     assert len(list(measuring.iterdir())) == 1
     with monkeypatch.context() as patch:
         patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))

@@ -54,9 +54,8 @@ def rows(loaded: ModelBundle, batch: Packed = BATCH) -> Tensor:
         return loaded.hidden_states(batch)
 
 
-def at_once(loaded: ModelBundle) -> list[Any]:
-    assert loaded.model.encoder is not None
-    return [block.at_once for block in loaded.model.encoder.blocks]
+def fused(loaded: ModelBundle) -> Any:
+    return loaded.model.execution.fused_block
 
 
 @pytest.mark.parametrize("linears", ["panels", "rounded"])
@@ -68,11 +67,10 @@ def test_it_computes_what_the_parts_do(
     monkeypatch: pytest.MonkeyPatch, linears: str, batch: Packed, more: dict[str, Any]
 ) -> None:
     loaded = ready(monkeypatch, linears, **more)
-    assert all(at_once(loaded))
+    assert fused(loaded)
     found = rows(loaded, batch)
-    for block in loaded.model.encoder.blocks:  # type: ignore[union-attr]
-        assert block.at_once._made is not None  # it was taken
-        block.at_once = None
+    assert len(fused(loaded)._described) == len(loaded.model.encoder.blocks)  # type: ignore[union-attr]  # it was used
+    loaded.model.execution = replace(loaded.model.execution, fused_block=None)
     assert torch.equal(found, rows(loaded, batch))
 
 
@@ -81,14 +79,14 @@ def test_it_computes_what_the_parts_do(
 )
 def test_other_blocks_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     loaded = ready(monkeypatch, "panels", **more)
-    assert not any(at_once(loaded))
+    assert fused(loaded) is None
     plain = rows(ready(monkeypatch, "plain", **more)).float()
     assert (rows(loaded).float() - plain).norm() < 2e-2 * plain.norm()
 
 
 def test_heads_that_are_no_whole_vectors_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ready(monkeypatch, "rounded", heads=8, attention="")
-    assert not any(at_once(loaded))
+    assert fused(loaded) is None
     assert rows(loaded).isfinite().all()
 
 
@@ -105,13 +103,12 @@ def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ready(monkeypatch, "panels")
     expected = rows(loaded)
-    for each in at_once(loaded):
-        each._made = None
+    fused(loaded)._described.clear()
     trace = Trace()
     with torch.inference_mode():
         traced = loaded.hidden_states(BATCH, trace=trace)
     assert torch.equal(traced, expected)
-    assert all(each._made is None for each in at_once(loaded))
+    assert not fused(loaded)._described
 
 
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +129,8 @@ def test_weights_that_moved_are_not_read_where_they_were(
     def block(address: int, *rest: Any) -> None:  # stands for the kernel, also on a processor without bfloat16
         asked.append(_Block.from_buffer_copy(_Block.from_address(address)))
 
-    stand_in = replace(native, half=True, bytes=True, block=block)
-    monkeypatch.setattr(library, "_found", lambda: stand_in)
+    stand_in = replace(native, has_bfloat16=True, has_int8=True, block=block)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: stand_in)
     loaded = ready(monkeypatch, linears)
     assert loaded.model.encoder is not None
     rows(loaded)
@@ -152,8 +149,8 @@ def test_weights_that_moved_are_not_read_where_they_were(
 
 def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    stand_in = replace(native, half=True, bytes=True, block=lambda address, *rest: asked.append(address))
-    monkeypatch.setattr(library, "_found", lambda: stand_in)
+    stand_in = replace(native, has_bfloat16=True, has_int8=True, block=lambda address, *rest: asked.append(address))
+    monkeypatch.setattr(library, "_library_or_reason", lambda: stand_in)
     loaded = ready(monkeypatch, "panels")
     rows(loaded)
     assert asked

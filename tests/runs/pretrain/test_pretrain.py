@@ -668,7 +668,10 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
     assert started.tokenizer is not None
     settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
     pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, init_model=started)  # type: ignore[arg-type]
-    known, found = heedful.load(tmp_path / "first", head="pretraining").named_tensors(), build_model(pieces).named_tensors()
+    known, found = (
+        heedful.load(tmp_path / "first", head="pretraining").named_tensors(),
+        build_model(pieces).named_tensors(),
+    )
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 

@@ -1,4 +1,4 @@
-"""What real projects fell into, one test each; numbers are those of the list of traps in the design notes."""
+"""Details of published models that implementations get wrong, one test each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _values(family: str, architecture: str, **changed: object) -> dict[str, obje
     ("theirs", "ours"),
     [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu")],
 )
-def test_1_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: str) -> None:
+def test_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: str) -> None:
     model = save_tiny(tmp_path, "bert", "BertForMaskedLM", torch.float64, hidden_act=theirs)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     assert loaded.config.model.encoder is not None and loaded.config.model.encoder.activation == ours
@@ -40,12 +40,12 @@ def test_1_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: st
         assert (loaded(batch) - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
-def test_1_an_unknown_activation_is_named() -> None:
+def test_an_unknown_activation_is_named() -> None:
     with pytest.raises(heedful.HeedfulError, match=r"hidden_act is 'nope'; expected one of gelu, gelu_new"):
         read_config(_values("bert", "BertModel", hidden_act="nope"), "config.json")
 
 
-def test_2_eps_of_norms(tmp_path: Path) -> None:
+def test_eps_of_norms(tmp_path: Path) -> None:
     """1e-12 for BERT and, though its file does not say so, DistilBERT; RoBERTa's is in the file."""
     for family, architecture, eps in (
         ("bert", "BertModel", 1e-12),
@@ -57,7 +57,7 @@ def test_2_eps_of_norms(tmp_path: Path) -> None:
         assert norms and all(norm.eps == eps for norm in norms)
 
 
-def test_3_class_defaults_are_not_the_published_values() -> None:
+def test_class_defaults_are_not_the_published_values() -> None:
     """RobertaConfig() has eps 1e-12, 512 positions and 2 types; roberta-base has 1e-5, 514 and 1. Read the file."""
     default = transformers.RobertaConfig()
     assert (default.layer_norm_eps, default.max_position_embeddings, default.type_vocab_size) == (1e-12, 512, 2)
@@ -67,7 +67,7 @@ def test_3_class_defaults_are_not_the_published_values() -> None:
             read_config({name: value for name, value in values.items() if name != key}, "config.json")
 
 
-def test_4_positions_start_after_the_padding_id(tmp_path: Path) -> None:
+def test_positions_start_after_the_padding_id(tmp_path: Path) -> None:
     """[0, 5, 6, 2, 1, 1] has the positions [2, 3, 4, 5, 1, 1]; in a pack every sequence starts at 2 again."""
     embeddings = transformers.models.roberta.modeling_roberta.RobertaEmbeddings
     given = torch.tensor([[0, 5, 6, 2, 1, 1]])
@@ -85,14 +85,14 @@ def test_4_positions_start_after_the_padding_id(tmp_path: Path) -> None:
         loaded.model(Packed.of([[5] * 41]))
 
 
-def test_4_another_padding_id_shortens_the_length(tmp_path: Path) -> None:
+def test_another_padding_id_shortens_the_length(tmp_path: Path) -> None:
     save_tiny(tmp_path, "roberta", "RobertaModel", pad_token_id=3)
     loaded = heedful.load(tmp_path)
     with pytest.raises(heedful.HeedfulError, match="has 39 tokens, but the model has positions for 38"):
         loaded.model(Packed.of([[5] * 39]))
 
 
-def test_5_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
+def test_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
     """Token types in a shared batch neither break a model without them nor are lost for one that has them."""
     save_tiny(tmp_path / "student", "distilbert", "DistilBertForSequenceClassification")
     save_tiny(tmp_path / "teacher", "bert", "BertForSequenceClassification")
@@ -106,7 +106,7 @@ def test_5_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
     assert not any("types" in name or "pooler" in name for name in student.named_tensors())
 
 
-def test_10_zero_means_the_next_sentence(tmp_path: Path) -> None:
+def test_zero_means_the_next_sentence(tmp_path: Path) -> None:
     """NSP logit 0 is "follows": transformers' label 0 gives the loss of our logit 0."""
     theirs = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
     batch = packed("bert", (9,))
@@ -116,7 +116,7 @@ def test_10_zero_means_the_next_sentence(tmp_path: Path) -> None:
         assert torch.allclose(-scores.log_softmax(-1)[0, 0], loss, atol=1e-6)
 
 
-def test_10_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
+def test_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch = packed("bert")
@@ -127,7 +127,7 @@ def test_10_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
             assert (loaded(batch)[b] - expected).abs().max() < 1e-12
 
 
-def test_6_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
+def test_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
     """The map from embedding to model width, blocks by group, the vocabulary head at the embedding's width."""
     save_tiny(tmp_path, "albert", "AlbertForMaskedLM", num_hidden_groups=1, num_hidden_layers=6)
     loaded = heedful.load(tmp_path)
@@ -160,7 +160,7 @@ def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, archite
                 assert (out - right).abs().max() <= tolerance
 
 
-def test_8_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
+def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
     """Their batches are padded on the left; rows at the end are the same with and without padding."""
     theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
     ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("xlnet", (5, 9))
@@ -180,7 +180,7 @@ def test_8_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> N
         read_config(config | {"architectures": ["XLNetForQuestionAnswering"]}, "config.json")
 
 
-def test_9_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
+def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
     ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("gpt2", (5, 9))
     ids = batch.unpack(batch.tokens)
@@ -195,14 +195,14 @@ def test_9_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> 
     assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
 
 
-def test_21_only_the_original_scales_its_embedding() -> None:
+def test_only_the_original_scales_its_embedding() -> None:
     for kind, family in FAMILIES.items():
         for name, values in family.sizes.items():
             embedding = read_config({**values, "model_type": kind}, name).model.embedding
             assert embedding.scale == (embedding.width**0.5 if kind == "heedful" else 1.0), name
 
 
-def test_17_relative_positions_of_transformers_4(tmp_path: Path) -> None:
+def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     """transformers 5 accepts the key and ignores it; 4 adds q E[i - j] to the product, both divided by sqrt(d).
 
     Absolute positions are there too, and 4 does not add them.
@@ -242,7 +242,7 @@ def test_17_relative_positions_of_transformers_4(tmp_path: Path) -> None:
         read_config(_values("bert", "BertModel", position_embedding_type="relative_key_query"), "config.json")
 
 
-def test_19_initialisation_as_the_config_says() -> None:
+def test_initialisation_as_the_config_says() -> None:
     config = read_config(_values("bert", "BertModel", initializer_range=0.05), "config.json")
     assert config.model.initialisation == Normal(std=0.05)
     tokens = heedful.checkpoint.create(config).model.embedding.tokens.weight
@@ -307,7 +307,7 @@ def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
     assert read_config(values, "config.json", ignore=["hidden_sise"]).model.width == 32
 
 
-def test_13_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
+def test_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
     """Rows sum to 1; the weights are those of transformers' eager path; taking them changes nothing."""
     from heedful.nn.attend import attention_weights
     from heedful.nn.layout import AttentionArgs, Layout
@@ -337,7 +337,7 @@ ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_f2_odd_values_of_every_key(family: str) -> None:
+def test_odd_values_of_every_key(family: str) -> None:
     """A configuration that can be read, or a HeedfulError that names the file; nothing else, and nothing is built."""
     whole = _values(family, FAMILIES[family].bare)
     refused = 0

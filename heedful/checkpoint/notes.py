@@ -1,0 +1,60 @@
+"""heedful.json of a model folder: what Hugging Face's files have no place for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint.folder_json import read_json
+from heedful.errors import ModelError
+
+NOTES = "heedful.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notes:
+    """The values of heedful.json; see ModelBundle for what they are."""
+
+    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with
+    thresholds: dict[str, float] = field(default_factory=dict)
+    label_scaling: dict[str, float] = field(default_factory=dict)
+    text_suffix: str = ""
+    pairs: bool | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the values that are not the defaults."""
+        values = {name: getattr(self, name) for name in ("tokenizer", "thresholds", "label_scaling", "text_suffix")}
+        return {name: value for name, value in values.items() if value} | (
+            {} if self.pairs is None else {"pairs": self.pairs}
+        )
+
+
+def read_notes(folder: Path) -> Notes:
+    """Read heedful.json if the folder has it; raises ModelError for a value of another type."""
+    path = folder / NOTES
+    values = read_json(path) if path.exists() else {}
+    text_suffix, pairs = values.get("text_suffix", ""), values.get("pairs")
+    if not isinstance(text_suffix, str):
+        raise _wrong_type(path, "text_suffix", text_suffix, "a text")
+    if not isinstance(pairs, bool | None):
+        raise _wrong_type(path, "pairs", pairs, "true or false")
+    return Notes(
+        tokenizer=values.get("tokenizer"),
+        thresholds=_numbers(path, values, "thresholds"),
+        label_scaling=_numbers(path, values, "label_scaling"),
+        text_suffix=text_suffix,
+        pairs=pairs,
+    )
+
+
+def _numbers(path: Path, values: Mapping[str, Any], name: str) -> dict[str, float]:
+    numbers = values.get(name, {})
+    if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
+        raise _wrong_type(path, name, numbers, "names with a number each")
+    return {key: float(value) for key, value in numbers.items()}
+
+
+def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:
+    return ModelError(f"{path}: {name} is {value!r:.80}; expected {expected}")

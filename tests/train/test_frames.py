@@ -1,0 +1,44 @@
+"""The path from the training loop to the attention kernel is short enough to step through."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heedful
+from heedful.csrc import Kernels, library
+from tests.support.tiny_runs import trainer
+
+PACKAGE = str(Path(heedful.__file__).parent)
+MAX_FRAMES = 14
+
+
+def frames() -> list[str]:
+    """The functions of the package on the stack, outermost first."""
+    names, frame = [], sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            names.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return names[::-1]
+
+
+def test_a_training_step_reaches_the_attention_kernel_in_few_frames(
+    native: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def attention(*arguments: Any) -> None:
+        seen.append(frames())
+        native.attention(*arguments)
+
+    counting = replace(native, attention=attention)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: counting)
+    for step in trainer("classify", 0.1, max_steps=1):
+        assert step.loss > 0
+    assert seen, "attention was computed by the kernel"
+    assert max(map(len, seen)) <= MAX_FRAMES, max(seen, key=len)
