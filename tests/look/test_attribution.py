@@ -13,7 +13,7 @@ import heedful
 from heedful.checkpoint import BundleConfig, create
 from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
-from heedful.look.attribution import span_score
+from heedful.look.attribution import STEPS, _baseline, _scores, explained_score, integrated_gradients, span_score
 from heedful.look.decoding import decoding_report
 from heedful.look.head_report import head_report
 from heedful.look.inspection import Inspection, inspect_choices
@@ -165,3 +165,20 @@ def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
     assert found["measure"] == "" and "since there is no loss: " in found["said"]
     best = {each["name"]: each["patterns"][each["name"]]["lift"] for each in found["strongest"]}
     assert best["next"] == max(each["patterns"]["next"]["lift"] for each in found["heads"])
+
+
+def test_integrated_gradients_equal_captum(tmp_path: Path) -> None:
+    """Captum takes gradients at the same points with its method riemann_middle."""
+    captum = pytest.importorskip("captum.attr")
+    inspection = Inspection(heedful.load(make(tmp_path / "single", "single")), "the cat sat on the mat")
+    loaded = inspection.loaded.eval()
+    score = explained_score(inspection)
+
+    def forward(embeddings: torch.Tensor) -> torch.Tensor:
+        return _scores(inspection, score.score, embeddings.flatten(0, 1), len(embeddings))
+
+    with torch.no_grad():
+        x, baseline = (loaded.model.embedding(batch)[None] for batch in (inspection.source, _baseline(inspection)))
+    expected = captum.IntegratedGradients(forward).attribute(x, baseline, n_steps=STEPS, method="riemann_middle")
+    values = integrated_gradients(inspection, score.score, score.name).values
+    assert torch.allclose(values, expected[0].sum(-1).float(), atol=1e-5) and float(values.abs().max()) > 1e-3
