@@ -65,8 +65,7 @@ def integrated_gradients(
 
     x are the embeddings of the text, and b those of the text with each token that is not special replaced by the mask
     token (or the unknown token, if there is no mask). Values are summed over the width. Gradients are taken in the
-    middle of each step. Computed here, since captum would
-    be a dependency for a few lines; a test compares the two.
+    middle of each step. Computed here, since captum would be a dependency for a few lines; a test compares the two.
 
     Args:
         score: The score to explain.
