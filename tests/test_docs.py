@@ -27,13 +27,14 @@ from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COURSE = sorted((ROOT / "docs" / "course").glob("d?.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "course").glob("*.md"))]
 EPOCHS = 0.3  # of fine-tuning, instead of those that the pages' commands make
 HERE = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "ROUNDS", 5)
@@ -151,6 +152,20 @@ def test_the_road_names_what_is_there() -> None:
             assert there or name.startswith("heedful "), name
         assert all((ROOT / "examples" / name).exists() for name in re.findall(r"`([^`]+)`", example)), example
         assert all(name in STUDIES or name.startswith("heedful ") for name in re.findall(r"`([^`]+)`", where)), where
+
+
+@pytest.mark.parametrize("page", COURSE, ids=lambda page: f"course-{page.name}")
+def test_a_page_of_the_course_names_what_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert 1200 <= len(text.split()) <= 2200 and text.count("assert ") >= 3
+    for name in re.findall(r"`([\w.]+(?:/[\w.]+)*(?:\.py|/))`", text):
+        assert any((ROOT / start / name).exists() for start in ("heedful", "")), name
+    for names, file in re.findall(r"((?:`\w+`(?:, | and )?)+) in `([\w/]+\.py)`", text):
+        source = (ROOT / "heedful" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"\b{name}\b", source), (name, file)
+    for study in re.findall(r"heedful study (\w+)", text):
+        assert study in STUDIES, study
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,0 +1,47 @@
+"""Hierarchical attention: words make sentences, sentences make the document, and both steps are attention.
+
+u = tanh(W h + b), weights = softmax(u q), s = sum of weight times h, with one trained query q for words and another for
+sentences (Yang et al. 2016, section 2.2). Here no recurrent net runs over the words or the sentences.
+"""
+
+import torch
+from torch import nn
+
+from heedful import Packed
+from heedful.model.classic_config import Hierarchical
+from heedful.model.pooling import HierarchicalReader
+
+WIDTH, INNER, STOP = 6, 4, 9
+DOCUMENTS = [[5, 6, STOP, 7, 8, 5, STOP], [6, STOP]]  # token 9 ends a sentence
+
+
+def read(rows: torch.Tensor, layer: nn.Linear, query: torch.Tensor) -> torch.Tensor:
+    """One vector of rows [n, width]: their mean, weighted by how well they match the query."""
+    weights = (layer(rows).tanh() @ query).softmax(0)
+    return weights @ rows
+
+
+def main() -> torch.Tensor:
+    """Return the vector of each document, after comparing it with the library's."""
+    torch.manual_seed(0)
+    reader = HierarchicalReader(Hierarchical(over=None, sentences=None, inner=INNER, ends=(STOP,)), WIDTH)
+    for parameter in reader.parameters():
+        nn.init.normal_(parameter)
+    words, sentences = reader.words, reader.sentences
+    vectors = nn.Embedding(10, WIDTH)
+    made = []
+    with torch.no_grad():
+        for document in DOCUMENTS:
+            rows, start, found = vectors(torch.tensor(document)), 0, []
+            for end in [place + 1 for place, token in enumerate(document) if token == STOP]:
+                found.append(read(rows[start:end], words.key, words.queries[0]))
+                start = end
+            made.append(read(torch.stack(found), sentences.key, sentences.queries[0]))
+        batch = Packed.of(DOCUMENTS)
+        library = reader(vectors(batch.tokens), batch)[:, 0]
+    assert torch.allclose(torch.stack(made), library, atol=1e-6)
+    return library
+
+
+if __name__ == "__main__":
+    print(main())
