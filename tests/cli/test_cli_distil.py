@@ -33,7 +33,7 @@ def test_the_verdict_is_printed(
     assert run(*command, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["models"]["student"]["precision"] == "float32"
     for wrong, said in (
-        (["--student", "bag", "--min-quality", "90%"], "--student names one"),
+        (["--student", "bag", "--min-quality", "90%"], "--student names a student"),
         (["--min-quality", "130%"], '"130%"'),
         (["--max-latency", "soon"], '"soon"'),
         (["--loss", "hard"], '"hard"'),

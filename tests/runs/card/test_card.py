@@ -165,7 +165,7 @@ def test_what_the_numbers_are_of(tmp_path: Path) -> None:
     found, lines = classified()
     text = card(tmp_path, found, dev=lines)
     assert "95 % intervals from 1,000 bootstrap replicates" in text
-    assert "those of step 250 of 300, the best on dev; so the numbers of dev are a little too good, and those" in text
+    assert "those of step 250 of 300, the best on dev; so the numbers of dev are slightly optimistic, and those" in text
     assert "There is no test split" not in text
     del found["splits"]["test"]
     chosen = "There is no test split: what is known comes from dev, by which the model was chosen."
@@ -187,7 +187,7 @@ def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, load_best: bool) -> 
     settings = {"task": {"kind": "multiple", "thresholds": "tuned"}, "fit": {"load_best_at_end": load_best}}
     seeds = [{"seed": 1, "best_step": 9, "steps": 10, "seconds": 2.0, "splits": {"dev": 0.5}}]
     text = card(tmp_path, results | {"settings": settings, "seeds": seeds, "seed": 1})
-    assert ", and thresholds were fitted on dev; so the numbers of dev are a little too good." in text
+    assert ", and thresholds were fitted on dev; so the numbers of dev are slightly optimistic." in text
     chosen = "by which the model was chosen and " if load_best else ""
     assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
     extract = made.results("qa", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
@@ -392,7 +392,7 @@ def test_what_it_says_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], t
     if task == "embed":
         parts = [modules.Transformer(str(folder)), modules.Pooling(32, pooling_mode="mean")]
         SentenceTransformer(modules=parts, device="cpu").save(str(folder))
-    said = "\n".join("\n".join(part) for part in usage(task, ours=False, pairs=pairs and task != "tag"))
+    said = "\n".join("\n".join(part) for part in usage(task, heedful_only=False, pairs=pairs and task != "tag"))
     said = said.replace("path/to/model", str(folder))
     codes = re.findall(r"```python\n(.*?)\n```", said, re.DOTALL)
     assert len(codes) == 2
