@@ -67,7 +67,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (finetune, pretrain):
         monkeypatch.setattr(module, "fit", fit)
     for place in (trainer_module, folder, distil, distil_masked, pretrain_teacher):
-        monkeypatch.setattr(place, "device_of", lambda asked: META if asked == "cuda" else torch.device(asked))
+        monkeypatch.setattr(place, "resolve_device", lambda asked: META if asked == "cuda" else torch.device(asked))
     host = torch.Tensor.cpu
     monkeypatch.setattr(
         torch.Tensor, "cpu", lambda each: torch.ones_like(each, device="cpu") if each.is_meta else host(each)

@@ -201,9 +201,9 @@ def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monke
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
     said = Messages()
     given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
-    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)
     assert tune("classify", given, run, auto, reporter=Leaves(1)).status == "interrupted"
-    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: False)
     done = tune("classify", given, run, auto, reporter=said)
     assert (done.status, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert (
@@ -222,7 +222,7 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
         def gather(self, value: Any) -> list[Any]:
             return [value, (told[-1], "float32")]  # that a rank reads something else, counts for nothing
 
-    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)
     for others, expected in ((True, "bfloat16"), (False, "float32")):
         told.append(others)
         asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
