@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import files, folder_of, hub
+from heedful.checkpoint import atomic_folder, folder_of, hub, safetensors_files
 from heedful.checkpoint.folder_json import read_json
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -193,7 +193,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(copy: Path) -> None:
 
 
 def test_a_tensor_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
-    slot = files.Slot(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
+    slot = safetensors_files.Slot(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
     slot.file.touch()
     with pytest.raises(HeedfulError, match="not enough memory for a"):
         read_tensors({"a": slot}, torch.float32)
@@ -702,9 +702,9 @@ def test_a_full_disk_leaves_nothing_or_the_old(
         patch.setattr("heedful.checkpoint.saving.save_file", full)
         with pytest.raises(HeedfulError, match=r"nothing of it was kept: .*No space left on device"):
             heedful.save(loaded, target, overwrite=old)
-    for stage in ("_sync", "_put"):  # the last moments
+    for stage in ("_sync", "_replace"):  # the last moments
         with monkeypatch.context() as patch:
-            patch.setattr(files, stage, lambda *each: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            patch.setattr(atomic_folder, stage, lambda *each: (_ for _ in ()).throw(OSError(5, "Input/output error")))
             with pytest.raises(HeedfulError, match="Input/output error"):
                 heedful.save(loaded, target, overwrite=old)
     assert listing(tmp_path) == before
@@ -719,7 +719,7 @@ def test_when_the_new_folder_cannot_be_moved_the_old_one_comes_back(
 ) -> None:
     loaded, target = heedful.load(folder), tmp_path / "out"
     heedful.save(loaded, target)
-    before, move, calls = listing(tmp_path), files.os.replace, []
+    before, move, calls = listing(tmp_path), safetensors_files.os.replace, []
 
     def replace(source: Path, goal: Path) -> None:
         calls.append(source)
@@ -728,7 +728,7 @@ def test_when_the_new_folder_cannot_be_moved_the_old_one_comes_back(
         move(source, goal)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "replace", replace)
+        patch.setattr(safetensors_files.os, "replace", replace)
         with pytest.raises(HeedfulError, match="Input/output error"):
             heedful.save(loaded, target, overwrite=True)
     assert len(calls) == 3
@@ -775,7 +775,7 @@ def test_what_a_killed_process_left_goes_with_the_next_save(
                 os.kill(os.getpid(), signal.SIGKILL)
             move(source, goal)
 
-        monkeypatch.setattr(files.os, "replace", replace)
+        monkeypatch.setattr(safetensors_files.os, "replace", replace)
         try:
             heedful.save(loaded, target, overwrite=True)
         finally:

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
-from heedful.checkpoint import pickles, unpickle_child
+from heedful.checkpoint import unpickle, unpickle_child
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS
 from heedful.checkpoint.unpickle import PICKLE, PICKLE_INDEX, Unpickled, convert_pickles
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -375,7 +375,7 @@ def test_it_is_said_when_the_network_is_in_reach(
         shutil.copy(tmp_path / WEIGHTS, files[0][1])
         return Unpickled(tensors=3, network="Operation not permitted")
 
-    monkeypatch.setattr(pickles, "_read_in_child", in_child)
+    monkeypatch.setattr(unpickle, "_read_in_child", in_child)
     with pytest.warns(HeedfulWarning, match=r"with the network in reach \(Operation not permitted\)"):
         convert_pickles(folder, tmp_path / "out")
     assert str(Unpickled(tensors=3, network="")) == "3 tensors were read in a child process without network"
@@ -405,7 +405,7 @@ def test_the_child_is_not_trusted(case: str, folder: Path, tmp_path: Path, monke
     code, message = FAKES[case]
     (tmp_path / "child.py").write_text(code)
     torch.save({}, folder / PICKLE)
-    monkeypatch.setattr(pickles, "_CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(unpickle, "_CHILD", tmp_path / "child.py")
     run = subprocess.run
     if case == "no end":
         monkeypatch.setattr(subprocess, "run", lambda *each, **more: run(*each, **more | {"timeout": 0.5}))

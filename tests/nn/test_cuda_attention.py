@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heedful.nn import attend as attend_module
-from heedful.nn import cuda, kernels
+from heedful.nn import cuda_attention, kernels
 from heedful.nn.attend import REFERENCE, choose_kernel, explain
 from heedful.nn.cuda_attention import CUDA, TILE, make_tiles
 from heedful.nn.layout import AttentionArgs, Layout, RelativeBias
@@ -55,7 +55,7 @@ def as_documented(
 def test_flash_is_told_what_the_reference_computes(
     lengths: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "_operator", lambda: as_documented)
+    monkeypatch.setattr(cuda_attention, "_operator", lambda: as_documented)
     layout = layout_of(*lengths)
     tensors = draw(layout)
     for causal, window in WINDOWS if layout.rows < 100 else WINDOWS[3:4]:
@@ -64,7 +64,7 @@ def test_flash_is_told_what_the_reference_computes(
 
 
 def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
-    assert cuda._missing_arguments() == ""
+    assert cuda_attention._missing_arguments() == ""
     layout = layout_of([7, 30], [7, 33])
     shapes = [(37, 4, 64), (40, 4, 64), (40, 4, 64)]
     q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
@@ -97,7 +97,7 @@ def test_grouped_drops_weights_after_the_softmax(bias: str) -> None:
 def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(cuda, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(cuda_attention, "_compiled", lambda: flex_attention)
     for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
         layout = layout_of(*LENGTHS[name])
         tensors, (given, _) = [each.detach() for each in draw(layout)], draw_bias(bias, layout)
@@ -182,8 +182,8 @@ def test_values_of_another_width_are_left_to_blocks() -> None:
 
 
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "REQUIRED_ARGUMENTS", (*cuda.REQUIRED_ARGUMENTS, "softcap"))
-    said = cuda._missing_arguments.__wrapped__()
+    monkeypatch.setattr(cuda_attention, "REQUIRED_ARGUMENTS", (*cuda_attention.REQUIRED_ARGUMENTS, "softcap"))
+    said = cuda_attention._missing_arguments.__wrapped__()
     assert said == f"PyTorch {torch.__version__} has another operator for it, without softcap"
 
 

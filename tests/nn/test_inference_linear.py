@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.nn import linear as module
+from heedful.nn import inference_linear as module
 from heedful.nn.inference_linear import FUSED, Int8Linear, OneDnnLinear, cannot_use_onednn, quantize_rows
 
 SIZES = [(1, 8, 5), (3, 48, 32), (70, 32, 96), (1000, 64, 48)]  # rows, width, out
