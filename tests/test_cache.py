@@ -239,8 +239,8 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
 def held(path: Path) -> Iterator[int]:
     """Another process holds the lock for as long as its input is open."""
     program = (
-        "import sys; from pathlib import Path; from heedful.cache import locked\n"
-        "with locked(Path(sys.argv[1]), 'working'): print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from heedful.cache import lock\n"
+        "with lock(Path(sys.argv[1]), 'working'): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -26,7 +26,7 @@ def test_it_is_small_and_read_by_its_name() -> None:
     loaded = heedful.load(BUNDLED_ENCODER)
     assert loaded.source == BUNDLED_ENCODER and loaded.max_length == 512
     assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
-    assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lower_cases
+    assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lowercases
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert f"{loaded.count():,} parameters" in card and "@" not in re.sub(r"\S+@\S+", "", card)
     assert all(part in card for part in ("CC BY-SA", "SST-2", "Limits", *SENTENCES))

@@ -528,7 +528,7 @@ def test_ids_names_and_decoding(words: Tokenizer) -> None:
     ids = words.encode("hello, unaffable").ids
     assert words.decode(ids) == "hello, unaffable"
     assert words.decode(ids, skip_special=False) == "[CLS] hello, unaffable [SEP]"
-    assert words.lower_cases is True and words.max_length is None
+    assert words.lowercases is True and words.max_length is None
     again = pickle.loads(pickle.dumps(words))
     assert again.encode(("hello", "the")) == words.encode(("hello", "the")) and again.fingerprint == words.fingerprint
 
@@ -565,7 +565,7 @@ def test_published_vocabularies_equal_transformers_and_the_rules(name: str, data
     lower = "uncased" in name
     with pytest.warns(HeedfulWarning, match="lower-cased" if lower else "kept in its case"):
         tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.lower_cases is lower
+    assert tokenizer.lowercases is lower
     oracle = transformers.BertTokenizerFast.from_pretrained(str(tmp_path), do_lower_case=lower)
     texts = random_texts(1000, set())
     texts += ["The quick brown fox jumps over the lazy dog's back.", "Zürich is unaffable, [MASK] it?", "#hashtag 東京"]

@@ -50,7 +50,7 @@ def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
     write_pieces(tmp_path, pieces(["H", "S", "É", "é", "##É", "中", "中文"]), config)
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
-    assert tokenizer.lower_cases == json.loads(config)["do_lower_case"]
+    assert tokenizer.lowercases == json.loads(config)["do_lower_case"]
     assert tokenizer.max_length == (64 if "64}" in config else None)
 
 
@@ -115,7 +115,7 @@ def test_a_published_folder_equals_transformers() -> None:
     assert json.loads((folder / "tokenizer.json").read_text())["truncation"]["max_length"] == 128
     tokenizer = Tokenizer.load(folder)
     same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(folder)))
-    assert len(tokenizer.encode("the " * 600)) == 602 and tokenizer.lower_cases
+    assert len(tokenizer.encode("the " * 600)) == 602 and tokenizer.lowercases
     assert (tokenizer.size, tokenizer.special.first, tokenizer.special.mask) == (30522, 101, 103)
 
 
@@ -295,7 +295,7 @@ def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
 def test_case_is_read_off_the_vocabulary_when_nothing_says_it(extra: list[str], lower: bool, tmp_path: Path) -> None:
     with pytest.warns(HeedfulWarning, match="do_lower_case is not in tokenizer_config.json"):
         tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(extra), None))
-    assert tokenizer.lower_cases is lower
+    assert tokenizer.lowercases is lower
 
 
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:

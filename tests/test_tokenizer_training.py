@@ -52,13 +52,13 @@ def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_case_and_accents_follow_the_settings(kind: Any) -> None:
     plain = train_tokenizer(TEXTS, settings(kind, lower_case=True))
-    assert plain.encode("ÅNGSTRÖM").ids == plain.encode("angstrom").ids and plain.lower_cases
+    assert plain.encode("ÅNGSTRÖM").ids == plain.encode("angstrom").ids and plain.lowercases
     cased = train_tokenizer(TEXTS, settings(kind, lower_case=False))
-    assert cased.encode("Ångström").ids != cased.encode("angstrom").ids and not cased.lower_cases
+    assert cased.encode("Ångström").ids != cased.encode("angstrom").ids and not cased.lowercases
     accents = train_tokenizer(TEXTS, settings(kind, lower_case=True, strip_accents=False))
     assert accents.encode("ÅNGSTRÖM").ids == accents.encode("ångström").ids != accents.encode("angstrom").ids
     published = train_tokenizer(TEXTS, settings(kind))
-    assert bool(published.lower_cases) is (kind == "wordpiece")
+    assert bool(published.lowercases) is (kind == "wordpiece")
 
 
 def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
@@ -81,9 +81,9 @@ def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer import TokenizerSettings, train_tokenizer
 settings = TokenizerSettings(algorithm=sys.argv[2], vocab_size=int(sys.argv[3]), limit_alphabet=25)
-trained = train([Path(sys.argv[1])], settings)
+trained = train_tokenizer([Path(sys.argv[1])], settings)
 names = [trained.name(number) for number in range(trained.size)]
 assert "transformers" not in sys.modules
 print(trained.fingerprint if sys.argv[2] != "unigram" else names)

@@ -1,4 +1,4 @@
-"""Layer 5: data. Files, folders and objects become typed examples; what was found out is stated."""
+"""Data: files, folders and objects in memory as typed examples; corpora; sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad rows: an error at the first one, or set aside in a file and counted."""
+"""Rows that cannot be used: raise at the first one, or skip them, count them and write them to a quarantine file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
 LONGEST_TEXT = 200  # characters of a bad row that are kept
 KEPT = 20  # bad rows for a report
@@ -16,11 +16,11 @@ KEPT = 20  # bad rows for a report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A row that cannot be used: where it stands, why, and how it begins."""
+    """A row that cannot be used: its file, line and column, the reason, and its beginning."""
 
     file: str
     line: int
-    column: str  # a name, a number from 1, a place in JSON; "": the whole row
+    column: str  # name, number from 1, or path in JSON; "": the whole row
     reason: str
     text: str
 
@@ -29,7 +29,7 @@ class BadRow:
 
 
 class CellError(Exception):
-    """What is wrong with one cell of a row; whoever knows the row makes a `BadRow` of it."""
+    """Raised for one cell; the reader of the row turns it into a `BadRow`."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,27 +39,27 @@ class CellError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raise:
-    """The first bad row is an error."""
+    """Policy: the first bad row raises DataError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quarantine:
-    """Bad rows are left out and written to a new file, one JSON object a line."""
+    """Policy: skip bad rows and append them to a new file, one JSON object per line."""
 
     file: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skip:
-    """Bad rows are left out and counted, and the first of them kept for a report."""
+    """Policy: skip bad rows, count them, and keep the first ones for a report."""
 
 
-OnBadRow = Literal["raise", "skip"]  # the first bad row is an error, or bad rows are set aside and counted
+OnBadRow = Literal["raise", "skip"]  # the setting of the command line
 BadRowPolicy = Raise | Quarantine | Skip
 
 
 def remove_quarantine(path: Path) -> None:
-    """Remove what was set aside at an earlier time; a file of anything else stays."""
+    """Remove the quarantine file of an earlier run; a file with other content is left alone."""
     try:
         with path.open(encoding="utf-8") as file:
             first = json.loads(file.readline())
@@ -70,20 +70,29 @@ def remove_quarantine(path: Path) -> None:
 
 
 class RowErrors:
-    """Meets bad rows as its policy says, and counts each of them once, however often the file is read."""
+    """Handles bad rows by a policy, and counts each row once, however often its file is read."""
 
     def __init__(self, policy: BadRowPolicy) -> None:
         self.policy = policy
-        self.bad: Counter[str] = Counter()  # rows set aside, by file
+        self.bad: Counter[str] = Counter()  # bad rows by file
         self.first: list[BadRow] = []
-        self.mended: Counter[str] = Counter()  # what was mended in reading, by what it was
-        self._met: dict[tuple[str, str], tuple[int, int]] = {}  # the furthest place, by file and by what is looked for
+        self.mended: Counter[str] = Counter()  # repaired cells by kind of repair
+        self._met: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, number) counted, by (file, stage)
         self._made = False
 
-    def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
-        """Raise, or write the row aside; `number` tells rows of one line apart, in their order."""
+    def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+        """Raise, or count the row and write it to the quarantine file.
+
+        Args:
+            bad: the row.
+            number: position among the rows of one line.
+            stage: check that failed; a row is counted once per stage.
+
+        Raises:
+            DataError: If the policy is `Raise`, or the quarantine file cannot be written.
+        """
         if isinstance(self.policy, Raise):
-            raise HeedfulError(f"{bad} (mend it, or have such rows set aside and counted: --on-bad-row skip)")
+            raise DataError(f"{bad} (mend it, or have such rows set aside and counted: --on-bad-row skip)")
         if self._is_new(bad.file, stage, (bad.line, number)):
             self.bad[bad.file] += 1
             bad = replace(bad, text=bad.text[:LONGEST_TEXT])
@@ -92,8 +101,8 @@ class RowErrors:
             if isinstance(self.policy, Quarantine):
                 self._write(self.policy.file, asdict(bad))
 
-    def mend(self, what: str, file: str, line: int, number: int = 0) -> None:
-        """Count something that was mended."""
+    def count_repair(self, what: str, file: str, line: int, number: int = 0) -> None:
+        """Count a repaired cell under the kind of its repair."""
         if self._is_new(file, what, (line, number)):
             self.mended[what] += 1
 
@@ -108,9 +117,9 @@ class RowErrors:
             with path.open("a" if self._made else "x", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except FileExistsError:
-            raise HeedfulError(f"{path}: exists already; bad rows are set aside in a new file") from None
+            raise DataError(f"{path}: exists already; bad rows are set aside in a new file") from None
         except OSError as error:
-            raise HeedfulError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
+            raise DataError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
         self._made = True
 
 

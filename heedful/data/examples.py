@@ -1,4 +1,4 @@
-"""One typed example for each kind of task, with the place it came from."""
+"""Typed examples, one class for each kind of task, with the file and line they come from."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """What all kinds share: where it stands, its texts, and what is to be learned of them."""
+    """Base class of examples: source file and line, texts, and target."""
 
-    about: ClassVar[str]  # what one is, in words
-    needed: ClassVar[tuple[str, ...]]  # roles of columns, see data/columns.py
+    about: ClassVar[str]  # phrase for messages
+    needed: ClassVar[tuple[str, ...]]  # roles of columns, see data/labelled/columns.py
     optional: ClassVar[tuple[str, ...]] = ()
     file: str = field(default="", compare=False)
-    line: int = field(default=0, compare=False)  # from 1; in Parquet and data-set objects the number of the row
+    line: int = field(default=0, compare=False)  # from 1; for Parquet and datasets in memory the number of the row
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Everything that is read."""
+        """All texts of the example."""
         raise NotImplementedError
 
     @property
     def target(self) -> str:
-        """What is to be learned, in one text; equal texts with other targets are at odds."""
+        """The target as one text; examples with equal texts and different targets contradict each other."""
         return ""
 
     @property
     def group(self) -> str:
-        """What a split that is made keeps on one side."""
+        """Text that a generated dev split keeps on one side, such as a context shared by several questions."""
         return "\x1f".join(self.texts)
 
     @classmethod
     def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each example in a row; `read` is a Reader of data/columns.py.
+        """Yield the fields of each example in a row; `read` is a RowReader.
 
-        The classes of this module have theirs in data/fields.py.
+        Overridden by classes of other modules; data/labelled/row_reader.py knows the classes of this one.
         """
         raise NotImplementedError
 
     @classmethod
-    def of_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
-        """Yield examples of inputs of an engine, with any target."""
+    def from_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+        """Yield examples from inputs of an engine, with a dummy target."""
         for each in given:
-            yield cls.of_input(each, label)
+            yield cls.from_input(each, label)
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
-        """Make an example of one input of an engine, with any target."""
+    def from_input(cls, given: Any, label: str) -> Self:
+        """Make an example from one input of an engine, with a dummy target."""
         raise NotImplementedError
 
-    def as_input(self) -> Any:
-        """Return the input of an engine, of an example that files may hold only with its target."""
+    def to_input(self) -> Any:
+        """Return the example without its target, as an input of an engine."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextExample(Example):
-    """A text and nothing else."""
+    """A text without a target."""
 
     about: ClassVar[str] = "a text"
     needed: ClassVar[tuple[str, ...]] = ("text",)
@@ -78,7 +78,7 @@ class TextExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledExample(Example):
-    """A text or two with one label."""
+    """A text, or a pair of texts, with one label: text classification."""
 
     about: ClassVar[str] = "a text, or two, with one label"
     needed: ClassVar[tuple[str, ...]] = ("text", "label")
@@ -88,12 +88,12 @@ class LabelledExample(Example):
     label: str
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         return cls(**_texts(given), label=label)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """One or two."""
+        """The text, and the second text if there is one."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
@@ -104,7 +104,7 @@ class LabelledExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelExample(Example):
-    """A text or two with any number of labels."""
+    """A text, or a pair of texts, with any number of labels: multi-label classification."""
 
     about: ClassVar[str] = "a text, or two, with any number of labels"
     needed: ClassVar[tuple[str, ...]] = ("text", "labels")
@@ -114,23 +114,23 @@ class MultiLabelExample(Example):
     labels: tuple[str, ...]
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         return cls(**_texts(given), labels=())
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """One or two."""
+        """The text, and the second text if there is one."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
     def target(self) -> str:
-        """The labels in order."""
+        """The labels, sorted."""
         return "\x1f".join(sorted(self.labels))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredExample(Example):
-    """A text or two with a number."""
+    """A text, or a pair of texts, with a number: regression."""
 
     about: ClassVar[str] = "a text, or two, with a number"
     needed: ClassVar[tuple[str, ...]] = ("text", "score")
@@ -140,12 +140,12 @@ class ScoredExample(Example):
     score: float
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         return cls(**_texts(given), score=0.0)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """One or two."""
+        """The text, and the second text if there is one."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
@@ -156,7 +156,7 @@ class ScoredExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaggedExample(Example):
-    """A sentence in words, a tag for each of them."""
+    """A sentence of words with one tag for each: token classification."""
 
     about: ClassVar[str] = "a sentence in words with a tag for each"
     needed: ClassVar[tuple[str, ...]] = ("words", "tags")
@@ -164,11 +164,11 @@ class TaggedExample(Example):
     tags: tuple[str, ...]
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         words = tuple(WORD.findall(given) if isinstance(given, str) else given)
         return cls(words=words, tags=(label,) * len(words))
 
-    def as_input(self) -> Any:
+    def to_input(self) -> Any:
         return list(self.words)
 
     @property
@@ -183,7 +183,7 @@ class TaggedExample(Example):
 
 
 class AnswerSpan(NamedTuple):
-    """An answer: context[start : start + len(text)] == text."""
+    """An answer in a context: context[start : start + len(text)] == text."""
 
     text: str
     start: int
@@ -191,7 +191,7 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionExample(Example):
-    """A question, its context and all answers that count as right; none where it is impossible."""
+    """A question, its context and all correct answers (none if it is unanswerable): question answering."""
 
     about: ClassVar[str] = "a question, its context and its right answers"
     needed: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
@@ -203,31 +203,31 @@ class QuestionExample(Example):
     impossible: bool = False
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         return cls(id="", question=given["question"], context=given["context"], answers=())
 
-    def as_input(self) -> Any:
+    def to_input(self) -> Any:
         return {"question": self.question, "context": self.context}
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Question and context."""
+        """The question and the context."""
         return (self.question, self.context)
 
     @property
     def target(self) -> str:
-        """The first answer; what others call right as well is no contradiction."""
+        """The first answer; alternative answers do not contradict it."""
         return self.answers[0].text if self.answers else ""
 
     @property
     def group(self) -> str:
-        """The context: all questions on it stay together."""
+        """The context, so that all its questions are in one split."""
         return self.context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample(Example):
-    """A prompt and candidates of which one is right."""
+    """A prompt with candidates of which one is correct: multiple choice."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
     needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")
@@ -237,7 +237,7 @@ class ChoiceExample(Example):
     answer: int  # from 0
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, given: Any, label: str) -> Self:
         return cls(prompt=given["prompt"], candidates=tuple(given["choices"]), answer=0)
 
     @property
@@ -247,18 +247,18 @@ class ChoiceExample(Example):
 
     @property
     def target(self) -> str:
-        """The right candidate."""
+        """The correct candidate."""
         return self.candidates[self.answer]
 
     @property
     def group(self) -> str:
-        """The prompt: all questions on it stay together."""
+        """The prompt, so that all its questions are in one split."""
         return self.prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairExample(Example):
-    """Two texts that belong together, or as much as the score says."""
+    """An anchor and a positive text, or two texts with a similarity score: sentence embeddings."""
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
     needed: ClassVar[tuple[str, ...]] = ("anchor", "positive")
@@ -268,8 +268,8 @@ class PairExample(Example):
     score: float | None = None
 
     @classmethod
-    def of_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
-        """Yield pairs as they are, and single texts two by two; the last one of an odd number beside itself."""
+    def from_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+        """Yield pairs as they are, and single texts two by two; a last single text is paired with itself."""
         waiting: str | None = None
         for each in given:
             if not isinstance(each, str):
@@ -284,7 +284,7 @@ class PairExample(Example):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Both."""
+        """The anchor and the positive text."""
         return (self.anchor, self.positive)
 
     @property
@@ -295,7 +295,7 @@ class PairExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seq2SeqExample(Example):
-    """A text and what is to be written for it."""
+    """A source text and the text to generate: sequence to sequence."""
 
     about: ClassVar[str] = "a text and what is to be written for it"
     needed: ClassVar[tuple[str, ...]] = ("source", "target")
@@ -304,17 +304,17 @@ class Seq2SeqExample(Example):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Both."""
+        """The source and the target text."""
         return (self.text, self.rewritten)
 
     @property
     def target(self) -> str:
-        """What is to be written."""
+        """The target text."""
         return self.rewritten
 
     @property
     def group(self) -> str:
-        """The text: all that is written for it stays together."""
+        """The source text, so that all its targets are in one split."""
         return self.text
 
 
@@ -323,7 +323,7 @@ def _texts(given: Any) -> dict[str, Any]:
 
 
 def normalise_text(text: str) -> str:
-    """The text without case, punctuation and doubled white space; a text of nothing else stays as it is.
+    """Remove case, punctuation and doubled white space; a text of only punctuation is returned as it is.
 
     >>> normalised(" Don't  PANIC! "), normalised("?!")
     ('don t panic', '?!')
@@ -334,18 +334,18 @@ def normalise_text(text: str) -> str:
 
 
 def hash_text(text: str, seed: int = 0) -> int:
-    """64 bits of the text and the seed, the same on every machine."""
+    """64-bit hash of a text and a seed, the same on every machine."""
     data = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(data, digest_size=8, key=b"%d" % seed).digest(), "little")
 
 
 def in_dev_split(example: Example, share: float, seed: int) -> bool:
-    """Whether a made dev split takes this example; that depends on its text without case and punctuation alone."""
+    """Whether an example belongs to the generated dev split: a hash of its normalised split key decides."""
     return hash_text(normalise_text(example.group), seed) < share * 2**64
 
 
 def sort_labels(labels: set[str]) -> tuple[str, ...]:
-    """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
+    """Sort labels: numerically if all are numbers, else by characters.
 
     >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})
     (('9', '10'), ('10', 'neg', 'pos'))

@@ -1,4 +1,8 @@
-"""Which samples a step takes: a pure function of (seed, epoch, sample), the same on every number of ranks."""
+"""Sampling: which samples a step takes, and how they are split over ranks and micro-batches.
+
+Everything is a pure function of (seed, epoch, sample), the same for any number of ranks. Micro-batches are what
+gradient accumulation adds up.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
 
 def derive_seed(*numbers: int) -> int:
-    """63 bits of some whole numbers, the same on every machine: a seed for whatever they name.
+    """Hash whole numbers to a 63-bit seed, the same on every machine.
 
     >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
     (True, False)
@@ -27,9 +31,9 @@ def derive_seed(*numbers: int) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The numbers of the samples in the order of an epoch.
+    """Shuffled indices of all samples in an epoch, [count].
 
-    They are sorted by random bits: those of numpy's bit generators never change, unlike its permutations (NEP 19).
+    Samples are sorted by random bits: numpy guarantees the stream of its bit generators, not its permutations (NEP 19).
     """
     shuffled = np.random.Philox(key=derive_seed(seed, epoch)).random_raw(count).argsort(kind="stable")
     shuffled.flags.writeable = False
@@ -37,16 +41,16 @@ def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class BatchPlan(NamedTuple):
-    """What one step takes."""
+    """The samples of one step."""
 
-    epoch: int  # from 0, whose samples and draws these are; below `versions`, where those return
-    numbers: NDArray[np.int64]  # of the samples
-    keys: tuple[int, ...]  # one for each sample, of (seed, epoch, sample) alone
+    epoch: int  # from 0; epoch that seeds random choices (masks), modulo `num_static_masks`
+    numbers: NDArray[np.int64]  # indices of samples, [batch]
+    keys: tuple[int, ...]  # random seed of each sample, a function of (seed, epoch, sample)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSampler:
-    """Epochs of `count` samples in batches; the last batch of an epoch may be smaller."""
+    """Shuffled epochs of `num_samples` samples in batches; the last batch of an epoch may be smaller."""
 
     count: int
     batch: int
@@ -54,11 +58,11 @@ class BatchSampler:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.batch < 1:
-            raise HeedfulError(f"{self.count} samples in batches of {self.batch}: there must be one or more of both")
+            raise DataError(f"{self.count} samples in batches of {self.batch}: there must be one or more of both")
 
     @property
     def steps(self) -> int:
-        """Of one epoch.
+        """Number of steps in one epoch.
 
         >>> Order(count=10, batch=4, seed=0).steps
         3
@@ -66,7 +70,12 @@ class BatchSampler:
         return -(-self.count // self.batch)
 
     def turn(self, step: int, versions: int | None = None) -> BatchPlan:
-        """The samples of a step, counted from 0 over all epochs; after `versions` epochs all that is drawn returns."""
+        """The samples of a step.
+
+        Args:
+            step: step from 0, counted over all epochs.
+            num_static_masks: epochs after which random choices repeat; None: never.
+        """
         epoch, place = divmod(step, self.steps)
         numbers = epoch_order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
         drawn = epoch if versions is None else epoch % versions
@@ -77,7 +86,7 @@ class BatchSampler:
 
 
 def group(count: int, together: int) -> list[list[int]]:
-    """Numbers below `count` in groups that stay together.
+    """Split range(count) into groups of `size` indices that stay in one micro-batch.
 
     >>> units(5, 2)
     [[0, 1], [2, 3], [4]]
@@ -86,7 +95,7 @@ def group(count: int, together: int) -> list[list[int]]:
 
 
 def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """The numbers of the units that each rank takes: the largest first, each to the rank that has least so far.
+    """Assign units to ranks by greedy load balancing: the largest first, each to the rank with the least load.
 
     >>> share([5, 1, 4, 3], 2)
     [[0, 1], [2, 3]]
@@ -100,7 +109,9 @@ def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Units in as few micro-batches as their tokens need, of about equal load; one unit may exceed the budget alone.
+    """Split units into the fewest micro-batches of about equal load that fit a token budget.
+
+    A unit that is larger than the budget gets a micro-batch of its own.
 
     >>> cut([3, 3, 3, 9], 8)
     [[3], [0, 2], [1]]

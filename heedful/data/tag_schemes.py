@@ -1,16 +1,21 @@
-"""Tags of entities (IOB2, IOBES, BILOU, BMES, IO) and the way from one scheme to another."""
+"""Tagging schemes of named entities (IOB1, IOB2, IOBES, BILOU, BMES, IO): detection and conversion."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 OUTSIDE = "O"
-SAME = {"U": "S", "L": "E", "M": "I"}  # BILOU's and BMES's names for what IOBES calls S, E and I
-SAID = {("B", True): "SUBI", ("B", False): "BI", ("I", True): "ELI", ("I", False): "MI"}  # (mark, its entity ends here)
+SAME = {"U": "S", "L": "E", "M": "I"}  # marks of BILOU and BMES to those of IOBES
+SAID = {
+    ("B", True): "SUBI",
+    ("B", False): "BI",
+    ("I", True): "ELI",
+    ("I", False): "MI",
+}  # (mark in IOB2, whether its entity ends) to marks of other schemes
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
-    """The mark and the type.
+    """Split a tag into its mark and its type.
 
     >>> read_tag("B-PER"), read_tag("L-a-b"), read_tag("O"), read_tag("I")
     (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
@@ -20,9 +25,11 @@ def parse_tag(tag: str) -> tuple[str, str]:
 
 
 def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
-    """Tags of any scheme as IOB2, as conlleval reads them: I-x after anything but an open x begins an entity.
+    """Convert tags of any scheme to IOB2 as conlleval reads them: I-x that does not continue an x begins an entity.
 
-    `strict`: I-x begins one only right after an x that ended; a stray I-x stays what it is.
+    Args:
+        tags: tags of one sentence.
+        strict: let I-x begin an entity only right after an x that ended; leave other stray I-x unchanged.
 
     >>> tags = ["I-PER", "B-PER", "O", "S-LOC", "B-LOC", "E-LOC", "I-LOC"]
     >>> to_iob2(tags)
@@ -31,8 +38,8 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     ('I-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC', 'B-LOC')
     """
     found: list[str] = []
-    open_: str | None = None  # the type of the entity that may go on
-    ended: str | None = None  # the type of the one that the last tag ended
+    open_: str | None = None  # type of the entity that may continue
+    ended: str | None = None  # type of the entity that the last tag ended
     for tag in tags:
         mark, kind = parse_tag(tag)
         if mark not in ("B", "I", "E", "S"):
@@ -46,7 +53,7 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
 
 
 def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
-    """Tags of IOB2 by the marks that these labels have; one that they cannot say stays what it is.
+    """Convert tags of IOB2 to the scheme of a set of labels; a tag without a counterpart is unchanged.
 
     >>> in_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
     ('S-LOC', 'B-PER', 'E-PER')
@@ -62,5 +69,5 @@ def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
 
 
 def unknown_labels(labels: Sequence[str], known: Collection[str], *, tags: bool) -> list[str]:
-    """The labels of the data that a model with the known ones never says, tags in whatever scheme it has."""
+    """Labels of the data that a model with the known labels cannot predict; tags are compared across schemes."""
     return [each for each in labels if (to_scheme([each], known)[0] if tags else each) not in known]

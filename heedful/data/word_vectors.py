@@ -1,4 +1,4 @@
-"""Static word vectors from a file: the text of GloVe (Pennington et al. 2014) and word2vec, and word2vec's own form."""
+"""Static word vectors: text files of GloVe (Pennington et al. 2014) and word2vec, and word2vec's binary files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.tokenizer.training import OPENERS, read_lines
 
 LONGEST_WORD = 10_000  # bytes
@@ -22,7 +22,7 @@ Row = Callable[[], Float32[np.ndarray, " width"]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WordVectors:
-    """Words in the order of the file, which is that of frequency in published ones, and a row for each."""
+    """Words in the order of the file (by frequency in published files), and their vectors."""
 
     words: tuple[str, ...]
     rows: Float32[np.ndarray, "words width"]
@@ -58,7 +58,7 @@ def read_vectors(
         if word == written:
             exact.add(word)
     if not found:
-        raise HeedfulError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
+        raise DataError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
     return WordVectors(words=tuple(found), rows=np.stack(list(found.values())))
 
 
@@ -72,13 +72,13 @@ def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
         width = width or len(parts) - 1
         word = " ".join(parts[: len(parts) - width])  # some published words have spaces in them
         if parts[0] in asked and len(parts) > width + 1 and word not in asked and _is_number(parts[-width - 1]):
-            raise HeedfulError(f"{path}, line {number} has {len(parts) - 1} numbers; expected {width} as before")
+            raise DataError(f"{path}, line {number} has {len(parts) - 1} numbers; expected {width} as before")
         if width < 1 or not word:
             form = f"a word and {width or 'its'} numbers"
-            raise HeedfulError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
+            raise DataError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
         yield word, partial(_numbers, parts[len(parts) - width :], f"{path}, line {number}")
     if said is not None and number - 1 != said:
-        raise HeedfulError(
+        raise DataError(
             f"{path}: its first line says {said:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
             "mend that line if it is meant so"
         )
@@ -92,7 +92,7 @@ def _binary(path: Path) -> Iterator[tuple[str, Row]]:
             file = BufferedReader(opened)
             head = file.readline(64).split()
             if len(head) != 2 or not all(part.isdigit() for part in head) or not int(head[1]):
-                raise HeedfulError(
+                raise DataError(
                     f"{path} does not begin with how many words it has and how wide they are, as word2vec's own files "
                     "do: give a text file a name without .bin"
                 )
@@ -103,12 +103,12 @@ def _binary(path: Path) -> Iterator[tuple[str, Row]]:
                     word += one
                 row = file.read(4 * width)
                 if len(row) < 4 * width:
-                    raise HeedfulError(f"{path} says {count:,} words and ends within number {number:,}: it is cut off")
+                    raise DataError(f"{path} says {count:,} words and ends within number {number:,}: it is cut off")
                 yield word.lstrip(b"\n").decode(), partial(_numbers, row, f"{path}, word {number}")
     except UnicodeDecodeError as error:
-        raise HeedfulError(f"{path}, word {number} is not UTF-8 ({error.reason}): save the words as UTF-8") from None
+        raise DataError(f"{path}, word {number} is not UTF-8 ({error.reason}): save the words as UTF-8") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise HeedfulError(f"{path} cannot be read after word {number}: {error}; check the file") from error
+        raise DataError(f"{path} cannot be read after word {number}: {error}; check the file") from error
 
 
 def _is_number(part: str) -> bool:
@@ -124,7 +124,7 @@ def _numbers(parts: list[str] | bytes, where: str) -> Float32[np.ndarray, " widt
         with np.errstate(over="ignore"):  # told below
             row = np.frombuffer(parts, "<f4") if isinstance(parts, bytes) else np.array(parts, dtype=np.float32)
     except ValueError as error:
-        raise HeedfulError(f"{where}: {error}; expected a word and {len(parts)} numbers") from None
+        raise DataError(f"{where}: {error}; expected a word and {len(parts)} numbers") from None
     if not np.isfinite(row).all():
-        raise HeedfulError(f"{where} holds NaN or infinite numbers: the file is damaged")
+        raise DataError(f"{where} holds NaN or infinite numbers: the file is damaged")
     return row

@@ -64,7 +64,7 @@ class Predict:
     def _inputs(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, str | None]], bool]:
         """What each row asks, or why it asks nothing; and whether it asks of two texts."""
         first = rows[0] if rows else dict.fromkeys(names)
-        table = Table(shown="the batch", names=names, first=first, rows=lambda sieve: iter(()))
+        table = Table(shown="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         found: list[tuple[Any, str | None]] = []

@@ -291,8 +291,8 @@ def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Any], 
     verb = "was" if skipped == 1 else "were"
     others = f" ({skipped} more {verb} skipped: empty, or too long to be read at once)" if skipped else ""
     sentences = [f"{count} texts of {data}{others}: the share of each head's attention that follows a pattern."]
-    if bad_rows := sum(dataset.sieve.bad.values()):
-        first = dataset.sieve.first[0]
+    if bad_rows := sum(dataset.row_errors.bad.values()):
+        first = dataset.row_errors.first[0]
         rows = "1 row was" if bad_rows == 1 else f"{bad_rows} rows were"
         sentences.append(f"{rows} left out; line {first.line}: {first.reason}.")
     if no_loss is not None:

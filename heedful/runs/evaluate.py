@@ -135,7 +135,7 @@ def evaluate(
         numbers=task.told(measured),
         intervals=measured.intervals(),
         stated=source.stated,
-        bad_rows=dict(source.sieve.bad),
+        bad_rows=dict(source.row_errors.bad),
         trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.places.get(chosen, ())),
         precision=taken,
     )

@@ -229,7 +229,7 @@ def init_labelled_run(
                 "--output, or put the data back to resume it"
             )
         return
-    if source.sieve.bad:
+    if source.row_errors.bad:
         reopened = reopen(Quarantine(file=folder / BAD_ROWS))
         for split in reopened.splits:
             deque(reopened.examples(split), maxlen=0)
@@ -246,8 +246,8 @@ def init_labelled_run(
         **({"layout": source.layout} if source.layout else {}),
         "columns": {role: list(names) for role, names in source.columns.items()},
         "trained_on": _short_names(source, "train"),
-        "made_dev": source.made_dev,
-        "bad_rows": {short_names.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
+        "made_dev": source.has_generated_dev,
+        "bad_rows": {short_names.get(file, Path(file).name): count for file, count in source.row_errors.bad.items()},
     }
     write_file(folder / DATA, about)
     write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them

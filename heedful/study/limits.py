@@ -99,7 +99,7 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
     folder = data.joinpath(*SST2)
     folder = folder if folder.is_dir() else data
     dataset = read(folder, LabelledExample, DataSettings())
-    if dataset.made_dev and "test" in dataset.splits:
+    if dataset.has_generated_dev and "test" in dataset.splits:
         dataset = read(folder, LabelledExample, DataSettings(dev_fraction=0.0))
     test_split = "dev" if "dev" in dataset.splits else "test"
     if not {"train", test_split} <= set(dataset.splits):

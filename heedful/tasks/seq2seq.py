@@ -327,7 +327,7 @@ class Seq2Seq(Task):
         spreads = {"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
         if not has_bleu():
             return EvalMetrics(metrics={"texts": TextScore()}, spreads=spreads)
-        bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lower_cases))
+        bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lowercases))
         metrics = {"texts": TextScore(), "bleu": bleu}
         return EvalMetrics(metrics=metrics, spreads=spreads | {"bleu": bootstrap_stat(STATISTICS, bleu_of)})
 

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from heedful.errors import HeedfulError
+from heedful.errors import TokenizerError
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.settings import ANGLED
 
@@ -40,7 +40,7 @@ def build_wordpiece(
             config[key] = names[0]
     unknown = _content(config["unk_token"])
     if unknown not in vocabulary:
-        raise HeedfulError(f"{path}: the unknown token {unknown} is missing: add it, or name yours as unk_token")
+        raise TokenizerError(f"{path}: the unknown token {unknown} is missing: add it, or name yours as unk_token")
     if config.get("do_lower_case") is None:
         config["do_lower_case"] = not any(map(_cased, vocabulary))
         case = "lower-cased, as" if config["do_lower_case"] else "kept in its case, since"
@@ -88,7 +88,7 @@ def build_byte_level_bpe(
     become `<s> A </s>` and `<s> A </s></s> B </s>` with type 0 throughout; else nothing goes around them.
     """
     if sum(token.endswith("</w>") for token in vocabulary) > len(vocabulary) // 10:
-        raise HeedfulError(f"{path} marks word ends with </w>, so it is not byte-level BPE: give tokenizer.json")
+        raise TokenizerError(f"{path} marks word ends with </w>, so it is not byte-level BPE: give tokenizer.json")
     if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocabulary)):
         notes.append(f"{len(missing)} of the 256 bytes are not in the vocabulary, first {missing[0]!r}: text is lost")
     first = _content(config.get("cls_token") or "<s>")

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from tokenizers import Encoding as LibraryEncoding
 
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import TokenizerError, did_you_mean
 
 Truncate = Literal["error", "longest_first", "only_second"]
 T = TypeVar("T")
@@ -97,18 +97,22 @@ def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: 
     if first + second <= room:
         return first, second
     if truncate == "error":
-        raise HeedfulError(
+        raise TokenizerError(
             f"{what} has {sum(lengths)} tokens but max_length is {max_length}: cut it with "
             'truncate="longest_first", or read all of it with Tokenizer.windows'
         )
     if room < 1:
-        raise HeedfulError(f"max_length {max_length} leaves no token of {what}: {special} special tokens go around it")
+        raise TokenizerError(
+            f"max_length {max_length} leaves no token of {what}: {special} special tokens go around it"
+        )
     if truncate == "longest_first":
         return longest_first(first, second, room)
     if second == 0:
-        raise HeedfulError(f'truncate="only_second" needs a pair, but {what} is one text: use truncate="longest_first"')
+        raise TokenizerError(
+            f'truncate="only_second" needs a pair, but {what} is one text: use truncate="longest_first"'
+        )
     if room - first < 1:
-        raise HeedfulError(
+        raise TokenizerError(
             f"the first text of {what} alone has {first} tokens, and max_length {max_length} less {special} special "
             f'tokens leaves {room}: nothing of the second text would stay; use truncate="longest_first"'
         )
@@ -137,7 +141,7 @@ def cut_windows(whole: Encoding, *, segment: int, max_length: int, stride: int |
     room = max_length - fixed
     if room < 1:
         special = sum(whole.special)
-        raise HeedfulError(
+        raise TokenizerError(
             f"max_length {max_length} leaves no room to window: {special} special tokens"
             + (f" and {fixed - special} of the first text" if segment else "")
             + " are in every window; raise max_length or shorten the first text"
@@ -213,9 +217,9 @@ def check_limits(*, max_length: int | None, truncate: Truncate) -> None:
     """Refuse limits that mean nothing."""
     if truncate not in TRUNCATES:
         hint = did_you_mean(str(truncate), list(TRUNCATES))
-        raise HeedfulError(f"truncate is {truncate!r}{hint}: use one of {', '.join(TRUNCATES)}")
+        raise TokenizerError(f"truncate is {truncate!r}{hint}: use one of {', '.join(TRUNCATES)}")
     if max_length is None:
         if truncate != "error":
-            raise HeedfulError(f"truncate={truncate!r} needs max_length: give how many tokens may stay")
+            raise TokenizerError(f"truncate={truncate!r} needs max_length: give how many tokens may stay")
     elif isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise HeedfulError(f"max_length is {max_length!r}: give a number of tokens from 1, or None for no limit")
+        raise TokenizerError(f"max_length is {max_length!r}: give a number of tokens from 1, or None for no limit")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, TokenizerError
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def translate_errors(doing: str, remedy: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise HeedfulError(f"{doing}: {reason[:500]}; {remedy}") from error
+        raise TokenizerError(f"{doing}: {reason[:500]}; {remedy}") from error
 
 
 _redirecting = threading.Lock()

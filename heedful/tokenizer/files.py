@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from heedful.errors import HeedfulError, quoted
+from heedful.errors import HeedfulError, TokenizerError, quoted
 from heedful.tokenizer import sentencepiece_model
 from heedful.tokenizer.build import TYPICAL, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import silence_stderr, translate_errors
@@ -45,7 +45,7 @@ def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -
     `usual` completes the latter, which says little (see sentencepiece_model.unigram).
     """
     if not folder.is_dir():
-        raise HeedfulError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
+        raise TokenizerError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
     notes: list[str] = []
     config = _config(folder)
     if (folder / "tokenizer.json").is_file():
@@ -71,7 +71,7 @@ def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -
 def _nothing(folder: Path) -> HeedfulError:
     others = sorted(path.name for path in folder.glob("*.model"))
     found = f"; {', '.join(others)} is of another kind: convert it to tokenizer.json first" if others else ""
-    return HeedfulError(
+    return TokenizerError(
         f"no tokenizer in {folder}: looked for tokenizer.json, for vocab.txt (WordPiece), "
         "for vocab.json with merges.txt (byte-level BPE), and for "
         f"{sentencepiece_model.NAMES[0]} (SentencePiece){found}"
@@ -82,7 +82,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of the folder."""
     value = read_json(folder, name)
     if not isinstance(value, dict):
-        raise HeedfulError(f"{folder / name} holds a JSON {type(value).__name__}, but an object was expected")
+        raise TokenizerError(f"{folder / name} holds a JSON {type(value).__name__}, but an object was expected")
     return value
 
 
@@ -93,21 +93,23 @@ def _config(folder: Path) -> dict[str, Any]:
             config |= _object(folder, name)
     for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "trim_offsets"):
         if not isinstance(config.get(key), bool | None):
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, but true or false is needed"
             )
     for key, shape in (("added_tokens_decoder", dict), ("additional_special_tokens", list)):
         if not isinstance(config.get(key), shape | None):
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, not a {shape.__name__}"
             )
     for key in TYPICAL:
         content = config[key].get("content") if isinstance(config.get(key), dict) else config.get(key)
         if not isinstance(content, str | None) or len(content or "") > LONGEST_TOKEN:
-            raise HeedfulError(f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, but a token is needed")
+            raise TokenizerError(
+                f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, but a token is needed"
+            )
     longest = config.get("model_max_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0):
-        raise HeedfulError(
+        raise TokenizerError(
             f"{folder}/tokenizer_config.json: model_max_length is {quoted(longest)}, but a number is needed"
         )
     if (folder / "added_tokens.json").is_file():
@@ -117,7 +119,7 @@ def _config(folder: Path) -> dict[str, Any]:
         check_added(list((config.get("added_tokens_decoder") or {}).values()))
         check_added(config.get("additional_special_tokens") or [])
     except BoundsError as error:
-        raise HeedfulError(f"{folder}: its added tokens cannot be used: {error}") from None
+        raise TokenizerError(f"{folder}: its added tokens cannot be used: {error}") from None
     return config
 
 
@@ -127,7 +129,7 @@ def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     state["truncation"] = state["padding"] = None
     model = state.get("model")
     if not isinstance(model, dict):
-        raise HeedfulError(f"{path} has no model: give the tokenizer.json that belongs to the checkpoint")
+        raise TokenizerError(f"{path} has no model: give the tokenizer.json that belongs to the checkpoint")
     if model.get("dropout"):
         notes.append(f"tokenizer.json drops {quoted(model['dropout'])} of its merges at random (switched off)")
         model["dropout"] = None
@@ -139,11 +141,11 @@ def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and isinstance(vocabulary, dict) and unknown not in vocabulary:
-        raise HeedfulError(f"{path}: the unknown token {quoted(unknown)} is not in the vocabulary: add or rename it")
+        raise TokenizerError(f"{path}: the unknown token {quoted(unknown)} is not in the vocabulary: add or rename it")
     for added in state.get("added_tokens") or []:
         token, number = added["content"], added["id"]
         if backend.token_to_id(token) != number:
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{path}: the added token {quoted(token)} says id {number} but would get {backend.token_to_id(token)}: "
                 "added tokens must continue the vocabulary without a gap"
             )
@@ -155,16 +157,16 @@ def check_ids(vocabulary: dict[str, Any], path: Path) -> None:
     owners: dict[int, str] = {}
     for token, number in vocabulary.items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST_ID:
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{path}: the id of {quoted(token)} is {quoted(number)}, but 0 to {LARGEST_ID} was expected"
             )
         if number in owners:
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{path}: {quoted(owners[number])} and {quoted(token)} both have id {number}: give each its own"
             )
         owners[number] = token
     if owners and max(owners) >= 2 * len(owners) + 1000:
-        raise HeedfulError(
+        raise TokenizerError(
             f"{path}: the id of {quoted(owners[max(owners)])} is {max(owners)}, but there are only {len(owners)} "
             "tokens: ids must count through the vocabulary"
         )
@@ -187,7 +189,7 @@ def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Pa
         backend.add_tokens([_added(entry, special=bool(entry.get("special"))) for _, entry in new])
         for number, entry in new:
             if backend.token_to_id(entry["content"]) != number:
-                raise HeedfulError(
+                raise TokenizerError(
                     f"{path}: the added token {quoted(entry['content'])} should have id {number}, but it gets "
                     f"{backend.token_to_id(entry['content'])}: this vocabulary is not the one it was added to"
                 )
@@ -219,7 +221,7 @@ def _lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int, str
     """(line number from 1, text) without line ends, mark or more than the allowed length."""
     windows, path, data = False, folder / name, read_bytes(folder, name)
     if (count := data.count(b"\n")) > MAX_TOKENS:
-        raise HeedfulError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
+        raise TokenizerError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
     with io.BytesIO(data) as file:
         number = 0
         while raw := file.readline(4 * LONGEST_LINE + 3):
@@ -230,9 +232,9 @@ def _lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int, str
             try:
                 line = raw.decode("utf-8").removesuffix("\n")
             except UnicodeDecodeError as error:
-                raise HeedfulError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+                raise TokenizerError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
             if len(line) > LONGEST_LINE:
-                raise HeedfulError(f"{path}, line {number}: a line has at most {LONGEST_LINE} characters")
+                raise TokenizerError(f"{path}, line {number}: a line has at most {LONGEST_LINE} characters")
             if line.endswith("\r"):
                 windows = True
                 line = line.removesuffix("\r")
@@ -259,7 +261,7 @@ def _vocabulary_lines(folder: Path, name: str, notes: list[str]) -> dict[str, in
     if blank:
         notes.append(f"{len(blank)} blank lines, first line {blank[0]} (their ids stay unused)")
     if not vocabulary:
-        raise HeedfulError(f"{folder / name} holds no token: give one token on each line")
+        raise TokenizerError(f"{folder / name} holds no token: give one token on each line")
     return vocabulary
 
 
@@ -268,7 +270,7 @@ def _vocabulary_json(folder: Path, name: str) -> dict[str, int]:
     try:
         check_tokens(vocabulary)
     except BoundsError as error:
-        raise HeedfulError(f"{folder / name} cannot be read: {error}") from None
+        raise TokenizerError(f"{folder / name} cannot be read: {error}") from None
     check_ids(vocabulary, folder / name)
     return vocabulary
 
@@ -280,7 +282,7 @@ def _merges(folder: Path, name: str, notes: list[str]) -> list[tuple[str, str]]:
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            raise HeedfulError(
+            raise TokenizerError(
                 f"{folder / name}, line {number} is {quoted(line)}: a merge is two pieces with a space between"
             )
         merges.append((left, right))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import HeedfulError, quoted
+from heedful.errors import TokenizerError, quoted
 from heedful.tokenizer.charsmap import expanded_length, longest_output
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 
@@ -51,7 +51,7 @@ def check_state(state: State, path: Path) -> None:
         if around > MAX_AROUND:
             raise BoundsError(f"its post_processor puts {around} tokens around a text, at most {MAX_AROUND} are read")
     except BoundsError as error:
-        raise HeedfulError(f"{path} cannot be read: {error}") from None
+        raise TokenizerError(f"{path} cannot be read: {error}") from None
 
 
 def _check_growth(state: State, *parts: str) -> None:

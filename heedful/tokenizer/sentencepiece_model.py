@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from heedful.errors import HeedfulError, quoted
+from heedful.errors import HeedfulError, TokenizerError, quoted
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
 from heedful.untrusted_files import read_bytes
@@ -47,9 +47,9 @@ def read_model(folder: Path, name: str) -> SentencePieceModel:
     try:
         return _read(data)
     except HeedfulError as error:
-        raise HeedfulError(f"{path}: {error}") from None
+        raise TokenizerError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, struct.error) as error:
-        raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
+        raise TokenizerError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
 
 
 def _read(data: bytes) -> SentencePieceModel:
@@ -72,9 +72,9 @@ def _read(data: bytes) -> SentencePieceModel:
     if not pieces:
         raise ValueError("it holds no pieces")
     if trainer.get(3, UNIGRAM) != UNIGRAM:
-        raise HeedfulError("it is no Unigram model: convert it to tokenizer.json with the library that made it")
+        raise TokenizerError("it is no Unigram model: convert it to tokenizer.json with the library that made it")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
-        raise HeedfulError("it writes spaces in an unusual way: convert it to tokenizer.json first")
+        raise TokenizerError("it writes spaces in an unusual way: convert it to tokenizer.json first")
     unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"{len(unknown)} pieces stand for the unknown, expected one")
@@ -169,12 +169,14 @@ def build_unigram(
         )
         extra = config.get("extra_ids", usual.get("extra_ids", 0))
         if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
-            raise HeedfulError(f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}")
+            raise TokenizerError(
+                f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}"
+            )
         backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
         single, pair = usual.get("single", "$A"), usual.get("pair", "$A $B:1")
         around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}
         if missing := sorted(token for token in around if backend.token_to_id(token) is None):
-            raise HeedfulError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
+            raise TokenizerError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
         backend.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(around)]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from heedful.errors import HeedfulError
+from heedful.errors import SettingError
 
 ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
 SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
@@ -44,7 +44,7 @@ class TokenizerSettings:
         for name, least in (("min_frequency", 0), ("limit_alphabet", 1), ("max_length", 1), ("num_sentinels", 0)):
             given = getattr(self, name)
             if given is not None and given < least:
-                raise HeedfulError(f"{name} is {given}; expected a whole number from {least}")
+                raise SettingError(f"{name} is {given}; expected a whole number from {least}")
 
     @property
     def room(self) -> int:
@@ -52,14 +52,14 @@ class TokenizerSettings:
         return self.vocab_size - self.num_sentinels
 
     @property
-    def lower_cases(self) -> bool:
+    def lowercases(self) -> bool:
         """Whether text is lower-cased."""
         return self.algorithm == "wordpiece" if self.lower_case is None else self.lower_case
 
     @property
     def strips_accents(self) -> bool:
         """Whether accents are removed."""
-        return self.lower_cases if self.strip_accents is None else self.strip_accents
+        return self.lowercases if self.strip_accents is None else self.strip_accents
 
     @property
     def names(self) -> SpecialNames:
@@ -82,4 +82,4 @@ class PretrainTokenizer(TokenizerSettings):
     def __post_init__(self) -> None:
         TokenizerSettings.__post_init__(self)
         if self.train_chars < 1:
-            raise HeedfulError(f"train_chars is {self.train_chars}; expected a whole number from 1")
+            raise SettingError(f"train_chars is {self.train_chars}; expected a whole number from 1")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import processors
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError
 from heedful.packed import Packed
 from heedful.tokenizer import files
 from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
@@ -88,13 +88,15 @@ class Tokenizer:
         for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
             self._state["model"].pop(large, None)
         if not numbers:
-            raise HeedfulError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
+            raise TokenizerError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
         known = set(numbers)
         if len(known) != len(numbers):
-            raise HeedfulError("two tokens of this tokenizer share an id: give each token its own id")
+            raise TokenizerError("two tokens of this tokenizer share an id: give each token its own id")
         self.size: int = 1 + max(known)  # rows that an embedding needs
         for number in sorted({number for probe in probes for number in probe.ids} - known):
-            raise HeedfulError(f"the post-processor puts id {number} around texts, but no token has it: correct its id")
+            raise TokenizerError(
+                f"the post-processor puts id {number} around texts, but no token has it: correct its id"
+            )
         self.special: SpecialIds = _special(self, probes[0])
 
     @classmethod
@@ -109,13 +111,13 @@ class Tokenizer:
         try:
             source = files.read_tokenizer_files(folder, usual)
         except OSError as error:
-            raise HeedfulError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
+            raise TokenizerError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:
             tokenizer = cls(source.backend, source.config)
         except HeedfulError as error:
-            raise HeedfulError(f"{folder}: {error}") from error
+            raise TokenizerError(f"{folder}: {error}") from error
         stored = source.config.get("do_lower_case")
-        if isinstance(stored, bool) and tokenizer.lower_cases is not None and stored != tokenizer.lower_cases:
+        if isinstance(stored, bool) and tokenizer.lowercases is not None and stored != tokenizer.lowercases:
             source.notes.append(
                 f"tokenizer_config.json has do_lower_case {json.dumps(stored)} but tokenizer.json does the opposite "
                 "(tokenizer.json counts)"
@@ -139,7 +141,7 @@ class Tokenizer:
         return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
 
     @property
-    def lower_cases(self) -> bool | None:
+    def lowercases(self) -> bool | None:
         """Whether text is lower-cased; None where the normalizer does not say."""
         steps = _walk(self._state["normalizer"])
         if any(step.get("type") == "Lowercase" for step in steps):
@@ -182,7 +184,7 @@ class Tokenizer:
                 line = "\u010a" if begins == "\u0120" else "\n"  # as byte-level vocabularies write it, or as it is
                 goes_on = np.array([not name.startswith((begins, line)) for name in names])
                 return goes_on, np.array([name.endswith(line) for name in names])
-        raise HeedfulError(
+        raise TokenizerError(
             "this vocabulary does not tell where words begin (## inside of words, or \u2581 or \u0120 before them): "
             "choose tokens or spans instead of words"
         )
@@ -191,7 +193,7 @@ class Tokenizer:
         """The token that has an id, as the vocabulary spells it."""
         found = self._backend.id_to_token(id) if 0 <= id < self.size else None
         if found is None:
-            raise HeedfulError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
+            raise TokenizerError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
         return found
 
     def encode(self, item: TokenizerInput, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoding:
@@ -234,7 +236,9 @@ class Tokenizer:
         """
         check_limits(max_length=max_length, truncate="error")
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
-            raise HeedfulError(f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last")
+            raise TokenizerError(
+                f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last"
+            )
         (encoding,) = self._run([item], fast=False)
         segment = 1 if isinstance(item, tuple) else 0
         return cut_windows(from_library(encoding), segment=segment, max_length=max_length, stride=stride)
@@ -255,7 +259,7 @@ class Tokenizer:
         """The text of ids, which for a lossy tokenizer is not the original."""
         numbers = [int(number) for number in ids]
         if wrong := [number for number in numbers if not 0 <= number < self.size]:
-            raise HeedfulError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
+            raise TokenizerError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
         with translate_errors("these ids cannot be decoded", "check the tokenizer's decoder"):
             return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
@@ -314,7 +318,7 @@ class Tokenizer:
 
     def _run(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
         if isinstance(items, str | tuple | PreTokenized):
-            raise HeedfulError(f"items is one {type(items).__name__}, but a list of texts, pairs or Words is needed")
+            raise TokenizerError(f"items is one {type(items).__name__}, but a list of texts, pairs or Words is needed")
         items = list(items)
         for number, item in enumerate(items):
             if not isinstance(item, str):
@@ -343,9 +347,9 @@ def _check(number: int, item: object) -> None:
         return
     if isinstance(item, PreTokenized):
         if isinstance(item.words, str) or not all(isinstance(word, str) for word in item.words):
-            raise HeedfulError(f"item {number} is {item!r:.80}: Words holds a list of words, each a str")
+            raise TokenizerError(f"item {number} is {item!r:.80}: Words holds a list of words, each a str")
         return
-    raise HeedfulError(
+    raise TokenizerError(
         f"item {number} is {item!r:.80} ({type(item).__name__}): give a text (str), a pair (a tuple of two texts), "
         "or Words([...]) for a text that is already split"
     )
@@ -357,7 +361,7 @@ def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise HeedfulError(
+                raise TokenizerError(
                     f"item {number} has half a character ({text[error.start]!a}, a lone surrogate) at character "
                     f'{error.start}: read the text as UTF-8, or clean it with text.encode("utf-8", "replace").decode()'
                 ) from None

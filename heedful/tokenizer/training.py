@@ -16,7 +16,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import TokenizerError, did_you_mean
 from heedful.tokenizer.build import add_template, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
@@ -36,17 +36,17 @@ def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) 
     of a hash table, so that its scores differ by about 0.001 from run to run (ids are sorted, to be the same).
     """
     if isinstance(sources, str | Path):
-        raise HeedfulError(f"sources is one {type(sources).__name__}: give a list of texts (str) and files (Path)")
+        raise TokenizerError(f"sources is one {type(sources).__name__}: give a list of texts (str) and files (Path)")
     if iter(sources) is sources:
-        raise HeedfulError("sources can be read once only, but are read twice: give a list, not a generator")
+        raise TokenizerError("sources can be read once only, but are read twice: give a list, not a generator")
     if settings.algorithm not in TRAINERS:
         hint = did_you_mean(str(settings.algorithm), list(TRAINERS))
-        raise HeedfulError(f"algorithm is {settings.algorithm!r}{hint}: use one of {', '.join(TRAINERS)}")
+        raise TokenizerError(f"algorithm is {settings.algorithm!r}{hint}: use one of {', '.join(TRAINERS)}")
     names = tuple(asdict(settings.names).values())
     if len(set(names)) != len(names) or not all(names):
-        raise HeedfulError(f"the special tokens are {names}: give five different ones")
+        raise TokenizerError(f"the special tokens are {names}: give five different ones")
     if settings.room <= len(names):
-        raise HeedfulError(f"vocab_size is {_size(settings)}, but the {len(names)} special tokens need more")
+        raise TokenizerError(f"vocab_size is {_size(settings)}, but the {len(names)} special tokens need more")
     config = settings.names.config()
     if settings.max_length is not None:
         config["model_max_length"] = settings.max_length
@@ -72,15 +72,15 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
     Left alone, the library numbers inner characters in the order of a hash table, and so breaks ties differently in
     each run. They are counted here first, and given to it in order.
     """
-    config |= {"do_lower_case": settings.lower_cases, "strip_accents": settings.strips_accents}
+    config |= {"do_lower_case": settings.lowercases, "strip_accents": settings.strips_accents}
     names = list(asdict(settings.names).values())
     empty = {name: number for number, name in enumerate(names)}
     backend = build_wordpiece(empty, config, "the special tokens", [])
     characters, inner = _characters(read(), backend, settings.limit_alphabet)
     if not characters:
-        raise HeedfulError("there is no text in the sources: give some to learn from")
+        raise TokenizerError("there is no text in the sources: give some to learn from")
     if settings.room < len(names) + len(characters) + len(inner):
-        raise HeedfulError(
+        raise TokenizerError(
             f"vocab_size is {_size(settings)}, but {len(names)} special tokens, {len(characters)} characters and "
             f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocab_size, "
             "or lower limit_alphabet"
@@ -115,7 +115,7 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
     names = settings.names
     if settings.room < 5 + 256:
-        raise HeedfulError(f"vocab_size is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
+        raise TokenizerError(f"vocab_size is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
     config |= {"bos_token": names.cls_token, "eos_token": names.sep_token}
     learner = tokenizers.Tokenizer(models.BPE())
     if steps := _accents_and_case(settings, normalizers.NFD(), normalizers.NFC()):
@@ -159,7 +159,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     learner.train_from_iterator(read(), trainer)
     pieces = sorted((piece, round(score, 6)) for piece, score in json.loads(learner.to_str())["model"]["vocab"])
     if len(pieces) <= len(names):
-        raise HeedfulError("there is no text in the sources: give some to learn from")
+        raise TokenizerError("there is no text in the sources: give some to learn from")
     vocabulary = [(name, 0.0) for name in names] + [pair for pair in pieces if pair[0] not in names]
     backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=names.index(settings.names.unk_token)))
     backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
@@ -171,7 +171,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
 def _accents_and_case(settings: TokenizerSettings, apart: Any, together: Any = None) -> list[Any]:
     """The normalizers that take accents off and lower the case, as far as the settings ask."""
     steps = [apart, normalizers.StripAccents(), *([together] if together else [])] if settings.strips_accents else []
-    return [*steps, *([normalizers.Lowercase()] if settings.lower_cases else [])]
+    return [*steps, *([normalizers.Lowercase()] if settings.lowercases else [])]
 
 
 TRAINERS = {"wordpiece": _train_word_pieces, "bpe": _train_bytes, "unigram": _train_unigram}
@@ -187,14 +187,14 @@ def read_lines(sources: Iterable[str | Path]) -> Iterator[str]:
                 _check_text(source, f"text {number}")
             yield source
         else:
-            raise HeedfulError(f"source {number} is a {type(source).__name__}: give a text (str) or a file (Path)")
+            raise TokenizerError(f"source {number} is a {type(source).__name__}: give a text (str) or a file (Path)")
 
 
 def _check_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise HeedfulError(
+        raise TokenizerError(
             f"{what} has half a character ({text[error.start]!a}, a lone surrogate) at character {error.start}: "
             "read the text as UTF-8"
         ) from None
@@ -203,7 +203,7 @@ def _check_text(text: str, what: str) -> None:
 def _file_lines(path: Path) -> Iterator[str]:
     name = path.with_suffix("") if path.suffix in OPENERS else path
     if name.suffix.lower() in TABLES:
-        raise HeedfulError(
+        raise TokenizerError(
             f"{path}: lines of {name.suffix} files are no texts: write these alone to a .txt file, one on each line; "
             "of tables, heedful pretrain reads the texts itself, and trains a tokenizer on them"
         )
@@ -213,9 +213,9 @@ def _file_lines(path: Path) -> Iterator[str]:
             while raw := file.readline(LONGEST_LINE):
                 number += 1
                 if len(raw) == LONGEST_LINE:
-                    raise HeedfulError(f"{path}, line {number} has {LONGEST_LINE} bytes or more: split it into lines")
+                    raise TokenizerError(f"{path}, line {number} has {LONGEST_LINE} bytes or more: split it into lines")
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise HeedfulError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+        raise TokenizerError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise HeedfulError(f"{path} cannot be read after line {number}: {error}; check the file") from error
+        raise TokenizerError(f"{path} cannot be read after line {number}: {error}; check the file") from error

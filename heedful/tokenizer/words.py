@@ -9,7 +9,7 @@ from functools import cache
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from heedful.errors import HeedfulError
+from heedful.errors import TokenizerError
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenize
     kept = [word for word in dict.fromkeys(words) if word != UNKNOWN]
     ids = {word: number for number, word in enumerate([UNKNOWN, *kept])}
     if not kept:
-        raise HeedfulError("there are no words to make a vocabulary of: give some")
+        raise TokenizerError("there are no words to make a vocabulary of: give some")
     with translate_errors("this vocabulary cannot be used", "check its words"):
         backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
         backend.normalizer = _normalizer(lower_case)

@@ -130,7 +130,7 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
         rows(read(folder, None, PLAIN))
     skipped = read(folder, None, PLAIN, on_bad_row=Skip())
-    assert len(rows(skipped)) == 1 and sum(skipped.sieve.bad.values()) == 1
+    assert len(rows(skipped)) == 1 and sum(skipped.row_errors.bad.values()) == 1
 
 
 def test_errors_name_the_place(tmp_path: Path) -> None:
@@ -152,12 +152,12 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
     found = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=Skip())
     assert rows(found) == [("x", "a\nb"), ("x", "")]
-    assert [str(bad).rpartition("c/")[2] for bad in found.sieve.first] == [
+    assert [str(bad).rpartition("c/")[2] for bad in found.row_errors.first] == [
         "x/2:1:8: holds a NUL character: the file is damaged or no text",
         "y/1:1: is longer than 80 bytes, the most that a row may have",
-        str(found.sieve.first[2]).rpartition("c/")[2],
+        str(found.row_errors.first[2]).rpartition("c/")[2],
     ]
-    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(found.sieve.first[2])
+    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(found.row_errors.first[2])
 
 
 def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_pairs_and_kinds(tmp_path: Path) -> None:
     assert list(source.examples("train")) == [PairExample(anchor="a", positive="b", score=3.0)]
     source = opened(path, [{"tokens": ["a", "b"], "tags": ["O", "S-X"]}, {"tokens": ["a"], "tags": ["O", "O"]}])
     assert list(source.examples("train")) == [TaggedExample(words=("a", "b"), tags=("O", "B-X"))]
-    assert str(source.sieve.first[0]).endswith(":2:tags: has 2 tags for 1 words")
+    assert str(source.row_errors.first[0]).endswith(":2:tags: has 2 tags for 1 words")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_choices_in_csv(tmp_path: Path) -> None:
 def test_bad_answers(tmp_path: Path, answer: Any, message: str) -> None:
     source = opened(tmp_path / "a.jsonl", [{"prompt": "p", "choices": ["1", "2"], "answer": answer}])
     assert not list(source.examples("train"))
-    assert str(source.sieve.first[0]).split(":1:", 1)[1].startswith(message)
+    assert str(source.row_errors.first[0]).split(":1:", 1)[1].startswith(message)
 
 
 def test_bad_choices(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_bad_choices(tmp_path: Path) -> None:
     ]
     source = opened(tmp_path / "a.jsonl", rows)
     assert not list(source.examples("train"))
-    assert [bad.reason for bad in source.sieve.first] == [
+    assert [bad.reason for bad in source.row_errors.first] == [
         "expected 1 answers and lists of options, one a question",
         "is 5, expected a list of texts",
         "has 1 candidates, expected two or more",
@@ -305,7 +305,7 @@ def test_what_looks_like_a_list_and_is_none(tmp_path: Path, cell: str) -> None:
     """NumPy writes no commas, and Python would make one text of both."""
     source = opened(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', TaggedExample)
     assert not list(source.examples("train"))
-    (bad,) = source.sieve.first
+    (bad,) = source.row_errors.first
     assert (
         bad.column == "words" and 'looks like a list and is none: write it as JSON, like ["one", "two"]' in bad.reason
     )

@@ -104,7 +104,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
     path.write_bytes(data.encode("latin-1"))
     source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert [each.line for each in source.examples("train")] == [1, 8, 17]
-    assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.sieve.first] == [
+    assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.row_errors.first] == [
         "5: has one column, expected a word and i",
         "12:3: byte 0xff is no utf-8: invalid sta",
         "15:1: holds a NUL character: the file is",
@@ -176,7 +176,7 @@ def test_no_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("word B-X\n" * 200)
     source = read(tmp_path / "a.conll", settings=DataSettings(max_row_bytes=2000), on_bad_row=Skip())
     assert not list(source.examples("train"))
-    assert "a sentence of more than 200 characters: is a blank line missing" in source.sieve.first[0].reason
+    assert "a sentence of more than 200 characters: is a blank line missing" in source.row_errors.first[0].reason
 
 
 def test_a_type_that_train_lacks(tmp_path: Path) -> None:

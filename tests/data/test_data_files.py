@@ -25,9 +25,9 @@ def written(path: Path, data: bytes) -> Path:
 
 def texts(path: Path, **more: Any) -> tuple[list[tuple[int, str]], list[str]]:
     """The usable lines of a file, and what is said of the others."""
-    sieve = RowErrors(Skip())
-    found = list(read_lines(detect_encoding(path, **more)[0], sieve))
-    return found, [str(bad).removeprefix(f"{path}:") for bad in sieve.first]
+    row_errors = RowErrors(Skip())
+    found = list(read_lines(detect_encoding(path, **more)[0], row_errors))
+    return found, [str(bad).removeprefix(f"{path}:") for bad in row_errors.first]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_scores(tmp_path: Path) -> None:
     }
     source = read(folder(tmp_path / "STS-B", files), on_bad_row=Skip())
     assert list(source.examples("dev")) == [ScoredExample(text='A "b.', text_pair="C.", score=5.0)]
-    assert source.sieve.first[0].column == "score"
+    assert source.row_errors.first[0].column == "score"
     assert [each.score for each in source.examples("test")] == [3.2, 1.0]
     assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in source.stated
 

@@ -70,7 +70,7 @@ def test_forms(tmp_path: Path, form: str, kind: str) -> None:
         source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
         texts = [each.texts[0] for each in source.examples("train")]
         check(source).lines()
-        said = [str(bad) for bad in source.sieve.first]
+        said = [str(bad) for bad in source.row_errors.first]
     except HeedfulError as error:
         said = [str(error)]
     assert all(str(path) in each and len(each) < 1000 and each.isprintable() for each in said)

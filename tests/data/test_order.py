@@ -83,7 +83,7 @@ def test_the_order_is_the_same_everywhere() -> None:
     """In another process, and in ten years: these numbers are a promise to runs that are resumed."""
     assert epoch_order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
     assert derive_seed(1, 2, 3) == 6520558355739401531
-    code = "from heedful.data.sampler import order; print(order(8, 1, 0).tolist())"
+    code = "from heedful.data.sampler import epoch_order; print(epoch_order(8, 1, 0).tolist())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(epoch_order(8, 1, 0).tolist())
 

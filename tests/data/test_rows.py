@@ -39,7 +39,7 @@ def opened(path: Path, data: str | bytes, **settings: Any) -> Dataset[Any]:
 
 def said(source: Dataset[Any]) -> list[str]:
     """The bad rows without their file."""
-    return [str(bad).removeprefix(f"{bad.file}:") for bad in source.sieve.first]
+    return [str(bad).removeprefix(f"{bad.file}:") for bad in source.row_errors.first]
 
 
 TABLE = [(2, 'a, "b"', "x"), (3, "c\nd", "y"), (5, "", "x")]
@@ -170,7 +170,7 @@ def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> 
     source = opened(tmp_path / "a.csv", data)
     assert "".join(row[1] for row in rows(source)) == left
     assert len(said(source)) == 1 and said(source)[0].startswith(message)
-    assert rows(source) and source.sieve.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
+    assert rows(source) and source.row_errors.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
     with pytest.raises(HeedfulError) as error:
         rows(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)))
     assert str(error.value).startswith(f"{tmp_path / 'a.csv'}:{message}")
@@ -343,7 +343,7 @@ def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Pa
     """Its end is no row of its own."""
     source = opened(tmp_path / "a.csv", b'text,label\n"caf\xe9 was\nthe rest",pos\n"ok",neg\n')
     assert rows(source) == [(4, "ok", "neg")]
-    assert [bad.line for bad in source.sieve.first] == [2]
+    assert [bad.line for bad in source.row_errors.first] == [2]
 
 
 def test_a_row_of_tsv_with_quoted_cells_says_how_to_read_it(tmp_path: Path) -> None:

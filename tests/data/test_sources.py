@@ -123,7 +123,7 @@ def test_labels(tmp_path: Path) -> None:
         texts(source, "dev")
     source = read(path, LabelledExample, on_bad_row=Skip())
     assert texts(source, "dev") == texts(source, "dev") == ["a", "c"]
-    assert source.sieve.bad == {str(path / "dev.csv"): 1}
+    assert source.row_errors.bad == {str(path / "dev.csv"): 1}
     (path / "train.csv").write_text("text,label\n" + "".join(f"a,{number}.5\n" for number in range(10_001)))
     with pytest.raises(HeedfulError, match=r"train\.csv:10002: more than 10,000 different labels: is that the label"):
         read(path).labels  # noqa: B018
@@ -147,11 +147,11 @@ def test_settings() -> None:
 GROWTH = """
 import resource, sys
 from pathlib import Path
-from heedful.data import DataSettings, LeaveOut, read
-source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
+from heedful.data import DataSettings, Skip, read
+source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in source.examples("train"))
-print(count, sum(source.sieve.bad.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(count, sum(source.row_errors.bad.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
@@ -230,7 +230,7 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
         assert texts(source, "train") == ["a"] and source.kind is (
             LabelledExample if name == "a.jsonl" else MultiLabelExample
         )
-        assert len(aside.read_text().splitlines()) == 1 and source.sieve.bad == {str(tmp_path / name): 1}
+        assert len(aside.read_text().splitlines()) == 1 and source.row_errors.bad == {str(tmp_path / name): 1}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_wrong_starts(tmp_path: Path) -> None:
     found = list(source.examples("train")) and list(source.examples("train"))
     assert [[span.start for span in each.answers] for each in found] == [[13, 8], [0, 13]]
     assert all(CONTEXT.startswith(span.text, span.start) for each in found for span in each.answers)
-    assert source.sieve.mended == {
+    assert source.row_errors.mended == {
         "answers whose start was wrong, found where their text stands once in the context": 2,
         "answers whose start was wrong, found where their text stands nearest to it": 2,
     }
@@ -79,7 +79,7 @@ def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
     source = opened(tmp_path / "a.json", asked("0", ("Ada", 0)), question, asked("2", ("Ada", 8)))
     assert [each.id for each in source.examples("train")] == ["0", "2"]
     where = f"{tmp_path / 'a.json'}:1:data[0].paragraphs[0].qas[1]"
-    assert [str(bad) for bad in source.sieve.first] == [f"{where}.{message}"]
+    assert [str(bad) for bad in source.row_errors.first] == [f"{where}.{message}"]
     with pytest.raises(HeedfulError, match=r"qas\[1\]"):
         list(read(tmp_path / "a.json", QuestionExample).examples("train"))
 
@@ -89,7 +89,7 @@ def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
     path.write_text('{"data": [{"paragraphs": [{"qas": []}, 5, {"context": "x", "qas": 1}]}]}')
     source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert not list(source.examples("train"))
-    assert [bad.column for bad in source.sieve.first] == [
+    assert [bad.column for bad in source.row_errors.first] == [
         "data[0].paragraphs[0].context",
         "data[0].paragraphs[1]",
         "data[0].paragraphs[2].qas",
@@ -116,7 +116,7 @@ def test_flat_columns(tmp_path: Path) -> None:
         ("7", (AnswerSpan("Bob", 13),), False),
         ("8", (), True),
     ]
-    assert str(source.sieve.first[0]).endswith(
+    assert str(source.row_errors.first[0]).endswith(
         '3:answers: is "Bob", expected lists of the same length under text and answer_start'
     )
 

@@ -76,7 +76,7 @@ class Ordered(Example):
         yield {"text": read.text(cells, "text"), "text_pair": read.text(cells, "text_pair"), "right": right}
 
     @classmethod
-    def of_input(cls, given: Any, label: str) -> Ordered:
+    def from_input(cls, given: Any, label: str) -> Ordered:
         return cls(text=given[0], text_pair=given[1], right=True)
 
 

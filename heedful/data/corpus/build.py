@@ -1,4 +1,4 @@
-"""Text of any size to a corpus of token shards: in several processes, in bounded memory, and resumable."""
+"""Build a corpus of token shards from text of any size: in several processes, in bounded memory, resumable."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from heedful.data.corpus.shards import (
 )
 from heedful.data.corpus.workers import Worker, available_cores, start_workers
 from heedful.data.formats.text_files import COMPRESSED
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer
 
 __all__ = ["Corpus", "CorpusSettings", "Progress", "build_corpus", "contains_corpus"]
 
 PLAN, TOKENIZER = "plan.json", "tokenizer"
-SMALL = 8_000_000  # bytes of text for which no process is started
+SMALL = 8_000_000  # bytes of text below which no worker is started
 Told = Callable[["Progress"], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a build is; what is counted is on disk."""
+    """Progress of a build; counts are of finished shards."""
 
     documents: int = 0
     characters: int = 0
     tokens: int = 0
-    duplicates: int = 0  # documents left out, exact and near ones
-    short: int = 0  # documents left out, those without text among them
+    duplicates: int = 0  # skipped documents, exact and near duplicates
+    short: int = 0  # skipped documents, including empty ones
     seconds: float = 0.0
-    share: float = 0.0  # of the bytes of the input that are read
+    share: float = 0.0  # of the input that is read, in bytes (0-1)
 
 
 DEFAULT = CorpusSettings()
@@ -78,15 +78,26 @@ def build_corpus(
     on_bad_row: BadRowPolicy = STOP,
     exclude: Path | None = None,
 ) -> Corpus:
-    """Make a corpus in the folder `output_dir` of files, and of the files in folders, in their order.
+    """Build a corpus from files and the files in folders, in their order.
 
-    Files inside `output_dir` and `exclude` are not read.
+    An interrupted build resumes when it is called again in the same way; a finished one is opened. The result does not
+    depend on `processes`.
 
-    A build that was killed goes on when it is called in the same way; a finished one is opened. What comes out does
-    not depend on `processes` (None: as many as there are cores; small input is not parted).
+    Args:
+        files: files and folders of text, tables or Parquet.
+        tokenizer: tokenizer of the corpus.
+        output_dir: folder of the corpus, new, empty or with the same corpus.
+        settings: how text is split into documents, and which are kept.
+        processes: number of workers; None: one per core, and none for small input.
+        on_progress: called with the progress.
+        on_bad_row: policy for rows that cannot be used.
+        exclude: folder whose files are not read, as those of `output_dir`.
+
+    Raises:
+        DataError: If files cannot be read, no document is left, or the folder has something else.
     """
     if processes is not None and processes < 1:
-        raise HeedfulError(f"processes is {processes}, expected a number from 1")
+        raise DataError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
     found, said = list_files(files, exclude or output_dir)
     with _locked(output_dir):
@@ -100,11 +111,9 @@ def build_corpus(
         with run:
             run.alone() if count == 1 else run.together(count)
         if not run.progress.documents:
-            raise HeedfulError(
-                f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}"
-            )
+            raise DataError(f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}")
         names, bad = {str(path): name for path, name in found}, Counter[str]()
-        for file, rows in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
+        for file, rows in source.row_errors.bad.items():  # by the names in the plan
             bad[names.get(file, file)] += rows
         rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
         finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
@@ -113,7 +122,7 @@ def build_corpus(
 
 
 def contains_corpus(folder: Path) -> bool:
-    """Whether a folder holds a corpus, finished and whole or not; a manifest.json may be of anything."""
+    """Whether a folder contains a corpus, finished or not (a manifest.json alone may be something else)."""
     arrays = (f"{name}.bin" for name in ARRAYS)
     begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
     return begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
@@ -125,7 +134,11 @@ def contains_corpus(folder: Path) -> bool:
 def _planned(
     found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
 ) -> dict[str, Any] | None:
-    """What is to be built, or to go on; None: it is there. Another plan is an error that says what differs."""
+    """Write the plan of a new build, or check that of an interrupted one; None if the corpus is finished.
+
+    Raises:
+        DataError: If the folder has the corpus of another plan, with the differences.
+    """
     plan: dict[str, Any] = {
         "version": VERSION,
         "fingerprint": tokenizer.fingerprint,
@@ -138,7 +151,7 @@ def _planned(
     if finished or going:
         old = read_json(out / (MANIFEST if finished else PLAN))
         if differing := list(_differing(old, plan)):
-            raise HeedfulError(
+            raise DataError(
                 f"{out}: holds {'a corpus' if finished else 'an unfinished corpus'} that is another one: "
                 f"{'; '.join(differing)}. Give another folder, or remove this one"
             )
@@ -148,10 +161,10 @@ def _planned(
             return None
     else:
         if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
-            raise HeedfulError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
-        write_json(out / PLAN, plan)  # first of all: who is killed here goes on too
+            raise DataError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
+        write_json(out / PLAN, plan)  # before anything else, so that every interrupted build can resume
     if isinstance(on_bad_row, Quarantine):
-        remove_quarantine(on_bad_row.file)  # all rows are met again
+        remove_quarantine(on_bad_row.file)  # all rows are read again
     (out / PARTS).mkdir(exist_ok=True)
     remove_stale(out / PARTS)
     tokenizer.save(out / TOKENIZER)
@@ -163,7 +176,7 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -182,7 +195,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tidy(out: Path) -> None:
-    """Remove what only an unfinished corpus needs."""
+    """Remove the files of an unfinished corpus."""
     for path in sorted((out / PARTS).glob("*")):
         path.unlink()
     with suppress(FileNotFoundError):
@@ -192,17 +205,17 @@ def _tidy(out: Path) -> None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One build at a time in a folder; the lock goes with the process, however it ends."""
+    """Lock a folder for one build; the lock ends with the process."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
-        raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
+        raise DataError(f"{out}: cannot be written: {error.strerror}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise HeedfulError(f"{out}: another process builds a corpus there") from None
+            raise DataError(f"{out}: another process builds a corpus there") from None
         yield
     finally:
         os.close(handle)
@@ -212,7 +225,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 class _Run:
-    """Chunks of documents to parts on disk, in this process or in others."""
+    """A build: turns chunks of documents into shards, in this process or in workers."""
 
     def __init__(
         self,
@@ -248,8 +261,10 @@ class _Run:
             unknown=tokenizer.special.unknown,
         )
         self._last = 0.0
-        self._waiting: dict[int, tuple[Worker | None, DedupKeys | None]] = {}  # offers, by the numbers of their chunks
-        self._turn = 0  # the chunk that is judged next
+        self._waiting: dict[
+            int, tuple[Worker | None, DedupKeys | None]
+        ] = {}  # workers with their keys, by the number of the chunk
+        self._turn = 0  # next chunk to deduplicate
 
     def __enter__(self) -> None:
         self._tell(Counter())
@@ -259,16 +274,16 @@ class _Run:
             self._judge.close()
 
     def why_none(self) -> str:
-        """Where all the documents went."""
+        """Why no document is left, for a message."""
         return (
             f"{self._left['short']:,} are too short, {self._left['empty']:,} have no text, {self._bad():,} are bad rows"
         )
 
     def _bad(self) -> int:
-        return sum(self._source.sieve.bad.values())
+        return sum(self._source.row_errors.bad.values())
 
     def alone(self) -> None:
-        """Everything in this process."""
+        """Build in this process."""
         maker = ShardWriter(self._job, self._ids)
         for chunk in self._source.chunks():
             if chunk is None:
@@ -287,7 +302,7 @@ class _Run:
         return np.concatenate(made), np.array([len(each) for each in made], np.int64)
 
     def together(self, processes: int) -> None:
-        """Read here, and work in other processes; at most one chunk waits for them."""
+        """Read here, tokenise in workers; at most one chunk waits."""
         with start_workers(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
@@ -309,7 +324,7 @@ class _Run:
                 self._serve(workers, None)
 
     def _serve(self, workers: Sequence[Worker], patience: float | None) -> None:
-        """Take what workers say; wait for one (None), or do not (0)."""
+        """Receive answers of workers; `patience` None: wait for one, 0: do not wait."""
         busy = {worker.answers: worker for worker in workers if worker.busy}
         for answers in select.select(list(busy), [], [], patience)[0]:
             worker = busy[answers]
@@ -322,7 +337,7 @@ class _Run:
                     self._tell(tally)
 
     def _decide(self) -> None:
-        """Judge all chunks whose turn it is."""
+        """Deduplicate the waiting chunks, in order."""
         assert self._judge is not None
         while self._turn in self._waiting:
             worker, offer = self._waiting.pop(self._turn)
@@ -336,7 +351,7 @@ class _Run:
         return part_path(self._out, number).is_file() and (self._out / shard_name(number)).is_file()
 
     def _take_up(self, number: int) -> None:
-        """A part that an earlier build wrote."""
+        """Count a shard that an earlier build wrote."""
         part = read_part(self._out, number)
         if self._judge is not None:
             self._judge.judge(part["offered"], part["signatures"])

@@ -1,4 +1,4 @@
-"""Files to documents: text parted as it is laid out, tables row by row; how far the files are read is known."""
+"""Read files as documents: text files split by their layout, tables row by row."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from heedful.data.formats.text_files import (
     read_lines,
 )
 from heedful.data.labelled.data_file import SUFFIXES, DataSettings, open_data_file, stem_and_suffix
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError, SettingError
 
-LEAST = 100  # characters that a document counts for: it takes memory even where it has none
-TICK = 1_000_000  # characters that are read before others are looked after
-LINE = 50  # the same of a line
+LEAST = 100  # characters that a document counts at least: an empty one takes memory too
+TICK = 1_000_000  # characters between two yields of None
+LINE = 50  # characters that a line counts in addition
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
-Chunk = list[tuple[str, bool]]  # documents, each with whether it is lines
-TEXT_SUFFIXES = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of text; words with tags are none
+Chunk = list[tuple[str, bool]]  # (text, whether each line is a sentence) of each document
+TEXT_SUFFIXES = [
+    suffix for suffix, form in SUFFIXES.items() if form != "conll"
+]  # suffixes of text; tagged words are excluded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,23 +46,33 @@ class CorpusSettings:
 
     def __post_init__(self) -> None:
         if not 0.3 <= self.jaccard_threshold <= 1:
-            raise HeedfulError(f"jaccard_threshold is {self.jaccard_threshold}, expected a share from 0.3 to 1")
+            raise SettingError(
+                f"jaccard_threshold is {self.jaccard_threshold}, expected a share from 0.3 to 1",
+                path="jaccard_threshold",
+            )
         if self.min_document_chars < 0:
-            raise HeedfulError(
-                f"min_document_chars is {self.min_document_chars}, expected a number of characters from 0"
+            raise SettingError(
+                f"min_document_chars is {self.min_document_chars}, expected a number of characters from 0",
+                path="min_document_chars",
             )
         if self.shard_chars < 1:
-            raise HeedfulError(f"shard_chars is {self.shard_chars}, expected a number of characters from 1")
+            raise SettingError(
+                f"shard_chars is {self.shard_chars}, expected a number of characters from 1", path="shard_chars"
+            )
 
 
 def list_files(
     files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = TEXT_SUFFIXES
 ) -> tuple[list[tuple[Path, str]], list[str]]:
-    """List files, and those in folders that have a known suffix, sorted, with the names that a plan gives them.
+    """List files, and those in folders with a known suffix, sorted.
 
     Args:
-        exclude: Folder of results, whose files are left out.
-        known: the suffixes of files in folders.
+        files: files and folders.
+        exclude: folder of results, whose files are skipped.
+        known: suffixes of files in folders.
+
+    Returns:
+        Each path with its name relative to the given folder; notes for the user.
     """
     apart = None if exclude is None else exclude.resolve()
     found: list[tuple[Path, str]] = []
@@ -74,12 +86,12 @@ def list_files(
         inside = [each for each in inside if apart not in each.resolve().parents]
         used = [each for each in inside if stem_and_suffix(each)[1] in known]
         if not used:
-            raise HeedfulError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
+            raise DataError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
         found += [(each, str(each.relative_to(path))) for each in used]
         if len(used) < len(inside):
             said.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
     if not found:
-        raise HeedfulError("no files were given")
+        raise DataError("no files were given")
     return found, said
 
 
@@ -88,7 +100,7 @@ def _hidden(place: Path) -> bool:
 
 
 class CountingPath(type(Path())):  # type: ignore[misc]
-    """A path of which is known how far its file was read."""
+    """A path that reports how many bytes of its file were read."""
 
     handle: Any = None
 
@@ -98,19 +110,23 @@ class CountingPath(type(Path())):  # type: ignore[misc]
 
     @property
     def read(self) -> int:
-        """Bytes of the file, packed as it is."""
+        """Position in the (compressed) file, in bytes."""
         return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
 
 
 class DocumentReader:
-    """The documents of all files, and how far they are read."""
+    """Streams the documents of all files, and reports progress."""
 
-    def __init__(self, files: list[Path], settings: CorpusSettings, sieve: RowErrors, said: list[str]) -> None:
+    def __init__(self, files: list[Path], settings: CorpusSettings, row_errors: RowErrors, said: list[str]) -> None:
         for path in files:
             if (suffix := stem_and_suffix(path)[1]) not in ("", *TEXT_SUFFIXES):
                 what = "a kind of file of words with tags, which are no text"
-                raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
-        self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
+                raise DataError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
+        self.row_errors, self.said, self.cut = (
+            row_errors,
+            list(said),
+            0,
+        )  # number of documents that were split for their size
         self._settings = settings
         self._files = [CountingPath(path) for path in files]
         self._sizes = [path.stat().st_size for path in files]
@@ -119,11 +135,11 @@ class DocumentReader:
 
     @property
     def share(self) -> float:
-        """Of the bytes that are read."""
+        """Share of all bytes that were read (0-1)."""
         return min(1.0, (self._done + (self._at.read if self._at is not None else 0)) / max(sum(self._sizes), 1))
 
     def chunks(self) -> Iterator[Chunk | None]:
-        """The documents of each shard, each with whether it is lines; None now and then, to look after others."""
+        """Yield the documents of each shard; None regularly in between, so that the caller can serve workers."""
         chunk: Chunk = []
         size = tick = 0
         for document in self._documents():
@@ -143,9 +159,9 @@ class DocumentReader:
         try:
             yield from self._all()
         except NoRowsError as error:
-            raise HeedfulError(f"{error}: if it is no text, give the other files by name, or move it away") from None
+            raise DataError(f"{error}: if it is no text, give the other files by name, or move it away") from None
         except HeedfulError as error:
-            raise HeedfulError(_of_corpus(str(error))) from None
+            raise DataError(_of_corpus(str(error))) from None
 
     def _all(self) -> Iterator[tuple[str, bool]]:
         for path, size in zip(self._files, self._sizes, strict=True):
@@ -156,10 +172,10 @@ class DocumentReader:
                 yield from self._text(path)
             else:
                 columns: Any = {"text": self._settings.text_column} if self._settings.text_column else None
-                part = open_data_file(path, TextExample, DataSettings(columns=columns), self.sieve)
+                part = open_data_file(path, TextExample, DataSettings(columns=columns), self.row_errors)
                 for said in part.said:
                     self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
-                for example in part.read(self.sieve):
+                for example in part.read(self.row_errors):
                     assert isinstance(example, TextExample)
                     yield example.text, False
             self._at = None
@@ -174,7 +190,7 @@ class DocumentReader:
             form = layout(read_head(file))
             self._say(f"{path.name}: {LAYOUTS[form]}")
         if form == "line":
-            yield from ((line, False) for _, line in read_lines(file, self.sieve) if line.strip())
+            yield from ((line, False) for _, line in read_lines(file, self.row_errors) if line.strip())
             return
         for block in self._blocks(file, blank=form == "paragraph"):
             yield "\n".join(block), form == "paragraph"
@@ -182,7 +198,7 @@ class DocumentReader:
     def _blocks(self, file: TextFile, *, blank: bool) -> Iterator[list[str]]:
         block: list[str] = []
         size = 0
-        for _, line in read_lines(file, self.sieve):
+        for _, line in read_lines(file, self.row_errors):
             if block and blank and not line.strip():
                 yield block
                 block, size = [], 0
@@ -202,7 +218,7 @@ class DocumentReader:
 
 
 def _of_corpus(message: str) -> str:
-    """With the names of the settings of a corpus, which has no encoding.
+    """Rewrite a message with the names of corpus settings, which have no encoding.
 
     >>> _of_corpus("say --data.columns.text=NAME")
     'say --corpus.text_column=NAME'
@@ -221,9 +237,9 @@ LAYOUTS = {
 
 
 def layout(head: str) -> Literal["line", "paragraph", "document"]:
-    r"""How a text file seems to be parted, by its beginning; a file without blank lines has a document on each line.
+    r"""Detect what a document is in a text file, from its beginning; without blank lines it is a line.
 
-    Blank lines part documents where most of them have several lines, and most of their lines end like sentences.
+    Blank lines separate documents if most blocks have several lines, and most lines end like sentences.
 
     >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
     ('line', 'paragraph', 'document')

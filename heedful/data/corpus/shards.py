@@ -1,4 +1,4 @@
-"""A corpus of token shards: written a chunk of documents at a time, read through memory maps."""
+"""The format of a corpus, token shards with indices: written one chunk of documents at a time, read by memory map."""
 
 from __future__ import annotations
 
@@ -18,47 +18,53 @@ from numpy.typing import NDArray
 from heedful import atomic_io
 from heedful.data.corpus.dedup import KEEP, minhash_signatures
 from heedful.data.corpus.sentence_split import clean_text, split_sentences
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
 VERSION = 1
 MANIFEST, PARTS = "manifest.json", "parts"
-BATCH = 400_000  # characters that are tokenised at once: their encodings take some hundred times that
-MOST_OPEN = 100  # shards that are mapped at a time
-SKETCH = 1 << 16  # the least hashes of segments that are kept, from which different ones are counted
+BATCH = 400_000  # characters that are tokenised at a time: encodings take about a hundred times that
+MOST_OPEN = 100  # shards that are mapped at a time, each with a file handle
+SKETCH = 1 << 16  # smallest hashes of segments, to estimate the number of distinct segments
 ARRAYS = {"documents": "<i8", "segments": "<i8", "paragraphs": "|b1", "hashes": "<u8"}
-Ids = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]  # tokens of all texts, and how many of each
+Ids = Callable[
+    [list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]
+]  # texts to (ids of all texts, number of ids of each)
 
 
 class Corpus:
-    """Documents as tokens, in the order of the input; nothing is read before it is asked for."""
+    """A finished corpus: documents as tokens in the order of the input, read on demand."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """For `open`, which checks."""
+        """Use `open`, which checks the files."""
         self.folder = folder
         self.about = about
-        self.fingerprint: str = about["fingerprint"]  # of the tokenizer that made it
+        self.fingerprint: str = about["fingerprint"]  # fingerprint of its tokenizer
         self.vocabulary: int = about["vocabulary"]
         self.count: int = about["counts"]["tokens"]
-        self.documents: NDArray[np.int64] = self._map("documents")  # [documents + 1] number of the first segment
-        self.segments: NDArray[np.int64] = self._map("segments")  # [segments + 1] offset of the first token
+        self.documents: NDArray[np.int64] = self._map("documents")  # [documents + 1] index of each first segment
+        self.segments: NDArray[np.int64] = self._map("segments")  # [segments + 1] offset of each first token
         self.paragraphs: NDArray[np.bool_] = self._map("paragraphs")  # [segments] whether a paragraph begins there
-        self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents] of the normalised texts
+        self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents] of the clean texts
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in about["shards"])])
-        self._open: dict[int, NDArray[Any]] = {}  # shards that are mapped; each costs a file handle
+        self._open: dict[int, NDArray[Any]] = {}  # shards that are mapped, by number
 
     def _map(self, name: str) -> NDArray[Any]:
         return mapped(self.folder / f"{name}.bin", ARRAYS[name])
 
     @classmethod
     def open(cls, folder: Path) -> Corpus:
-        """A finished corpus; a HeedfulError says what is missing or damaged (sizes are checked, not contents)."""
+        """Open a finished corpus.
+
+        Raises:
+            DataError: If it is unfinished, or a file is missing or has a wrong size (contents are not checked).
+        """
         if not (folder / MANIFEST).is_file():
             unfinished = (folder / PARTS).is_dir()
             what = "is not finished: build it again with the same files and settings, and it resumes"
-            raise HeedfulError(f"{folder}: {what if unfinished else f'is no corpus: it has no {MANIFEST}'}")
+            raise DataError(f"{folder}: {what if unfinished else f'is no corpus: it has no {MANIFEST}'}")
         about = read_json(folder / MANIFEST)
         if about.get("version") != VERSION:
-            raise HeedfulError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
+            raise DataError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
         try:
             counts, width = about["counts"], np.dtype(about["dtype"]).itemsize
             _ = about["fingerprint"], about["vocabulary"], counts["tokens"]
@@ -67,20 +73,20 @@ class Corpus:
             sizes = {f"{name}.bin": lengths[name] * np.dtype(kind).itemsize for name, kind in ARRAYS.items()}
             sizes |= {shard["file"]: shard["tokens"] * width for shard in about["shards"]}
         except (LookupError, TypeError) as error:
-            raise HeedfulError(f"{folder / MANIFEST}: is damaged: {error}; build the corpus again") from None
+            raise DataError(f"{folder / MANIFEST}: is damaged: {error}; build the corpus again") from None
         for name, size in sizes.items():
             found = (folder / name).stat().st_size if (folder / name).is_file() else None
             if found != size:
                 has = "is missing" if found is None else f"has {found:,} bytes, expected {size:,}"
-                raise HeedfulError(f"{folder / name}: {has}: the corpus is damaged, build it again in a new folder")
+                raise DataError(f"{folder / name}: {has}: the corpus is damaged, build it again in a new folder")
         return cls(folder, about)
 
     def __len__(self) -> int:
-        """How many documents."""
+        """Number of documents."""
         return len(self.hashes)
 
     def __repr__(self) -> str:
-        """Where it is and how much it holds."""
+        """Folder, number of documents and number of tokens."""
         return f"Corpus({str(self.folder)!r}, documents={len(self)}, tokens={self.count})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,14 +94,14 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over what its manifest says but for times: files with their hashes, settings, tokenizer, counts."""
+        """SHA-256 of the manifest without times: hashes of files, settings, tokenizer, counts."""
         said = {name: value for name, value in self.about.items() if name != "seconds"}
         return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """The tokens from start up to stop of the whole stream, across shards: a copy."""
+        """Copy the tokens [start, stop) of the whole stream, across shards."""
         if not 0 <= start <= stop <= self.count:
-            raise HeedfulError(f"tokens {start} to {stop} were asked for, but the corpus has 0 to {self.count}")
+            raise DataError(f"tokens {start} to {stop} were asked for, but the corpus has 0 to {self.count}")
         found = np.empty(stop - start, np.int32)
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         at = start
@@ -118,8 +124,8 @@ class Corpus:
 
 
 def mapped(path: Path, kind: str) -> NDArray[Any]:
-    """The numbers of a file, read only."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    """Map a file of numbers, read-only."""
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, kind)
     return np.memmap(path, kind, mode="r").view(np.ndarray)
 
@@ -129,28 +135,28 @@ def mapped(path: Path, kind: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpec:
-    """What is done to every chunk."""
+    """How chunks become shards, the same for every chunk."""
 
     folder: Path
     dtype: str
     shortest: int
-    judged: bool  # whether someone decides which documents stay
-    bands: int  # of signatures; 0: none
-    unknown: int | None  # the token that stands for what the tokenizer does not know
+    judged: bool  # whether a Deduplicator decides which documents are kept
+    bands: int  # LSH bands; 0: no near deduplication
+    unknown: int | None  # id of the unknown token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupKeys:
-    """The documents of a chunk by what tells them apart."""
+    """Keys of a chunk's documents, for the Deduplicator."""
 
     hashes: NDArray[np.uint64]
-    signatures: NDArray[np.uint32]  # [documents, 128], or [0, 128] where near duplicates are kept
+    signatures: NDArray[np.uint32]  # [documents, 128], or [0, 128] without near deduplication
 
 
 class ShardWriter:
-    """Chunks of documents to parts of a corpus: `begin` cleans and offers them, `end` tokenises and writes those kept.
+    """Writes the shard of a chunk: `clean` prepares its documents, `write` tokenises and writes those that are kept.
 
-    A chunk is texts, each with whether it is lines.
+    A chunk is a list of (text, whether each line is a sentence).
     """
 
     def __init__(self, job: ShardSpec, ids: Ids, check: Callable[[], None] = lambda: None) -> None:
@@ -160,10 +166,10 @@ class ShardWriter:
         self._offer: DedupKeys
 
     def begin(self, chunk: list[tuple[str, bool]]) -> DedupKeys:
-        """Clean the documents; those without text and the short ones are left out."""
+        """Clean the documents; skip empty and short ones."""
         self._tally, self._texts = Counter(read=len(chunk)), []
         chunk.reverse()
-        while chunk:  # so that the raw text goes as the clean one comes
+        while chunk:  # frees each raw text before the next one is cleaned
             text, lines = chunk.pop()
             text = clean_text(text, lines=lines)
             if not text or len(text) < self.job.shortest:
@@ -178,12 +184,12 @@ class ShardWriter:
         return self._offer
 
     def end(self, number: int, verdict: NDArray[np.uint8] | None) -> dict[str, int]:
-        """Tokenise what is kept (None: everything) and write part `number`; what was counted."""
+        """Tokenise the kept documents (verdict None: all), write shard `number`, and return its counts."""
         tokens, lengths, begins, sketch, owners = self._tokenised(verdict)
         filled = np.flatnonzero(lengths)
         paragraph = np.cumsum(begins)[filled]
         counts = np.bincount(owners[filled], minlength=len(self._texts))
-        kept = np.flatnonzero(counts)  # documents
+        kept = np.flatnonzero(counts)  # indices of documents
         tally = self._tally
         tally["tokens"], tally["segments"], tally["documents"] = int(lengths.sum()), len(filled), len(kept)
         tally["unknown"] = sum(int((each == self.job.unknown).sum()) for each in tokens if self.job.unknown is not None)
@@ -210,7 +216,7 @@ class ShardWriter:
         return dict(tally)
 
     def _tokenised(self, verdict: NDArray[np.uint8] | None) -> Any:
-        """Tokens in pieces; of each segment its length, whether it begins a paragraph, and its document; the sketch."""
+        """Return ids in pieces; length, paragraph flag and document of each segment; the sketch of segment hashes."""
         tokens, lengths = [np.zeros(0, self.job.dtype)], [np.zeros(0, np.int64)]
         begins, owners, waiting, size = [], [], [], 0
         sketch = np.zeros(0, np.uint64)
@@ -236,7 +242,7 @@ class ShardWriter:
 
 
 def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts in lists of some 400,000 characters."""
+    """Yield the texts in lists of about 400,000 characters."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -250,17 +256,17 @@ def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def hash_text(text: str) -> int:
-    """64 bits of a text, the same on every machine."""
+    """64-bit hash of a text, the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def merge_sketches(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The 65,536 least of different hashes, sorted: from the last of them one estimates how many there are."""
+    """Merge sketches: the 65,536 smallest distinct hashes, sorted."""
     return np.unique(np.concatenate(hashes))[:SKETCH]
 
 
 def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
-    """How many different hashes there were: exact up to 65,535, then within about 0.4 % (Bar-Yossef et al. 2002)."""
+    """Estimate the number of distinct hashes: exact to 65,535, then within about 0.4 % (Bar-Yossef et al. 2002)."""
     return float(len(sketch)) if len(sketch) < SKETCH else (SKETCH - 1) / ((float(sketch[-1]) + 1) / 2**64)
 
 
@@ -268,24 +274,24 @@ def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
 
 
 def shard_name(number: int) -> str:
-    """How the file of a part's tokens is called."""
+    """File name of a shard's tokens."""
     return f"tokens-{number:05}.bin"
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """Where the rest of a part is kept until all are there; it is written last."""
+    """File with the other arrays of a shard, until the corpus is finished; written after the tokens."""
     return folder / PARTS / f"{number:05}.npz"
 
 
 def read_part(folder: Path, number: int) -> Mapping[str, Any]:
-    """A part that is there; its tally is plain data."""
+    """Read the arrays of a finished shard, and its counts."""
     with np.load(part_path(folder, number), allow_pickle=False) as part:
         found = {name: part[name] for name in part.files if name != "tally"}
         return found | {"tally": json.loads(part["tally"].tobytes())}
 
 
 def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
-    """Put the parts together, and say what the corpus is; whoever is killed here does it again."""
+    """Merge the parts and write the manifest; can be repeated if interrupted."""
     tally: Counter[str] = Counter()
     shards, sketch = [], np.zeros(0, np.uint64)
     paths = [folder / f"{name}.bin" for name in ARRAYS]
@@ -318,29 +324,29 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole and for good, or not at all."""
+    """Open a file that appears complete and synced, or not at all."""
     try:
         with atomic_io.atomic_path(path) as part, part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise HeedfulError(f"{path}: cannot be written: {error.strerror}; what is done is kept, try again") from None
+        raise DataError(f"{path}: cannot be written: {error.strerror}; what is done is kept, try again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of ours."""
+    """Read the object in one of the corpus's JSON files."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise HeedfulError(f"{path}: cannot be read: {error}") from None
+        raise DataError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise HeedfulError(f"{path}: is damaged: it holds no object")
+        raise DataError(f"{path}: is damaged: it holds no object")
     return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """An object as a JSON file."""
+    """Write an object as a JSON file."""
     with whole(path) as file:
         file.write(
             (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")

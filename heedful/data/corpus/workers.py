@@ -1,4 +1,4 @@
-"""Processes that make the parts of a corpus: started here, spoken to over pipes, gone with whoever started them."""
+"""Worker processes that tokenise shards: started here, connected by pipes, ended with their parent."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.corpus.shards import Ids, ShardSpec, ShardWriter
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 
 
 def available_cores() -> int:
-    """How many this process may use, as far as the system tells: macOS binds none to some."""
+    """Number of processor cores that this process may use (macOS has no affinity: all)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
-    """A process that makes parts; it is spoken to only when it listens."""
+    """A worker process, seen from its parent; messages are sent only when it waits for one."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.busy = False
-        self.number = -1  # of its chunk
+        self.number = -1  # number of its chunk
         assert process.stdout is not None
         self.answers = process.stdout
 
     def send(self, message: Any, number: int) -> None:
-        """Say something, of chunk `number`."""
+        """Send a message about chunk `number`."""
         self.busy, self.number = True, number
         assert self._process.stdin is not None
         try:
@@ -44,7 +44,7 @@ class Worker:
             self._dead()
 
     def receive(self) -> Any:
-        """What it says; its error is raised here."""
+        """Receive an answer; an error of the worker is raised here."""
         try:
             answer = pickle.load(self.answers)
         except (EOFError, pickle.UnpicklingError):
@@ -57,16 +57,16 @@ class Worker:
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
-        raise HeedfulError(
+        raise DataError(
             f"a worker {how}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
         )
 
 
 @contextmanager
 def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[Worker]]:
-    """Workers, which are gone afterwards, whatever happens.
+    """Start workers, and end them on exit.
 
-    They have sessions of their own, so that Ctrl-C reaches this process alone, and end when it does.
+    They have their own sessions, so that Ctrl-C reaches only this process, and end when it does.
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from heedful.data.corpus.workers import serve; serve()"
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -98,7 +98,7 @@ def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[
 
 
 def library_ids(backend: Any) -> Ids:
-    """The tokens of texts by a tokenizer of the `tokenizers` library, without special tokens."""
+    """Return a function from texts to token ids without special tokens, by the `tokenizers` library."""
 
     def ids(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         made = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -113,14 +113,14 @@ def library_ids(backend: Any) -> Ids:
 
 
 def serve() -> None:
-    """Be a worker: a job and a tokenizer's file come in, then chunks; offers and tallies go out.
+    """Main function of a worker: receive a ShardSpec and a tokenizer file, then chunks; send DedupKeys and counts.
 
-    It is started without this library's heavier parts, and ends when the process that started it does.
+    It imports neither torch nor the rest of Heedful, and ends when its parent does.
     """
     import tokenizers
 
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not stand between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     parent = os.getppid()
 
     def check() -> None:

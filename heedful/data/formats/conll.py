@@ -1,4 +1,4 @@
-"""Sentences in columns (CoNLL): one word a line, its tag in the last column, a blank line between sentences."""
+"""CoNLL files: one word with its tag per line, a blank line between sentences."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.data.examples import TaggedExample
 from heedful.data.formats.text_files import TextFile, all_lines
 from heedful.data.tag_schemes import OUTSIDE
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
 BORDER = "-DOCSTART-"
 TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
-MANY = 10_000  # different tags
-WORDS = {"word", "words", "token", "tokens", "form"}  # what a header calls the column, compared without case
+MANY = 10_000  # different tags, at most
+WORDS = {"word", "words", "token", "tokens", "form"}  # names of the word column in a header, compared without case
 TAGS = {"tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos_tags"}
 TAGS |= {"ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"}
 
 
 def read_sentences(
-    file: TextFile, sieve: RowErrors, word: int = 1, tag: int = 0, *, header: bool = False
+    file: TextFile, row_errors: RowErrors, word: int = 1, tag: int = 0, *, header: bool = False
 ) -> Iterator[TaggedExample]:
-    """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents.
+    """Yield the sentences of a file; a sentence with a bad line is a bad row, a -DOCSTART- line separates documents.
 
-    `word` and `tag` are the numbers of their columns from 1; 0: the last one. With a `header` the first line is none.
+    Args:
+        file: the file.
+        row_errors: handles bad rows.
+        word: number of the word column, from 1.
+        tag: number of the tag column, from 1; 0: the last column.
+        header: whether the first line names the columns.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -35,7 +40,7 @@ def read_sentences(
         line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
         cells = split_columns(line)
         if not line or cells[0] == BORDER:
-            yield from _whole(file, start, words, tags, bad, sieve)
+            yield from _whole(file, start, words, tags, bad, row_errors)
             words, tags, size, bad = [], [], 0, None
             continue
         if header:
@@ -50,11 +55,11 @@ def read_sentences(
         elif bad is None:
             words.append(cells[word - 1])
             tags.append(cells[tag - 1])
-    yield from _whole(file, start, words, tags, bad, sieve)
+    yield from _whole(file, start, words, tags, bad, row_errors)
 
 
 def split_columns(line: str) -> list[str]:
-    """Columns are separated by tabs, else by spaces; other white space belongs to a word."""
+    """Split a line at tabs, or at spaces if it has no tab; other white space belongs to a word."""
     if "\t" in line:
         return [cell.strip(" ") for cell in line.split("\t")]
     return [cell for cell in line.split(" ") if cell] or [""]
@@ -75,10 +80,10 @@ def missing_blank_line(file: TextFile) -> str:
 
 
 def _whole(
-    file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, sieve: RowErrors
+    file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, row_errors: RowErrors
 ) -> Iterator[TaggedExample]:
     if bad is not None:
-        sieve.refuse(bad)
+        row_errors.reject(bad)
     elif words:
         yield TaggedExample(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
 
@@ -89,9 +94,13 @@ def _rows(lines: Iterable[str]) -> list[list[str]]:
 
 
 def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) -> bool:
-    """Whether the beginning of a file has a first line that names its columns, and no other line has such a tag.
+    """Whether the first line names the columns: known names, and no later line has the last one as its tag.
 
-    `parted`: only if there are blank lines, as between sentences in columns, and seldom between the rows of a table.
+    Args:
+        head: beginning of the file.
+        word: number of the word column, from 1.
+        tag: number of the tag column; 0: the last column.
+        parted: require blank lines, which separate sentences and are rare in tables.
     """
     lines = head.strip().split("\n")
     first, *others = _rows(lines) or [[""]]
@@ -103,7 +112,7 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) 
 
 
 def is_conll(head: str) -> bool:
-    """Whether the beginning of a file is words in columns, the last of them tags like B-x."""
+    """Whether the beginning of a file has columns of words whose last column has tags like B-x."""
     rows = _rows(head.split("\n")[:400][:-1])[has_header(head, parted=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
 
@@ -113,31 +122,36 @@ def is_conll(head: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagScheme:
-    """What the tags of a whole file are."""
+    """Scheme and labels of a file's tags."""
 
-    name: str  # IOB1, IOB2, IOBES, BILOU, IO, or "" where tags are plain labels
-    labels: tuple[str, ...]  # in order: O, then B and I of each type; or the plain labels
-    begun_inside: int  # entities that begin with I- (or E-, L-) although the scheme has B-
+    name: str  # IOB1, IOB2, IOBES, BILOU, IO; "": the tags are plain labels
+    labels: tuple[str, ...]  # O, then B and I of each type; or the plain labels, sorted
+    malformed_entities: int  # entities that begin with I-, E- or L- in a scheme with B-
 
     @property
     def said(self) -> str:
-        """In words."""
+        """Sentence for the user."""
         if not self.name:
             return f"tags are plain labels: {len(self.labels)} of them"
         text = f"tags are {self.name}" + ("" if self.name == "IOB2" else ", read as IOB2")
-        if self.begun_inside:
-            text += f"; {self.begun_inside} entities do not begin as they should and are read as conlleval reads them"
+        if self.malformed_entities:
+            text += (
+                f"; {self.malformed_entities} entities do not begin as they should and are read as conlleval reads them"
+            )
         return text
 
 
 def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
-    """Find the scheme of all tags, in memory that does not grow with the file.
+    """Detect the scheme of all tags, in constant memory.
 
     IOB1 has B-x only after another x; in IOB2 every entity begins with B-x; IOBES has S- and E-, BILOU U- and L-.
+
+    Raises:
+        DataError: If there are too many different tags, or only some of them are marked like B-x.
     """
-    seen: dict[str, str] = {}  # tags, and where each stands first
-    parts: dict[str, tuple[str, str]] = {}  # mark and kind; none where there is no entity
-    late = bare = 0  # B- where IOB1 has I-; entities that begin with I-
+    seen: dict[str, str] = {}  # tag to its first file:line
+    parts: dict[str, tuple[str, str]] = {}  # tag to (mark, type); ("", "") outside entities
+    late = bare = 0  # B- tags that IOB1 would write I-; entities that begin with I-, E- or L-
     for example in examples:
         before, open_ = "", False
         for tag in example.tags:
@@ -145,7 +159,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
                 seen[tag] = f"{example.file}:{example.line}"
                 parts[tag] = (tag[0], tag[2:]) if tag != OUTSIDE and TAG.match(tag) else ("", "")
                 if len(seen) > MANY:
-                    raise HeedfulError(f"{seen[tag]}: more than {MANY:,} different tags: is this the column of tags?")
+                    raise DataError(f"{seen[tag]}: more than {MANY:,} different tags: is this the column of tags?")
             mark, kind = parts[tag]
             if not mark:
                 before, open_ = "", False
@@ -157,18 +171,18 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
     plain = {tag for tag in seen if not TAG.match(tag)}
     if plain and len(plain) < len(seen.keys() - {OUTSIDE}) and any(tag in plain for tag in seen):
         tag = min(plain)
-        raise HeedfulError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
+        raise DataError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
     kinds = sorted({tag[2:] for tag in seen if tag != OUTSIDE})
     if plain or not kinds:
-        return TagScheme(name="", labels=tuple(sorted(seen)), begun_inside=0)
+        return TagScheme(name="", labels=tuple(sorted(seen)), malformed_entities=0)
     name = _name({tag[0] for tag in seen if tag != OUTSIDE}, late, bare)
     labels = (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
-    return TagScheme(name=name, labels=labels, begun_inside=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
+    return TagScheme(name=name, labels=labels, malformed_entities=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
 
 
 def _name(marks: set[str], late: int, bare: int) -> str:
     if marks & set("ESM") and marks & set("LU"):
-        raise HeedfulError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
+        raise DataError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
     if marks & set("ESM"):
         return "IOBES"
     if marks & set("LU"):

@@ -1,4 +1,4 @@
-"""Cells of CSV files that Heedful writes: text that a spreadsheet would run as a formula is made text."""
+"""Escape cells of CSV files that a spreadsheet would run as formulas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def escape_cell(text: str) -> str:
-    """The text with a ' before it where a spreadsheet would take it for a formula (a number stays a number).
+    """Prefix a text with ' if a spreadsheet would run it as a formula; numbers are unchanged.
 
     >>> escape_cell("=cmd()"), escape_cell("-1.5"), escape_cell("fine")
     ("'=cmd()", '-1.5', 'fine')

@@ -1,4 +1,4 @@
-"""Labelled texts, one a line: `LABEL text`, as in TREC's questions, and fastText's `__label__x __label__y text`."""
+"""Files with a label and a text on each line: `LABEL text` (TREC), or fastText's `__label__x __label__y text`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ PREFIXED = re.compile(rf"\s*{PREFIX}(\S+)")
 COARSE_AND_FINE = re.compile(r"([A-Za-z]\w*):\w+\Z")
 
 
-def read_table(file: TextFile, sieve: RowErrors, several: bool | None) -> Table:
-    """Read a file as a table with the columns label and text, or labels (a list) and text.
+def read_table(file: TextFile, row_errors: RowErrors, several: bool | None) -> Table:
+    """Open a file as a table with the columns label and text, or labels (a list) and text.
 
     Args:
-        several: whether a line has any number of labels; None: whether some line of the file has more than one.
+        file: the file.
+        row_errors: handles bad rows.
+        several: whether a line may have any number of labels; None: yes if some line has more than one.
     """
     top = _head(file)
     prefixed = has_prefix(top)
     if several is None:
         several = prefixed and any(len(_prefixed(line)[0]) > 1 for _, line in read_lines(file, RowErrors(Skip())))
 
-    def rows(sieve: RowErrors) -> Rows:
-        for number, line in read_lines(file, sieve):
+    def rows(row_errors: RowErrors) -> Rows:
+        for number, line in read_lines(file, row_errors):
             if not line.strip():
                 continue
             labels, text = _prefixed(line) if prefixed else _first_word(line)
             if reason := _wrong(labels, text, prefixed, several):
-                sieve.refuse(BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200]))
+                row_errors.reject(BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200]))
             else:
                 yield number, {"labels": labels, "text": text} if several else {"label": labels[0], "text": text}
 
-    first = next(rows(sieve), None)
+    first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{file.shown}: has no rows")
     said = [f"{file.path.name}: {_form(prefixed, several)}, then its text (format=label-text)"]
@@ -67,7 +69,7 @@ def _wrong(labels: list[str], text: str, prefixed: bool, several: bool) -> str:
 
 
 def _first_word(line: str) -> tuple[list[str], str]:
-    """The first word of a line is its label.
+    """Split a line into its first word, the label, and the rest, the text.
 
     >>> _first_word("DESC:manner How did it begin ?")
     (['DESC:manner'], 'How did it begin ?')
@@ -77,7 +79,7 @@ def _first_word(line: str) -> tuple[list[str], str]:
 
 
 def _prefixed(line: str) -> tuple[list[str], str]:
-    """The labels at the beginning of a line of fastText, and its text.
+    """Split a line of fastText into its labels and its text.
 
     >>> _prefixed("__label__tea __label__milk How hot ?")
     (['tea', 'milk'], 'How hot ?')
@@ -100,15 +102,16 @@ def _head(file: TextFile) -> list[str]:
 
 
 def has_prefix(top: list[str]) -> bool:
-    """Whether most lines begin with a label of fastText."""
+    """Whether most lines begin with `__label__`."""
     return 2 * sum(line.startswith(PREFIX) for line in top) > len(top)
 
 
 def is_label_text(file: TextFile, *, sure: bool) -> bool:
-    """Whether the beginning of a file has a label and a text on each line.
+    """Whether each line at the beginning of a file has a label and a text.
 
     Args:
-        sure: accept labels like `__label__x` and `ABBR:exp` only; else any first words that all come again.
+        file: the file.
+        strict: accept only labels like `__label__x` and `ABBR:exp`; else any first words that all occur repeatedly.
     """
     top = _head(file)
     if not top or has_prefix(top):
@@ -123,6 +126,6 @@ def is_label_text(file: TextFile, *, sure: bool) -> bool:
 
 
 def is_tab_separated(file: TextFile) -> bool:
-    """Whether all lines at the beginning of a file have the same number of tabs, and at least one."""
+    """Whether all lines at the beginning of a file have the same number of tabs, one or more."""
     tabs = {line.count("\t") for line in _head(file)}
     return len(tabs) == 1 and tabs != {0}

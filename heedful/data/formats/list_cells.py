@@ -1,4 +1,4 @@
-"""Lists that cells of text hold, as JSON or as Python writes them."""
+"""Lists in text cells, written as JSON or as a Python literal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from heedful.data.bad_rows import CellError, shown
 
-LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # how one begins in a cell of text
+LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # beginning of a list
 
 
 def parse_list_cell(value: Any, name: str) -> Any:
-    """The list that a cell of text holds between brackets, as JSON or as Python writes it; any other value as it is.
+    """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
 
     >>> listed('["B-ORG", "O"]', "tags"), listed("['B-ORG', 'O']", "tags"), listed("B-ORG O", "tags")
     (['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O')
@@ -32,7 +32,7 @@ def parse_list_cell(value: Any, name: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        with warnings.catch_warnings(action="error"):  # of escapes that mean nothing
+        with warnings.catch_warnings(action="error"):  # invalid escapes
             found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = None
@@ -44,6 +44,6 @@ def parse_list_cell(value: Any, name: str) -> Any:
 
 
 def _runs_on(text: str) -> bool:
-    """Whether texts follow each other without a comma, as NumPy writes them; Python would make one of them."""
+    """Whether strings follow each other without a comma, as NumPy prints them; Python would concatenate them."""
     tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
     return any(one.type == two.type == STRING for one, two in pairwise(tokens))

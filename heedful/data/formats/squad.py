@@ -1,4 +1,7 @@
-"""SQuAD's JSON, v1.1 and v2.0, a paragraph at a time; wrong answer starts are mended where the text tells how."""
+"""SQuAD's JSON, v1.1 and v2.0 (Rajpurkar et al. 2016, 2018), one paragraph at a time.
+
+An answer whose `answer_start` is wrong is aligned to its text in the context, and counted.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ ONCE = "answers whose start was wrong, found where their text stands once in the
 NEAREST = "answers whose start was wrong, found where their text stands nearest to it"
 
 
-def read_questions(file: TextFile, sieve: RowErrors) -> Iterator[QuestionExample]:
-    """All questions of a file; a question that cannot be used is a bad row of its own."""
+def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionExample]:
+    """Yield all questions of a file; each question that cannot be used is a bad row."""
     number = 0
     with open_json(file) as text:
         for place, line, paragraph in _paragraphs(text):
@@ -23,22 +26,22 @@ def read_questions(file: TextFile, sieve: RowErrors) -> Iterator[QuestionExample
                 asked = _list(paragraph, "qas")
             except CellError as wrong:
                 number += 1
-                _refuse(sieve, file, line, number, place, wrong, paragraph)
+                _refuse(row_errors, file, line, number, place, wrong, paragraph)
                 continue
             for index, raw in enumerate(asked):
                 number += 1
                 try:
                     example, mended = parse_question(raw, context)
                 except CellError as wrong:
-                    _refuse(sieve, file, line, number, f"{place}.qas[{index}]", wrong, raw)
+                    _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
                     continue
                 for order, what in enumerate(mended):
-                    sieve.mend(what, file.shown, line, number * 1000 + min(order, 999))
+                    row_errors.count_repair(what, file.shown, line, number * 1000 + min(order, 999))
                 yield QuestionExample(file=file.shown, line=line, **example)
 
 
-def read_inputs(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read the questions of a file with their lines, without answers."""
+def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, cells) of each question, without its answers."""
     number = 0
     with open_json(file) as text:
         for place, line, paragraph in _paragraphs(text):
@@ -46,7 +49,7 @@ def read_inputs(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, dict[st
                 context, asked = _text(paragraph, "context"), _list(paragraph, "qas")
             except CellError as wrong:
                 number += 1
-                _refuse(sieve, file, line, number, place, wrong, paragraph)
+                _refuse(row_errors, file, line, number, place, wrong, paragraph)
                 continue
             for index, raw in enumerate(asked):
                 number += 1
@@ -54,11 +57,11 @@ def read_inputs(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, dict[st
                     asked_text = _text(raw, "question")
                     yield line, {"id": str(raw.get("id", "")), "question": asked_text, "context": context}
                 except CellError as wrong:
-                    _refuse(sieve, file, line, number, f"{place}.qas[{index}]", wrong, raw)
+                    _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
 
 
 def _paragraphs(text: JsonStream) -> Iterator[tuple[str, int, Any]]:
-    """Each paragraph with its place and its line, wherever "data" stands."""
+    """Yield (JSON path, line, paragraph), wherever "data" is in the file."""
     for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
         if key != "data":
             text.value()
@@ -74,14 +77,16 @@ def _paragraphs(text: JsonStream) -> Iterator[tuple[str, int, Any]]:
     text.end()
 
 
-def _refuse(sieve: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: Any) -> None:
+def _refuse(
+    row_errors: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: Any
+) -> None:
     column = f"{place}.{wrong.column}" if wrong.column else place
     bad = BadRow(file=file.shown, line=line, column=column, reason=wrong.reason, text=shown(raw))
-    sieve.refuse(bad, number=number)
+    row_errors.reject(bad, number=number)
 
 
 def parse_question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
-    """The fields of one question, and what was mended."""
+    """Return the fields of one question, and the kinds of repairs."""
     text = _text(raw, "question")
     name = raw.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool):
@@ -99,7 +104,19 @@ def parse_question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
 def align_answers(
     pairs: list[tuple[str, Any]], context: str, impossible: bool
 ) -> tuple[tuple[AnswerSpan, ...], list[str]]:
-    """The answers at their places in the context, and what was mended."""
+    """Align answers with the context.
+
+    Args:
+        pairs: text and start of each answer.
+        context: text that contains the answers.
+        impossible: whether the question is marked as unanswerable.
+
+    Returns:
+        The answers, and the kinds of repairs.
+
+    Raises:
+        CellError: If an answer does not occur in the context, or answers and `impossible` contradict each other.
+    """
     if impossible and pairs:
         raise CellError("answers", "has answers, but the question is said to be impossible")
     if not impossible and not pairs:
@@ -119,7 +136,7 @@ def align_answers(
 
 
 def _found(text: str, start: int, context: str, where: str) -> tuple[int, str]:
-    """Where the text really stands."""
+    """Return the nearest occurrence of a text, and the kind of repair."""
     first, after = context.find(text), context.find(text, max(start, 0))
     before = context.rfind(text, 0, max(start, 0) + len(text))
     places = [place for place in (before, after) if place >= 0] or ([first] if first >= 0 else [])
@@ -139,7 +156,7 @@ def _text(raw: Any, key: str, place: str = "") -> str:
 
 
 def check_surrogates(text: str, column: str) -> str:
-    """The same text, unless half a character is in it."""
+    """Return the text; raise CellError if it contains a lone surrogate."""
     if not text.isascii():
         try:
             text.encode("utf-8")

@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, JSON lines, JSON, Parquet and objects of the `datasets` library as rows, one at a time."""
+"""Tables as streams of rows: CSV, TSV, JSON lines, JSON, Parquet, and objects of the `datasets` library."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from heedful.data.formats.text_files import (
     read_lines,
     unique_keys,
 )
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 
 Cells = list[str] | dict[str, Any]
-Rows = Iterator[tuple[int, Cells]]  # the number of the line, or of the row where there are no lines
-BATCH = 256  # rows of Parquet
-MOST_LINES = 100_000  # of one row of CSV, whose short lines take many times their length in memory
-HEAD_ROWS = 200  # rows of objects whose keys are the columns
+Rows = Iterator[tuple[int, Cells]]  # number of the line, or of the row if the format has no lines
+BATCH = 256  # rows of Parquet that are read at a time
+MOST_LINES = 100_000  # lines of one CSV row, at most: a short line takes many times its length in memory
+HEAD_ROWS = 200  # first rows, whose keys are the columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +37,12 @@ class Table:
     """Rows with named or numbered columns."""
 
     shown: str
-    names: tuple[str, ...]  # "1", "2", … where there is no header
+    names: tuple[str, ...]  # "1", "2", … without a header
     first: Cells
     rows: Callable[[RowErrors], Rows]
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of a label column mean
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label names of integer columns, by column
     said: tuple[str, ...] = ()
-    header: bool | None = None  # whether its first row names the columns, where that was set
+    header: bool | None = None  # the setting `header`; None: not set
 
 
 # ---------------------------------------------------------------------------------------------------- CSV, TSV
@@ -55,7 +55,7 @@ class _SpoiltError(Exception):
 
 
 class _Feed:
-    """Lines for the csv module, kept until their row is whole."""
+    """Lines for the csv module, kept until their row is complete."""
 
     def __init__(self, file: TextFile) -> None:
         self._source: Iterator[Line] = all_lines(file)
@@ -69,7 +69,7 @@ class _Feed:
         self._length = 0
 
     def give_back(self) -> None:
-        """All but the first line will come again."""
+        """Read all lines but the first again."""
         self._again.extendleft(reversed(self.taken[1:]))
 
     def __iter__(self) -> _Feed:
@@ -88,10 +88,10 @@ class _Feed:
         return line[1]
 
 
-def _quoted(file: TextFile, delimiter: str, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
-    """Rows whose cells may stand in quotes, with line ends inside.
+def _quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows whose cells may be quoted and contain line ends.
 
-    A row whose quote is never closed is bad in its first line; reading goes on with the second.
+    A row with an unclosed quote is a bad row; reading continues with its second line.
     """
     csv.field_size_limit(max(csv.field_size_limit(), file.longest + 1))
     feed = _Feed(file)
@@ -104,19 +104,19 @@ def _quoted(file: TextFile, delimiter: str, sieve: RowErrors) -> Iterator[tuple[
             return
         except (csv.Error, _SpoiltError) as error:
             unclosed = getattr(error, "unclosed", "unexpected end" in str(error))
-            sieve.refuse(_broken(file, feed.taken[:1] if unclosed else feed.taken, error))
+            row_errors.reject(_broken(file, feed.taken[:1] if unclosed else feed.taken, error))
             if unclosed:
                 feed.give_back()
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
             continue
         if any(bad for _, _, bad in feed.taken):
-            sieve.refuse(_broken(file, feed.taken))
+            row_errors.reject(_broken(file, feed.taken))
         elif cells:
             yield feed.taken[0][0], cells
 
 
 def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
-    """A row of these lines, one of which cannot be used, or for which the csv module has an error."""
+    """Make the bad row of these lines, from the error of one of them or of the csv module."""
     fault = next((bad for _, _, bad in taken if bad), None)
     if fault and len(taken) == 1:
         return fault
@@ -136,28 +136,37 @@ def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = Non
     return BadRow(file=file.shown, line=first, column="", reason=reason, text=text)
 
 
-def _literal(file: TextFile, delimiter: str, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
-    """Rows whose quotes are characters like others."""
-    for number, line in read_lines(file, sieve):
+def _literal(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows in which quotes are ordinary characters."""
+    for number, line in read_lines(file, row_errors):
         if line:
             yield number, line.split(delimiter)
 
 
 def read_delimited(
     file: TextFile,
-    sieve: RowErrors,
+    row_errors: RowErrors,
     *,
     delimiter: str,
     quoted: bool,
     is_header: Callable[[list[str]], bool],
     least: int | None = None,
 ) -> Table:
-    """CSV or TSV; `least` columns are enough, else all rows must have as many as the first."""
+    """Open a CSV or TSV file.
 
-    def raw(sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
-        return (_quoted if quoted else _literal)(file, delimiter, sieve)
+    Args:
+        file: the file.
+        row_errors: handles bad rows among the first two.
+        delimiter: character between cells.
+        quoted: whether cells may be quoted.
+        is_header: whether the cells of the first row name the columns.
+        least: number of cells that a row needs; None: as many as the first row.
+    """
 
-    top = list(islice(raw(sieve), 2))
+    def raw(row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+        return (_quoted if quoted else _literal)(file, delimiter, row_errors)
+
+    top = list(islice(raw(row_errors), 2))
     if not top:
         raise NoRowsError(f"{file.shown}: has no rows")
     start, cells = top[0]
@@ -166,17 +175,19 @@ def read_delimited(
     if len(top) == header:
         raise NoRowsError(f"{file.shown}: has a header and no rows")
     if header and (twice := [name for name in names if names.count(name) > 1 and name]):
-        raise HeedfulError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
+        raise DataError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
     width = len(cells)
 
-    def rows(sieve: RowErrors) -> Rows:
-        for number, cells in raw(sieve):
+    def rows(row_errors: RowErrors) -> Rows:
+        for number, cells in raw(row_errors):
             if header and number == start:
                 continue
             if len(cells) == width if least is None else len(cells) >= least:
                 yield number, cells
             else:
-                sieve.refuse(_ragged(file, number, cells, width if least is None else least, start, delimiter, quoted))
+                row_errors.reject(
+                    _ragged(file, number, cells, width if least is None else least, start, delimiter, quoted)
+                )
 
     return Table(
         shown=file.shown,
@@ -203,11 +214,11 @@ def _ragged(
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-def read_json_lines(file: TextFile, sieve: RowErrors) -> Table:
-    """One JSON object on each line."""
+def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
+    """Open a file with one JSON object on each line."""
 
-    def rows(sieve: RowErrors) -> Rows:
-        for number, line in read_lines(file, sieve):
+    def rows(row_errors: RowErrors) -> Rows:
+        for number, line in read_lines(file, row_errors):
             if not line.strip():
                 continue
             try:
@@ -215,31 +226,31 @@ def read_json_lines(file: TextFile, sieve: RowErrors) -> Table:
                 if not isinstance(value, dict):
                     raise CellError("", f"is {shown(value)}, expected a JSON object")
             except CellError as wrong:
-                sieve.refuse(BadRow(file=file.shown, line=number, column="", reason=wrong.reason, text=line[:200]))
+                row_errors.reject(BadRow(file=file.shown, line=number, column="", reason=wrong.reason, text=line[:200]))
             except (ValueError, RecursionError) as error:
                 column = str(getattr(error, "colno", ""))
                 reason = f"is not valid JSON: {getattr(error, 'msg', error)}"
-                sieve.refuse(BadRow(file=file.shown, line=number, column=column, reason=reason, text=line[:200]))
+                row_errors.reject(BadRow(file=file.shown, line=number, column=column, reason=reason, text=line[:200]))
             else:
                 yield number, value
 
-    return _named(file.shown, rows, sieve)
+    return _named(file.shown, rows, row_errors)
 
 
-def read_json_list(file: TextFile, sieve: RowErrors) -> Table:
-    """A list of JSON objects, or an object whose key "data" has one."""
+def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
+    """Open a JSON file: a list of objects, or an object with such a list under "data"."""
 
-    def rows(sieve: RowErrors) -> Rows:
+    def rows(row_errors: RowErrors) -> Rows:
         with open_json(file) as text:
             if text.peek() == "[":
-                yield from walk(text, sieve)
+                yield from walk(text, row_errors)
                 text.end()
                 return
             found = False
-            for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
+            for key in text.keys():  # noqa: SIM118  # iterates, looks nothing up
                 if key == "data" and text.peek() == "[":
                     found = True
-                    yield from walk(text, sieve)
+                    yield from walk(text, row_errors)
                 else:
                     text.value()
             text.end()
@@ -249,7 +260,7 @@ def read_json_list(file: TextFile, sieve: RowErrors) -> Table:
                     "line is an object, say --data.format=jsonl)"
                 )
 
-    def walk(text: Any, sieve: RowErrors) -> Rows:
+    def walk(text: Any, row_errors: RowErrors) -> Rows:
         for index in text.elements():
             text.peek()
             line, value = text.line, text.value()
@@ -258,16 +269,16 @@ def read_json_list(file: TextFile, sieve: RowErrors) -> Table:
             else:
                 reason = f"is {shown(value)}, expected a JSON object"
                 bad = BadRow(file=file.shown, line=line, column=f"[{index}]", reason=reason, text=str(value)[:200])
-                sieve.refuse(bad, number=index)
+                row_errors.reject(bad, number=index)
 
-    return _named(file.shown, rows, sieve)
+    return _named(file.shown, rows, row_errors)
 
 
-def _named(name: str, rows: Callable[[RowErrors], Rows], sieve: RowErrors, **more: Any) -> Table:
-    first = next(rows(sieve), None)
+def _named(name: str, rows: Callable[[RowErrors], Rows], row_errors: RowErrors, **more: Any) -> Table:
+    first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
-    top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # a key that the first row lacks is a column too
+    top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # later rows may have other keys
     names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
     return Table(shown=name, names=tuple(names), first=first[1], rows=rows, **more)
 
@@ -275,14 +286,25 @@ def _named(name: str, rows: Callable[[RowErrors], Rows], sieve: RowErrors, **mor
 # ---------------------------------------------------------------------------------------------------- Parquet, objects
 
 
-def read_parquet(path: Path, sieve: RowErrors) -> Table:
-    """A Parquet file, a batch of rows at a time."""
+def read_parquet(path: Path, row_errors: RowErrors) -> Table:
+    """Open a Parquet file, read in batches of rows.
+
+    Raises:
+        DataError: If it is damaged or decompresses to too many bytes.
+    """
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    faults = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)  # of damaged files
+    faults = (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        MemoryError,
+    )  # raised for damaged files
 
-    def rows(sieve: RowErrors) -> Rows:
+    def rows(row_errors: RowErrors) -> Rows:
         number = made = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
@@ -296,7 +318,7 @@ def read_parquet(path: Path, sieve: RowErrors) -> Table:
         except HeedfulError:
             raise
         except faults as error:
-            raise HeedfulError(f"{path}: cannot be read after row {number}: {error}") from None
+            raise DataError(f"{path}: cannot be read after row {number}: {error}") from None
 
     try:
         with ParquetFile(path, pre_buffer=False) as file:
@@ -304,16 +326,16 @@ def read_parquet(path: Path, sieve: RowErrors) -> Table:
             kept, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
             packed = path.stat().st_size
     except faults as error:
-        raise HeedfulError(f"{path}: is no Parquet file that can be read: {error}") from None
+        raise DataError(f"{path}: is no Parquet file that can be read: {error}") from None
     if size > FREE and size > MOST_RATIO * packed:
         raise _too_much(path, f"{size:,} bytes")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise HeedfulError(f"{path}: two columns are called {shown(twice[0])}")
-    return _named(str(path), rows, sieve, **_known(_kept_words(kept)))
+        raise DataError(f"{path}: two columns are called {shown(twice[0])}")
+    return _named(str(path), rows, row_errors, **_known(_kept_words(kept)))
 
 
 def _text_size(cells: dict[str, Any]) -> int:
-    """Count the characters in a row's texts and lists of texts; a dictionary in the file makes many of few."""
+    """Count the characters of a row's texts and lists of texts (a dictionary in the file may repeat a long text)."""
     size = 0
     for value in cells.values():
         if isinstance(value, str | bytes):
@@ -324,14 +346,14 @@ def _text_size(cells: dict[str, Any]) -> int:
 
 
 def _too_much(path: Path, what: str) -> HeedfulError:
-    return HeedfulError(
+    return DataError(
         f"{path}: unpacks to more than {MOST_RATIO} times its size ({what}), which text seldom does: if you trust it, "
         "write its columns without a dictionary, or as CSV or JSON lines"
     )
 
 
 def _cells(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a batch; where Python has no such time (nanoseconds, years past 9999), the number that is stored."""
+    """Yield the rows of a batch; a time that Python cannot represent (nanoseconds, years past 9999) is its number."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):
@@ -354,7 +376,7 @@ def _cell(scalar: Any) -> Any:
 
 
 def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
-    """The label names that the `datasets` library keeps in a file."""
+    """Read the label names that the `datasets` library stores in a Parquet file's metadata."""
     try:
         features = json.loads(kept or b"{}")["info"]["features"]
         return {name: words for name, feature in features.items() if (words := class_label_names(feature))}
@@ -363,7 +385,7 @@ def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
 
 
 def class_label_names(feature: Any) -> tuple[str, ...]:
-    """The names of a feature's labels, or of those in its list; () where it has none."""
+    """Label names of a feature of the `datasets` library, or of a list of it; () if it has none."""
     for _ in range(3):
         names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
         if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
@@ -378,22 +400,25 @@ def _known(words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
 
 
 def is_dataset_object(value: object) -> bool:
-    """Whether this is a data set of the `datasets` library, or looks like one."""
+    """Whether this is a `datasets.Dataset`, or has the same attributes."""
     return hasattr(value, "features") and hasattr(value, "column_names") and isinstance(value, Iterable)
 
 
-def read_dataset_object(name: str, data: Any, sieve: RowErrors) -> Table:
-    """A data set of the `datasets` library: its rows in order, the names of its labels from its features."""
+def read_dataset_object(name: str, data: Any, row_errors: RowErrors) -> Table:
+    """Open a `datasets.Dataset`: rows in order, label names from its features."""
 
-    def rows(sieve: RowErrors) -> Rows:
+    def rows(row_errors: RowErrors) -> Rows:
         for number, cells in enumerate(data, start=1):
             if isinstance(cells, Mapping):
                 yield number, dict(cells)
             else:
                 reason = f"is {type(cells).__name__}, expected a mapping from columns to values"
-                sieve.refuse(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
+                row_errors.reject(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
 
     features = data.features or {}
     return _named(
-        name, rows, sieve, **_known({key: words for key in features if (words := class_label_names(features[key]))})
+        name,
+        rows,
+        row_errors,
+        **_known({key: words for key in features if (words := class_label_names(features[key]))}),
     )

@@ -1,4 +1,4 @@
-"""Files as text: unpacked under a cap, decoded, and given out line by line or as JSON, never whole."""
+"""Text files as streams of lines: decompressed with a limit on the ratio, and decoded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stat import S_ISREG
 from typing import Any, BinaryIO, NoReturn
 
 from heedful.data.bad_rows import BadRow, RowErrors, shown
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 
-MAX_ROW_BYTES = 10_000_000  # bytes of one row
-MOST_RATIO = 100  # unpacked bytes for each packed one
-FREE = 10_000_000  # unpacked bytes before the ratio counts
+MAX_ROW_BYTES = 10_000_000  # default limit of bytes in one row
+MOST_RATIO = 100  # decompressed bytes per compressed byte, at most
+FREE = 10_000_000  # decompressed bytes that are always allowed
 COMPRESSED = (".gz", ".xz", ".bz2", ".zip")
 WORKBOOKS = (".xls", ".xlsx", ".ods")
 CHUNK = 1 << 16
-MARKS = (  # longest first: UTF-32's begins with UTF-16's
+MARKS = (  # byte order marks, longest first: that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
@@ -36,43 +36,51 @@ MARKS = (  # longest first: UTF-32's begins with UTF-16's
 
 
 class NoRowsError(HeedfulError):
-    """There is nothing in it."""
+    """The file has no rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFile:
-    """A file and how its bytes are text."""
+    """A file with its encoding."""
 
     path: Path
     encoding: str
-    mark: int  # bytes of the byte order mark
+    mark: int  # bytes of the byte order mark; 0: it has none
     longest: int = MAX_ROW_BYTES
 
     @property
     def shown(self) -> str:
-        """As messages name it."""
+        """The path, for messages."""
         return str(self.path)
 
     @property
     def wide(self) -> bool:
-        """Whether a line end has more than one byte."""
+        """Whether a line end has more than one byte (UTF-16, UTF-32)."""
         return self.encoding.startswith(("utf-16", "utf-32"))
 
 
 def detect_encoding(
     path: Path, *, encoding: str | None = None, longest: int = MAX_ROW_BYTES
 ) -> tuple[TextFile, list[str]]:
-    """The file with its encoding, and what should be said about it."""
+    """Find a file's encoding: its byte order mark, the given encoding, else UTF-8.
+
+    Returns:
+        The file, and notes for the user.
+
+    Raises:
+        NoRowsError: If the file is empty.
+        DataError: If it is missing, a workbook, or its bytes do not fit the encoding.
+    """
     check_file(path)
     if path.suffix.lower() in WORKBOOKS:
-        raise HeedfulError(f"{path}: is a workbook: save the sheet as CSV")
+        raise DataError(f"{path}: is a workbook: save the sheet as CSV")
     given = None
     if encoding is not None:
         try:
             given = codecs.lookup(encoding).name.removesuffix("-sig")
-            "".encode(given)  # some codecs are not of text
+            "".encode(given)  # some codecs do not encode text
         except LookupError:
-            raise HeedfulError(f"encoding {shown(encoding)} is not known; say utf-8, cp1252, latin-1, …") from None
+            raise DataError(f"encoding {shown(encoding)} is not known; say utf-8, cp1252, latin-1, …") from None
     with _unpacked(path) as stream:
         head = stream.read(CHUNK)
     if not head:
@@ -81,38 +89,38 @@ def detect_encoding(
     mark, name = next(((mark, name) for mark, name in MARKS if head.startswith(mark)), (b"", given or "utf-8"))
     if mark:
         if given is not None and not name.startswith(given):
-            raise HeedfulError(f"{path}: begins with the byte order mark of {name}, but encoding {given} was given")
+            raise DataError(f"{path}: begins with the byte order mark of {name}, but encoding {given} was given")
         said = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
     if not mark and given in ("utf-16", "utf-32"):
-        raise HeedfulError(f"{path}: has no byte order mark: say --data.encoding={given}-le (or -be)")
+        raise DataError(f"{path}: has no byte order mark: say --data.encoding={given}-le (or -be)")
     file = TextFile(path=path, encoding=name, mark=len(mark), longest=longest)
     if not mark and given is None and head.count(0) > len(head) // 5:
-        raise HeedfulError(
+        raise DataError(
             f"{path}: every few bytes are zero: if this is UTF-16, "
             "say --data.encoding=utf-16-le (or -be), or iconv -f utf-16le -t utf-8"
         )
     if not file.wide and b"\r" in head and b"\n" not in head:
-        raise HeedfulError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
+        raise DataError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
     return file, said
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path where no file is, or none that may be looked at."""
+    """Raise DataError unless the path is a readable regular file."""
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path may hold a NUL
-        raise HeedfulError(f"{path}: there is no such file") from None
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+        raise DataError(f"{path}: there is no such file") from None
     except OSError as error:
-        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if not S_ISREG(mode):
-        raise HeedfulError(f"{path}: is not a file")
+        raise DataError(f"{path}: is not a file")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
 
 
 class _Capped(io.RawIOBase):
-    """What a packed file holds, until it is damaged or too much for its size."""
+    """Decompressed bytes of a file; raises if the file is damaged or the ratio is too large."""
 
     def __init__(self, path: Path, packed: BinaryIO, stream: Any, size: int | None) -> None:
         self._path, self._packed, self._stream, self._size = path, packed, stream, size
@@ -125,12 +133,12 @@ class _Capped(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError) as error:
-            raise HeedfulError(f"{self._path}: cannot be unpacked after {self._made:,} bytes: {error}") from None
+            raise DataError(f"{self._path}: cannot be unpacked after {self._made:,} bytes: {error}") from None
         buffer[: len(data)] = data
         self._made += len(data)
         used = self._packed.tell() if self._size is None else self._size
         if self._made > FREE and self._made > MOST_RATIO * used:
-            raise HeedfulError(
+            raise DataError(
                 f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does: "
                 "if you trust it, unpack it and give the result"
             )
@@ -143,7 +151,7 @@ def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
         try:
             packed = stack.enter_context(path.open("rb"))
         except OSError as error:
-            raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         size = None
         stream: Any
         match path.suffix:
@@ -166,19 +174,19 @@ def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[Any, i
         archive = stack.enter_context(zipfile.ZipFile(packed))
         members = [member for member in archive.infolist() if not member.is_dir()]
         if len(members) != 1:
-            raise HeedfulError(f"{path}: holds {len(members)} files, expected one: unpack it and give the folder")
+            raise DataError(f"{path}: holds {len(members)} files, expected one: unpack it and give the folder")
         return stack.enter_context(archive.open(members[0])), members[0].compress_size
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise HeedfulError(f"{path}: cannot be unpacked: {error}") from None
+        raise DataError(f"{path}: cannot be unpacked: {error}") from None
 
 
 # ---------------------------------------------------------------------------------------------------- lines
 
-Line = tuple[int, str, BadRow | None]  # number from 1, text with its line end, what is wrong with it
+Line = tuple[int, str, BadRow | None]  # number from 1, text with its line end, error
 
 
 def all_lines(file: TextFile) -> Iterator[Line]:
-    """All lines, those that cannot be used too: with a NUL, not in the encoding (as far as it is), too long (empty)."""
+    """Yield all lines, unusable ones with their error: with a NUL, undecodable, or too long (then without text)."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
         if file.wide:
@@ -213,16 +221,16 @@ def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
                 else:
                     yield number, text, _zero(file, number, text) if "\0" in text else None
         except UnicodeDecodeError as error:
-            raise HeedfulError(f"{file.shown}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
+            raise DataError(f"{file.shown}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
 
 
-def read_lines(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, str]]:
-    """The usable lines with their numbers, without line ends."""
+def read_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
+    """Yield the usable lines with their numbers, without line ends; report the others as bad rows."""
     for number, text, bad in all_lines(file):
         if bad is None:
             yield number, text.rstrip("\r\n")
         else:
-            sieve.refuse(bad)
+            row_errors.reject(bad)
 
 
 def _too_long(file: TextFile, number: int, text: str) -> BadRow:
@@ -248,7 +256,7 @@ def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeE
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; of a key that stands there twice one value would be lost."""
+    """Build a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -257,26 +265,26 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class JsonStream:
-    """A JSON file read from front to back: `keys` and `elements` walk in, `value` takes what stands there."""
+    """Streaming reader of a JSON file: `keys` and `elements` iterate over a container, `value` reads the next value."""
 
     def __init__(self, file: TextFile, stream: io.BufferedReader) -> None:
         self.file = file
         self._stream = stream
         self._decode = codecs.getincrementaldecoder(file.encoding)()
         self._text, self._at, self._ended = "", 0, False
-        self._line, self._counted = 1, 0  # lines up to a place in the text
-        self._before = 0  # characters before the text in its first line
+        self._line, self._counted = 1, 0  # line number of a position in the buffer, and that position
+        self._before = 0  # characters of the first line before the buffer
         self._parse = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     @property
     def line(self) -> int:
-        """The line of what comes next."""
+        """Line of the next value, from 1."""
         self._line += self._text.count("\n", self._counted, self._at)
         self._counted = self._at
         return self._line
 
     def peek(self) -> str:
-        """The next character that is no white space; '' at the end."""
+        """Return the next character that is not white space, '' at the end, without consuming it."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
@@ -287,7 +295,7 @@ class JsonStream:
             self._more()
 
     def keys(self) -> Iterator[str]:
-        """The keys of the object that comes next; the caller takes each value."""
+        """Yield the keys of the next object; the caller must read each value."""
         for _ in self._members("{", "}"):
             key = self.value()
             if not isinstance(key, str):
@@ -296,16 +304,16 @@ class JsonStream:
             yield key
 
     def elements(self) -> Iterator[int]:
-        """The numbers of the elements of the list that comes next, from 0; the caller takes each."""
+        """Yield the indices of the next list's elements; the caller must read each element."""
         yield from self._members("[", "]")
 
     def end(self) -> None:
-        """Nothing more may come: what follows would be lost."""
+        """Raise DataError unless the file ends here."""
         if self.peek():
             self._fail("expected the end of the file")
 
     def value(self) -> Any:
-        """The next value, whole."""
+        """Read the next value completely."""
         self.peek()
         while True:
             try:
@@ -349,7 +357,7 @@ class JsonStream:
         try:
             more = self._decode.decode(data, not data)
         except UnicodeDecodeError as error:
-            raise HeedfulError(
+            raise DataError(
                 f"{self.file.shown}:{line}: a byte after this line is no {self.file.encoding}: {error.reason}"
             ) from None
         self._text, self._at, self._counted, self._ended = rest + more, 0, 0, not data
@@ -358,19 +366,19 @@ class JsonStream:
         newline = self._text.rfind("\n", 0, self._at)
         column = self._at - newline + (self._before if newline < 0 else 0)
         what = f"found {shown(self._text[self._at])}" if self._at < len(self._text) else "the file ends"
-        raise HeedfulError(f"{self.file.shown}:{self.line}:{column}: is not valid JSON: {reason}, {what}")
+        raise DataError(f"{self.file.shown}:{self.line}:{column}: is not valid JSON: {reason}, {what}")
 
 
 @contextmanager
 def open_json(file: TextFile) -> Iterator[JsonStream]:
-    """A JSON file, opened."""
+    """Open a JSON file for streaming."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
         yield JsonStream(file, stream)
 
 
 def read_head(file: TextFile) -> str:
-    """The first 64 kB of a file as text."""
+    """Decode the first 64 kB of a file."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
         return codecs.getincrementaldecoder(file.encoding)("replace").decode(stream.read(CHUNK))

@@ -1,4 +1,4 @@
-"""Settings of a run's data that hold for other files: encodings belong to a format, column numbers to a header."""
+"""Data settings of a training run that apply to other files: an encoding belongs to a format, numbers to a header."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from heedful.data.labelled.in_memory import is_in_memory
 from heedful.data.labelled.split_files import find_split_files
 from heedful.errors import HeedfulError
 
-ORDERED = ("csv", "tsv")  # formats whose columns have numbers
-NAMED = (*ORDERED, "json", "jsonl", "parquet")  # formats whose columns may have names
-OF_JSON = ("json", "jsonl", "squad")  # formats that are UTF-8
+ORDERED = ("csv", "tsv")  # formats with numbered columns
+NAMED = (*ORDERED, "json", "jsonl", "parquet")  # formats with named columns
+OF_JSON = ("json", "jsonl", "squad")  # formats that are always UTF-8
 DEFAULT = DataSettings()
 
 
 def list_data_files(data: Any) -> list[Path]:
-    """Return the files that data consist of, as `heedful.data.read` takes them, as far as there are any."""
+    """Files of data in any form that `heedful.data.read` accepts; [] for data in memory."""
     if is_in_memory(data):
         return []
     match data:
@@ -48,16 +48,16 @@ def list_data_files(data: Any) -> list[Path]:
 def inherit_settings(
     trained: DataSettings, names: Iterable[str], files: Sequence[Path], chosen: DataSettings = DEFAULT
 ) -> DataSettings:
-    """Return the settings with which a run read its files that hold for other files too.
+    """Return the data settings of a run that apply to other files.
+
+    The format applies to files with the suffixes of the run's files; encoding, delimiter, quoting and header apply to
+    files of the same format. Column numbers apply to CSV and TSV without a header.
 
     Args:
         trained: settings of the run.
-        names: names of its files; none: not known.
+        names: names of the run's files; empty: unknown.
         files: the other files.
-        chosen: settings given for those by hand, which go over what is returned.
-
-    The format holds for files with the suffixes of the run's, encoding, delimiter, quoting and header for files in
-    its format. Numbers of columns hold for CSV and TSV without a header that names columns.
+        chosen: settings given for the other files, which override the result.
     """
     theirs = [Path(name) for name in names]
     known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in theirs}
@@ -85,9 +85,11 @@ def inherit_settings(
 
 
 def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> DataSettings:
-    """Return settings with names in place of numbers of columns, where the data that were read have a header.
+    """Replace column numbers by names if the data has a header.
 
-    `columns` are the names of the columns of each role; "1", "2", ... without a header.
+    Args:
+        settings: settings with which the data was read.
+        columns: role to column names; "1", "2", ... without a header.
     """
     given = dict(settings.columns or {})
     for role, keys in given.items():
@@ -98,20 +100,20 @@ def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]
 
 
 def _same_suffix(path: Path, theirs: Sequence[Path], form: Format) -> bool:
-    """Return whether a file is called like those for which a format was set."""
+    """Whether a file has the suffix of those for which the format was set."""
     suffix = stem_and_suffix(path)[1]
     return suffix in {stem_and_suffix(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
 
 
 def _keeps_encoding(forms: set[Any], known: set[Any], files: Sequence[Path]) -> bool:
-    """Return whether files are read in a run's encoding: those in the run's format that are not UTF-8."""
+    """Whether files use a run's encoding: all are of its format, and none looks like UTF-8."""
     if forms & {*OF_JSON} or (known and not forms <= known):
         return False
     return not any(_is_utf8(path) for path in files)
 
 
 def _is_utf8(path: Path) -> bool:
-    """Return whether the beginning of a file has characters beyond ASCII and is UTF-8."""
+    """Whether the beginning of a file is UTF-8 with characters beyond ASCII."""
     try:
         file, _ = find_file(path, encoding="latin-1")
         head = read_head(file).encode("latin-1")
@@ -121,17 +123,17 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Mapping[str, Any]) -> bool:
-    """Return whether a file of CSV or TSV begins with names of columns."""
+    """Whether a CSV or TSV file has a header."""
     form = format_of(path, chosen.format or trained.format)
     if form not in ORDERED or not numbers or trained.header:
         return False
     how = {name: getattr(chosen, name) or getattr(trained, name) for name in ("encoding", "delimiter", "quoting")}
     try:
-        sieve = RowErrors(Skip())
-        table = open_table(path, DataSettings(format=form, header=False, **how), sieve)
-        first: Any = next(islice((cells for _, cells in table.rows(sieve)), 1), ())
+        row_errors = RowErrors(Skip())
+        table = open_table(path, DataSettings(format=form, header=False, **how), row_errors)
+        first: Any = next(islice((cells for _, cells in table.rows(row_errors)), 1), ())
     except NoRowsError:
         return False
-    except HeedfulError:  # whoever reads the file says why it cannot be read
+    except HeedfulError:  # reported when the file is read
         return False
     return names_known_roles(first, numbers)

@@ -1,4 +1,4 @@
-"""Rows of files as inputs of a model: what is asked, with no answer beside it; bad rows keep their place."""
+"""Rows of files as inputs of a model, without targets; a bad row yields an error in its place."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from heedful.data.labelled.columns import (
 )
 from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, stem_and_suffix
 from heedful.data.labelled.row_reader import fill_blank
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import DataError, did_you_mean
 
-MOST_BAD = 100_000  # bad rows, one after another, of one file
+MOST_BAD = 100_000  # consecutive bad rows of one file, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
-    """What a row asks: the columns that are needed, those that may be there, and the input that they make."""
+    """Input of a head: required and optional columns, and how a row becomes an input."""
 
     needed: tuple[str, ...]
     more: tuple[str, ...] = ()
@@ -96,14 +96,23 @@ INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the fi
 
 
 def choose_spec(table: Table, kind: str, given: Any) -> tuple[InputSpec, Columns]:
-    """What the rows of a table ask a head of that kind."""
+    """Choose how the rows of a table become inputs of a head.
+
+    Args:
+        table: the table.
+        kind: kind of the head.
+        given: columns given by the user.
+
+    Raises:
+        DataError: If columns are unknown to this head, or a required column is missing.
+    """
     asks = [ask for ask in INPUT_SPECS[kind] if set(given) <= {*ask.needed, *ask.more}]
     if not asks:
         roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in INPUT_SPECS[kind]))))
         wrong = next((role for role in given if role not in roles), None)
         if wrong is None:
-            raise HeedfulError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
-        raise HeedfulError(
+            raise DataError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
+        raise DataError(
             f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
             f"which this model's {kind} head reads"
         )
@@ -123,52 +132,52 @@ def choose_spec(table: Table, kind: str, given: Any) -> tuple[InputSpec, Columns
 
 
 class InputRow(NamedTuple):
-    """A row where it stands: its cells, or why it cannot be read."""
+    """A row with its position, and its cells or its error."""
 
     number: int  # from 1, in its file
-    line: int  # where it begins; in Parquet its number
+    line: int  # its first line; in Parquet the number of the row
     cells: Cells | None
     error: str | None
-    path: str = ""  # of the row's own file, where the input is a folder with a text in each file
+    path: str = ""  # of the row's file, if the input is a folder with one text per file
 
 
 class _Listening(RowErrors):
-    """Keeps bad rows until their place is known."""
+    """Collects bad rows until their position is known."""
 
     def __init__(self) -> None:
         super().__init__(Skip())
         self.heard: list[BadRow] = []
 
-    def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+    def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
         self.heard.append(bad)
         if len(self.heard) > MOST_BAD:
-            raise HeedfulError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
+            raise DataError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
 
 
 class InputFile:
-    """The rows of one file, as a head of some kind reads them."""
+    """Rows of one file as inputs of a head."""
 
     def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
         self.is_folder = os.path.isdir(path)
         self.path, self.name = (path if self.is_folder else CountingPath(path)), name
         self.stamp = file_stamp(path)
         self.size = self.stamp[0]
-        self._read, self._ended = 0, False  # rows of Parquet, and whether all of the file is read
-        self._count: int | None = None  # of Parquet
-        self.table: Table | None = None  # None: there are no rows
+        self._read, self._ended = 0, False  # rows read, and whether the file is exhausted
+        self._count: int | None = None  # number of rows, if known
+        self.table: Table | None = None  # None: the file has no rows
         self.roles: tuple[str, ...] = ()
-        self.echo: list[str] = []  # what stands in columns without names
-        sieve = _Listening()
+        self.echo: list[str] = []  # first cells of columns without names
+        row_errors = _Listening()
         try:
-            self.table = open_input_table(self.path, settings, sieve)
+            self.table = open_input_table(self.path, settings, row_errors)
         except NoRowsError as error:
-            if sieve.heard:
-                raise HeedfulError(f"{path}: no row of it can be read, the first is {sieve.heard[0]}") from None
+            if row_errors.heard:
+                raise DataError(f"{path}: no row of it can be read, the first is {row_errors.heard[0]}") from None
             self.said = [str(error)]
             return
         given = dict(settings.columns or {})
         if self.table.names == CONLL_COLUMNS:
-            given.pop("words", None)  # the number of a column in the file
+            given.pop("words", None)  # number of a column in the file, not a name
         self._ask, columns = choose_spec(self.table, kind, given)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.of)
@@ -184,29 +193,29 @@ class InputFile:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What the columns are called; one whose name is empty by its number."""
+        """Names of the columns; an empty name becomes "column NUMBER"."""
         names = self.table.names if self.table is not None else ()
         return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
 
     @cached_property
     def called(self) -> dict[str, str]:
-        """The same, by their names in the file."""
+        """Names of the columns, by their names in the file."""
         return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """The same, to look one up."""
+        """Names of the columns, for lookup."""
         return frozenset(self.names)
 
     def named(self, cells: Cells) -> dict[str, Any]:
-        """The cells of a row by their columns."""
+        """Cells of a row by column name."""
         if not isinstance(cells, dict):
             return dict(zip(self.names, cells, strict=False))
         return {self.called.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
 
     @property
     def share(self) -> float:
-        """How much of it is read, by bytes or by rows."""
+        """Share of the file that is read (0-1), by bytes or rows."""
         if self._ended:
             return 1.0
         if self._count is None:
@@ -214,18 +223,18 @@ class InputFile:
         return self._read / max(self._count, 1)
 
     def rows(self) -> Iterator[InputRow]:
-        """All rows in order, bad ones too."""
+        """Yield all rows in order, including bad rows."""
         if self.table is None:
             return
-        sieve, number, self._ended = _Listening(), 0, False
-        source = self.table.rows(sieve)
+        row_errors, number, self._ended = _Listening(), 0, False
+        source = self.table.rows(row_errors)
         while True:
             found = next(source, None)
-            for bad in sieve.heard:
+            for bad in row_errors.heard:
                 number += 1
                 reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
                 yield InputRow(number, bad.line, None, reason, self._within(bad.file))
-            sieve.heard.clear()
+            row_errors.heard.clear()
             if found is None:
                 self._ended = True
                 return
@@ -239,11 +248,11 @@ class InputFile:
         return str(Path(file).relative_to(self.path)) if self.is_folder else ""
 
     def place(self, row: InputRow) -> str:
-        """Name the file that a row comes from."""
+        """Name of the file that a row comes from."""
         return f"{self.name}/{row.path}" if row.path else self.name
 
     def ask(self, row: InputRow) -> tuple[Any, str | None]:
-        """The input that a row makes, or why it makes none."""
+        """Return (input, error) of a row; one of them is None."""
         if row.cells is None:
             return None, row.error
         try:
@@ -253,7 +262,7 @@ class InputFile:
 
 
 def first_cells(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield what stands in the first row of each column that has no name, so that a wrong one is seen."""
+    """Yield the first cell of each column without a name, so that the user can see a wrong choice."""
     first = table.first
     if isinstance(first, list) and table.names[:1] == ("1",):
         for role, names in columns.of.items():
@@ -262,12 +271,13 @@ def first_cells(table: Table, columns: Columns) -> Iterator[str]:
 
 
 def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: Path | None) -> list[tuple[Path, str]]:
-    """List files, the files in folders, and folders with a text in each file, with the names that tell them apart.
+    """List files, files in folders, and folders with one text per file, each with a distinguishing name.
 
     Args:
-        form: the format that is set; None: by the names of files.
-        kind: the kind of head; one that tags words reads CoNLL, too.
-        exclude: Folder of predictions, whose files are left out.
+        files: files and folders.
+        form: the format; None: by the names of the files.
+        kind: kind of the head; token classification reads CoNLL too.
+        exclude: folder of predictions, whose files are skipped.
     """
     conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
     known = [*TEXT_SUFFIXES, *(conll if kind == "token_classification" else [])]
@@ -278,18 +288,18 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
         elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
             found += list_files([path], exclude, known)[0]
         elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
-            raise HeedfulError(
+            raise DataError(
                 f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
             )
         else:
             found.append((path, path.absolute().name))
     if not found:
-        raise HeedfulError("no files were given")
+        raise DataError("no files were given")
     return found
 
 
 def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
-    """Whether each file in a folder is one text: it is set so, or no file has a suffix that is known."""
+    """Whether each file in a folder is one text: the format says so, or no file has a known suffix."""
     if form == "class-folders":
         return any(True for _ in list_text_files(folder))
     if form is not None or any(stem_and_suffix(path)[1] in known for path in folder.rglob("*")):
@@ -298,23 +308,27 @@ def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> 
 
 
 def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[InputFile]:
-    """Open files and the readable files in folders, with names that tell them apart; none inside `exclude`."""
+    """Open files, and the readable files in folders, as inputs; files inside `exclude` are skipped.
+
+    Raises:
+        DataError: If a file is given twice, or files have columns of different roles.
+    """
     found = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
     for path, _ in found:
         if path.resolve() in seen:
-            raise HeedfulError(f"{path}: is given twice")
+            raise DataError(f"{path}: is given twice")
         seen.add(path.resolve())
     names = [name for _, name in found]
     plain = [format_of(path, settings.format) == "text" for path, _ in found]
-    bare = settings if all(plain) else replace(settings, columns=None)  # columns that are said are those of the tables
+    bare = settings if all(plain) else replace(settings, columns=None)  # columns that are given belong to tables
     several = [
         InputFile(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
         for (path, name), is_plain in zip(found, plain, strict=True)
     ]
     filled = [each for each in several if each.table is not None]
     if other := next((each for each in filled if each.roles != filled[0].roles), None):
-        raise HeedfulError(
+        raise DataError(
             f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
             f"{', '.join(other.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
         )
@@ -322,19 +336,19 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Return size and time of change of a file, or of all texts in a folder."""
+    """Size and modification time (ns) of a file, or of all texts in a folder."""
     try:
         if os.path.isdir(path):
             each = [file.stat() for file in list_text_files(path)]
             return sum(one.st_size for one in each), max((one.st_mtime_ns for one in each), default=0)
         found = path.stat()
     except OSError as error:
-        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     return found.st_size, found.st_mtime_ns
 
 
 def without_split_settings(settings: DataSettings) -> DataSettings:
-    """Without what matters to training only."""
+    """Remove the settings of the generated dev split."""
     return replace(settings, dev_fraction=0.0, seed=0)
 
 
@@ -347,10 +361,15 @@ def settings_for_inputs(
     exclude: Path | None = None,
     names: Iterable[str] = (),
 ) -> DataSettings:
-    """Return the data settings of a run that hold for unlabelled input of its head, which has that kind.
+    """The run's data settings that apply to unlabelled input for its head.
 
-    Columns are those of a table; with roles that are `chosen` anew, those that go together with them. `names` are
-    those of the files that the run read; what of its settings holds for other files is up to `carried`.
+    Args:
+        trained: data settings of the run.
+        kind: kind of its head.
+        files: the input files.
+        chosen: settings given for them; the run's columns are kept as far as they can be combined with these.
+        exclude: folder of predictions, whose files are skipped.
+        names: names of the files of the run.
     """
     form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
     paths = [path for path, _ in input_files(files, form, kind, exclude)]
@@ -363,6 +382,6 @@ def settings_for_inputs(
     kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
     if not forms:
         kept = {}
-    if kind == "token_classification":  # numbers of CoNLL are of other columns
+    if kind == "token_classification":  # column numbers of CoNLL do not apply to tables
         kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
     return without_split_settings(replace(trained, columns=kept or None))

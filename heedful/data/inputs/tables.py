@@ -1,4 +1,4 @@
-"""Files of labelled forms as tables of inputs, without their labels: CoNLL, SQuAD's JSON, a text in each file."""
+"""Tables of unlabelled inputs from labelled formats: CoNLL, SQuAD's JSON, folders with one text per file."""
 
 from __future__ import annotations
 
@@ -18,42 +18,44 @@ CONLL_COLUMNS, SQUAD_COLUMNS = ("words", "lines"), ("id", "question", "context")
 BLANK = " \t\r\n\v\f"
 
 
-def open_input_table(path: Path, settings: DataSettings, sieve: RowErrors) -> Table:
-    """Open a file, or a folder with a text in each file, as rows of inputs."""
+def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
+    """Open a file, or a folder with one text per file, as a table of inputs."""
     if os.path.isdir(path):
-        return folder_table(Path(path), settings, sieve)
+        return folder_table(Path(path), settings, row_errors)
     suffix = stem_and_suffix(path)[1]
     form = settings.format or SUFFIXES.get(suffix)
     if form == "class-folders":
-        return file_table(path, settings, sieve)
+        return file_table(path, settings, row_errors)
     if form == "class-files":
-        return open_table(path, replace(settings, format=SUFFIXES.get(suffix, "text")), sieve)
+        return open_table(path, replace(settings, format=SUFFIXES.get(suffix, "text")), row_errors)
     if form in (None, "text", "conll", "json", "squad"):
         file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
         if form == "squad" or (form == "json" and is_squad(file)):
-            return squad_table(file, sieve)
+            return squad_table(file, row_errors)
         if form == "conll" or (settings.format is None and form != "json" and conll.is_conll(read_head(file))):
             word = column_number(file, settings, "words", 1)
             header = conll.has_header(read_head(file), word) if settings.header is None else settings.header
-            return conll_table(file, word, header, sieve)
-    return open_table(path, settings, sieve)
+            return conll_table(file, word, header, row_errors)
+    return open_table(path, settings, row_errors)
 
 
-def _table(shown: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], sieve: RowErrors, said: str) -> Table:
-    first = next(rows(sieve), None)
+def _table(
+    shown: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], row_errors: RowErrors, said: str
+) -> Table:
+    first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{shown}: has no rows")
     return Table(shown=shown, names=names, first=first[1], rows=rows, said=(said,))
 
 
-def conll_table(file: TextFile, word: int, header: bool, sieve: RowErrors) -> Table:
-    """Read sentences in columns as rows of words and of the lines that they stand in; tags are not needed.
+def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
+    """Open CoNLL as a table with the columns words and lines; tags are optional.
 
-    All lines of the file are in `lines`: those before the first sentence, after a sentence, and sentences that cannot
-    be read are in the lines of a sentence beside them.
+    `lines` covers the whole file: lines outside sentences, and unreadable sentences, belong to the lines of a
+    neighbouring sentence.
     """
 
-    def rows(sieve: RowErrors) -> Rows:
+    def rows(row_errors: RowErrors) -> Rows:
         words: list[str] = []
         lines: list[str] = []
         start = size = 0
@@ -68,7 +70,7 @@ def conll_table(file: TextFile, word: int, header: bool, sieve: RowErrors) -> Ta
                 continue
             if ended:
                 if bad is not None:
-                    sieve.refuse(bad)
+                    row_errors.reject(bad)
                 else:
                     yield start, {"words": words, "lines": "".join(lines)}
                 lines = lines if bad is not None else []
@@ -84,12 +86,12 @@ def conll_table(file: TextFile, word: int, header: bool, sieve: RowErrors) -> Ta
             elif bad is None:
                 words.append(cells[word - 1])
         if bad is not None:
-            sieve.refuse(bad)
+            row_errors.reject(bad)
         elif words:
             yield start, {"words": words, "lines": "".join(lines)}
 
     said = f"{file.path.name}: words in column {word}, a blank line between sentences (format=conll)"
-    return _table(file.shown, CONLL_COLUMNS, rows, sieve, said)
+    return _table(file.shown, CONLL_COLUMNS, rows, row_errors, said)
 
 
 def _reason(cells: list[str], word: int) -> str:
@@ -98,31 +100,30 @@ def _reason(cells: list[str], word: int) -> str:
     return "" if cells[word - 1] else "has an empty word"
 
 
-def squad_table(file: TextFile, sieve: RowErrors) -> Table:
-    """Read SQuAD's JSON as rows of id, question and context; answers are not needed."""
-
+def squad_table(file: TextFile, row_errors: RowErrors) -> Table:
+    """Open SQuAD's JSON as a table with the columns id, question and context; answers are optional."""
     said = f"{file.path.name}: questions and contexts of SQuAD's JSON"
-    return _table(file.shown, SQUAD_COLUMNS, lambda sieve: squad.read_inputs(file, sieve), sieve, said)
+    return _table(file.shown, SQUAD_COLUMNS, lambda row_errors: squad.read_inputs(file, row_errors), row_errors, said)
 
 
-def folder_table(folder: Path, settings: DataSettings, sieve: RowErrors) -> Table:
-    """Read each file below a folder as the text of a row, with its path in the folder."""
+def folder_table(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
+    """Open a folder as a table with the columns path and text, one row per file."""
 
-    def rows(sieve: RowErrors) -> Rows:
+    def rows(row_errors: RowErrors) -> Rows:
         for path in list_text_files(folder):
-            if (text := read_text_file(path, settings, sieve)) is not None:
+            if (text := read_text_file(path, settings, row_errors)) is not None:
                 yield 1, {"path": str(path.relative_to(folder)), "text": text}
 
     return _table(
-        str(folder), ("path", "text"), rows, sieve, f"{folder.name}: a text in each file (format=class-folders)"
+        str(folder), ("path", "text"), rows, row_errors, f"{folder.name}: a text in each file (format=class-folders)"
     )
 
 
-def file_table(path: Path, settings: DataSettings, sieve: RowErrors) -> Table:
-    """Read a file as one text."""
+def file_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
+    """Open a file as a table with one text."""
 
-    def rows(sieve: RowErrors) -> Rows:
-        if (text := read_text_file(path, settings, sieve)) is not None:
+    def rows(row_errors: RowErrors) -> Rows:
+        if (text := read_text_file(path, settings, row_errors)) is not None:
             yield 1, {"text": text}
 
-    return _table(str(path), ("text",), rows, sieve, f"{path.name}: one text (format=class-folders)")
+    return _table(str(path), ("text",), rows, row_errors, f"{path.name}: one text (format=class-folders)")

@@ -1,4 +1,4 @@
-"""What stands in data before anyone trains on it: counts, repeats, leaks, contradictions, lengths, odd characters."""
+"""Report on a dataset before training: counts, duplicates, leaks, contradictions, lengths, odd characters."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ ODD: dict[str, re.Pattern[str]] = {
     "Windows-1252 read as Latin-1 (U+0080 to U+009F)": re.compile("[\x80-\x9f]"),
     "markup like <br /> or &amp;": re.compile(r"</?[a-zA-Z]{1,10}(?: [^<>]{0,100})?/?>|&(?:[a-z]{2,6}|#\d{2,5});"),
 }
-UNEVEN = 10  # times that the most frequent label may stand before the rarest
-EXAMPLES = 3  # places that a line names
-FEWEST_DOUBTED = 20  # labels; fewer of them may well be few because the data are
+UNEVEN = 10  # ratio of the most frequent label to the rarest from which labels are called uneven
+EXAMPLES = 3  # places that a line lists
+FEWEST_DOUBTED = 20  # labels from which the label column is doubted; small data may have as many
 PERCENTILES = (50, 90, 99, 100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:
-    """What one split holds."""
+    """Findings of one split."""
 
     examples: int
-    labels: Mapping[str, int]  # in the source's order; entities by type, answers by place
-    repeated: int  # examples whose texts stood before, to the letter
-    alike: int  # the same without case and punctuation, the former among them
-    contradicting: int  # texts, without case and punctuation, with different targets
-    empty: int  # examples with a text of white space or nothing
+    labels: Mapping[str, int]  # in the dataset's order; entities by type, answers by index
+    repeated: int  # examples whose texts occurred before, exactly
+    alike: int  # as `repeated`, ignoring case and punctuation
+    contradicting: int  # texts with different targets, ignoring case and punctuation
+    empty: int  # examples with an empty text
     lengths: tuple[int, ...]  # at the percentiles 50, 90, 99, 100
     too_long: int
-    odd: Mapping[str, int]  # examples by what is odd
-    places: Mapping[str, tuple[str, ...]]  # the first few of each finding
+    odd: Mapping[str, int]  # number of examples by kind of odd characters
+    places: Mapping[str, tuple[str, ...]]  # first places of each finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,28 +63,28 @@ class Leak:
     """Texts that two splits share."""
 
     splits: tuple[str, str]
-    texts: int  # to the letter
-    alike: int  # without case and punctuation, the former among them
-    groups: int  # contexts, prompts or sources, where an example is more than that
+    texts: int  # equal texts
+    alike: int  # as `texts`, ignoring case and punctuation
+    groups: int  # shared contexts, prompts or sources
     places: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
-    """All that `check` found."""
+    """Result of `check`."""
 
     stated: tuple[str, ...]
     splits: Mapping[str, SplitReport]
     leaks: tuple[Leak, ...]
-    bad: Mapping[str, int]  # rows left out, by file
+    bad: Mapping[str, int]  # skipped rows by file
     bad_rows: tuple[BadRow, ...]  # the first of them
     mended: Mapping[str, int]
     unit: str
     limit: int
-    doubt: str = ""  # why the label column may be the wrong one
+    doubt: str = ""  # why the label column may be wrong; "": it seems right
 
     def lines(self) -> list[str]:
-        """For people: what was stated, then each split, then what is between them."""
+        """Text of the report: notes, each split, then findings across splits."""
         found = list(self.stated)
         for name, split in self.splits.items():
             found += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
@@ -100,7 +100,7 @@ class DataReport:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is kept of each example: some numbers."""
+    """Numbers kept of each example of a split, about 50 bytes."""
 
     lines: array[int] = field(default_factory=lambda: array("Q"))
     files: array[int] = field(default_factory=lambda: array("L"))
@@ -113,7 +113,7 @@ class _Tally:
     odd: Counter[str] = field(default_factory=Counter)
     empty: int = 0
     several: bool = False  # whether a line may hold several examples
-    whole: bool = False  # whether a file is one example, and named with its folder
+    whole: bool = False  # whether each file is one example, shown with its folder
     places: dict[str, list[str]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
 
@@ -151,14 +151,14 @@ class _Tally:
 
 
 def words(example: Example) -> int:
-    """The words between white space in all texts of an example, its longest candidate standing for all."""
+    """Count the words of an example; of candidates only the longest counts."""
     if isinstance(example, ChoiceExample):
         return len(example.prompt.split()) + max(len(each.split()) for each in example.candidates)
     return sum(len(text.split()) for text in example.texts)
 
 
 def counted(example: Example) -> Sequence[str]:
-    """What is counted under "labels"."""
+    """The labels that an example adds to the counts."""
     match example:
         case LabelledExample():
             return (example.label,)
@@ -175,7 +175,7 @@ def counted(example: Example) -> Sequence[str]:
 
 
 def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
-    """Say why the labels of train look like ids or texts, or return "".
+    """Message if the labels of train look like ids or texts, else "".
 
     Args:
         labels: the number of examples of each label in train.
@@ -194,7 +194,14 @@ def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
 def check(
     source: Dataset[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
 ) -> DataReport:
-    """Read every split once; what is kept of an example is about 50 bytes."""
+    """Check a dataset in one pass over each split.
+
+    Args:
+        source: the dataset.
+        limit: length from which examples count as too long.
+        length: length of an example.
+        unit: unit of `length`, for the report.
+    """
     tallies: dict[str, _Tally] = {}
     for split in source.splits:
         tally = tallies[split] = _Tally(whole=source.layout == "class-folders")
@@ -211,9 +218,9 @@ def check(
         stated=source.stated,
         splits=splits,
         leaks=tuple(_leaks(tallies)),
-        bad=dict(source.sieve.bad),
-        bad_rows=tuple(source.sieve.first),
-        mended=dict(source.sieve.mended),
+        bad=dict(source.row_errors.bad),
+        bad_rows=tuple(source.row_errors.first),
+        mended=dict(source.row_errors.mended),
         unit=unit,
         limit=limit,
         doubt=label_column_warning(first.labels, total) if source.kind in (LabelledExample, MultiLabelExample) else "",
@@ -228,7 +235,7 @@ def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limi
     count = len(tally.lines)
     lengths, alike, targets = _numbers(tally.lengths), _numbers(tally.alike), _numbers(tally.targets)
     distinct, where = np.unique(alike, return_index=True)
-    asked = _numbers(tally.groups) if kind is Seq2SeqExample else alike  # texts without what is to be written
+    asked = _numbers(tally.groups) if kind is Seq2SeqExample else alike  # source texts only
     by = np.lexsort((targets, asked))
     pairs = (np.diff(asked[by]) == 0) & (np.diff(targets[by]) != 0)
     at_odds = np.unique(asked[by][1:][pairs])

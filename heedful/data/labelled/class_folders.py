@@ -1,4 +1,4 @@
-"""Labels that are names: of a file for each class (a text a line), or of a folder for each class (a text a file)."""
+"""Labels from names: a file per class with one text per line, or a folder per class with one text per file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from heedful.data.labelled.data_file import (
     stem_and_suffix,
 )
 from heedful.data.labelled.split_files import IGNORED, SPLITS, parse_split_name
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
 
 Layout = Literal["class-files", "class-folders"]
 LAYOUTS: tuple[Layout, ...] = ("class-files", "class-folders")
-UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # folders beside those of classes
-MOST_FILES = 1000  # of a class each
-Classes = dict[str, list[tuple[str, Path]]]  # the label and the file or folder of each class, by split
+UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # folders of unlabelled texts beside those of classes
+MOST_FILES = 1000  # classes as files, at most
+Classes = dict[str, list[tuple[str, Path]]]  # (label, file or folder) of each class, by split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassLayout:
-    """Where the texts of each class are."""
+    """Files or folders of each class, by split."""
 
     layout: Layout
     splits: Classes
@@ -45,9 +45,10 @@ class ClassLayout:
 
 
 def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | None) -> ClassLayout | None:
-    """Find the files or folders of classes in a folder, or in its folders for train, dev and test.
+    """Find class files or class folders in a folder, or in its folders for train, dev and test.
 
-    None: files in it are called like splits, or it has neither layout.
+    Returns:
+        None if the folder has neither layout, or its files are named like splits.
     """
     if not _may_be(settings, kind):
         return None
@@ -74,7 +75,7 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
 def find_in_paths(
     given: Mapping[str, Sequence[Any]], settings: DataSettings, kind: type[Example] | None
 ) -> ClassLayout | None:
-    """Find the files or folders of classes among what is given for each split; None: there is neither layout."""
+    """Find class files or class folders among the paths of each split; None if they have neither layout."""
     places = [place for each in given.values() for place in each]
     if not _may_be(settings, kind) or not all(isinstance(place, str | Path) for place in places):
         return None
@@ -100,28 +101,28 @@ def _may_be(settings: DataSettings, kind: type[Example] | None) -> bool:
 
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The folders and the files in a folder, sorted, but for hidden ones and those about the data."""
+    """List the folders and files in a folder, sorted, without hidden ones and those that describe the data."""
     try:
         with os.scandir(folder) as entries:
             found = sorted((Path(entry.path), entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     except OSError as error:
-        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
     files = [path for path, is_folder in found if not is_folder and path.name.casefold() not in IGNORED]
     return [path for path, is_folder in found if is_folder], files
 
 
 def _is_text(file: Path) -> bool:
-    """Whether a file's name is one of plain text, or says nothing of its format."""
+    """Whether a file's suffix is that of plain text, or unknown."""
     return SUFFIXES.get(stem_and_suffix(file)[1]) in (None, "text")
 
 
 def is_named_as_text(file: Path) -> bool:
-    """Whether a file has a suffix of plain text, or none at all."""
+    """Whether a file has a suffix of plain text, or no suffix."""
     return not file.suffix or (bool(stem_and_suffix(file)[1]) and _is_text(file))
 
 
 def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
-    """Whether the first file of each split has neither labels, nor columns, nor tags of its own."""
+    """Whether the first file of each split has no labels, columns or tags inside."""
     for several in files.values():
         try:
             file, _ = detect_encoding(several[0])
@@ -140,7 +141,7 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
     said: list[str] = []
     for split, folders in paths.items():
         inside = {folder: _inside(folder) for folder in folders}
-        if len(folders) > 1 and not any(within for within, _ in inside.values()):  # each of them is a class
+        if len(folders) > 1 and not any(within for within, _ in inside.values()):  # each folder is a class
             splits[split] = [(folder.absolute().name, folder) for folder in folders]
             continue
         for within, beside in inside.values():
@@ -163,7 +164,7 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
 
 
 def _are_alike(files: Mapping[str, list[Path]]) -> bool:
-    """Whether the files of a folder are plain texts, and have the suffix of text or words of their names in common."""
+    """Whether the files of a folder are plain text, and share the suffix of text or words in their names."""
     names = [_words(stem_and_suffix(path)[0]) for several in files.values() for path in several]
     common = _shared(names) + _shared([name[::-1] for name in names])
     suffixes = {stem_and_suffix(path)[1] for several in files.values() for path in several}
@@ -171,14 +172,14 @@ def _are_alike(files: Mapping[str, list[Path]]) -> bool:
 
 
 def _holds_texts(folder: Path, settings: DataSettings) -> bool:
-    """Whether the first file in a folder is called like a text; any name will do where the format is set."""
+    """Whether the first file in a folder is named like a text; any name counts if the format is set."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith(".") and entry.is_file():
                     return (_is_text if settings.format else is_named_as_text)(Path(entry.path))
     except OSError as error:
-        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
     return False
 
 
@@ -188,9 +189,9 @@ def _unused(paths: Sequence[Path]) -> list[str]:
 
 
 def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
-    """The label of each file: its name without split names, and without the words that all names begin or end with."""
+    """Label files by their names, without split names and without the first and last words that all names share."""
     if (count := sum(map(len, files.values()))) > MOST_FILES:
-        raise HeedfulError(f"{count:,} files, each the texts of a class: more than {MOST_FILES:,} classes are not read")
+        raise DataError(f"{count:,} files, each the texts of a class: more than {MOST_FILES:,} classes are not read")
     words = {path: _words(stem_and_suffix(path)[0]) for several in files.values() for path in several}
     shortest = min(map(len, words.values()))
     start = min(_shared(words.values()), shortest - 1)
@@ -202,20 +203,20 @@ def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
             kept = words[path][start : len(words[path]) - stop]
             label = "".join(f"{mark}{word}" for mark, word in kept)[len(kept[0][0]) :]
             if label in labels:
-                raise HeedfulError(f"{labels[label]} and {path}: both would be the class {shown(label)}")
+                raise DataError(f"{labels[label]} and {path}: both would be the class {shown(label)}")
             labels[label] = path
         splits[split] = list(labels.items())
     return splits
 
 
 def _shared(several: Collection[Sequence[Any]]) -> int:
-    """How many of their first elements all sequences have in common."""
+    """Length of the common prefix of all sequences."""
     columns = enumerate(zip(*several, strict=False))
     return next((place for place, values in columns if len({*values}) > 1), min(map(len, several)))
 
 
 def _words(name: str) -> list[tuple[str, str]]:
-    """The words of a file's name without those of splits, each after the mark before it."""
+    """Split a file's name into (separator, word), without the names of splits."""
     found = re.findall(r"([._\-\s]*)([^._\-\s]+)", name)
     return [(mark, word) for mark, word in found if word.casefold() not in SPLITS] or [("", name)]
 
@@ -226,11 +227,11 @@ def _words(name: str) -> list[tuple[str, str]]:
 def open_classes(
     places: ClassLayout, settings: DataSettings, kind: type[Example] | None
 ) -> dict[str, tuple[DataFile, ...]]:
-    """Read each class as a part of its split."""
+    """Open each class as a data file of its split."""
     name = next(path for classes in places.splits.values() for _, path in classes).parent
     if kind not in (None, LabelledExample):
         assert kind is not None
-        raise HeedfulError(f"{name}: labels are the names of classes, but this task needs {kind.about} in each example")
+        raise DataError(f"{name}: labels are the names of classes, but this task needs {kind.about} in each example")
     check_no_columns(str(name), "texts whose labels are names of files or folders", settings)
     read = _lines_of if places.layout == "class-files" else _files_of
     found: dict[str, tuple[DataFile, ...]] = {}
@@ -255,31 +256,31 @@ SAID: dict[Layout, str] = {
 }
 
 
-def _lines_of(path: Path, label: str, settings: DataSettings, sieve: RowErrors) -> Iterator[Example]:
+def _lines_of(path: Path, label: str, settings: DataSettings, row_errors: RowErrors) -> Iterator[Example]:
     file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-    for example in read_texts(file, sieve):
+    for example in read_texts(file, row_errors):
         yield LabelledExample(file=example.file, line=example.line, text=example.text, label=label)
 
 
-def _files_of(folder: Path, label: str, settings: DataSettings, sieve: RowErrors) -> Iterator[Example]:
-    for path, text in read_text_files(folder, settings, sieve):
+def _files_of(folder: Path, label: str, settings: DataSettings, row_errors: RowErrors) -> Iterator[Example]:
+    for path, text in read_text_files(folder, settings, row_errors):
         yield LabelledExample(file=str(path), line=1, text=text, label=label)
 
 
-def read_text_files(folder: Path, settings: DataSettings, sieve: RowErrors) -> Iterator[tuple[Path, str]]:
-    """Read each file of a folder as one text; one that cannot be read so is a bad row."""
+def read_text_files(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Iterator[tuple[Path, str]]:
+    """Yield each file of a folder as one text; an unreadable file is a bad row."""
     folders, files = _inside(folder)
     if folders:
-        raise HeedfulError(f"{folder}: holds the folder {folders[0].name}, expected files alone, a text in each")
+        raise DataError(f"{folder}: holds the folder {folders[0].name}, expected files alone, a text in each")
     for path in files:
-        if (text := read_text_file(path, settings, sieve)) is not None:
+        if (text := read_text_file(path, settings, row_errors)) is not None:
             yield path, text
 
 
 def list_text_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """List the files of texts in a folder, and in the folders in it; files beside folders are passed over.
+    """Yield the text files in the leaf folders below a folder; files beside folders are skipped.
 
-    A link to a folder that it lies in is passed over, too.
+    A link to a parent folder is skipped too.
     """
     if (real := folder.resolve()) in above:
         return
@@ -290,17 +291,17 @@ def list_text_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path
         yield from filter(_is_text, files)
 
 
-def read_text_file(path: Path, settings: DataSettings, sieve: RowErrors) -> str | None:
-    """Read a file as one text, without the line ends at its end; None: it is a bad row."""
+def read_text_file(path: Path, settings: DataSettings, row_errors: RowErrors) -> str | None:
+    """Read a file as one text, without line ends at its end; None if it is a bad row."""
     try:
         file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     except NoRowsError:
         return ""
     except HeedfulError as error:
-        if not str(error).startswith(f"{path}: "):  # an encoding that is not known is wrong of every file
+        if not str(error).startswith(f"{path}: "):  # an unknown encoding is wrong for every file
             raise
         reason = str(error).removeprefix(f"{path}: ")
-        sieve.refuse(BadRow(file=str(path), line=1, column="", reason=reason, text=""))
+        row_errors.reject(BadRow(file=str(path), line=1, column="", reason=reason, text=""))
         return None
     lines: list[str] = []
     size = 0
@@ -309,7 +310,7 @@ def read_text_file(path: Path, settings: DataSettings, sieve: RowErrors) -> str 
         if bad is None and size > settings.max_row_bytes:
             bad = _too_long(file, settings.max_row_bytes, line)
         if bad is not None:
-            sieve.refuse(bad)
+            row_errors.reject(bad)
             return None
         lines.append(line)
     return "".join(lines).replace("\r\n", "\n").rstrip("\n")

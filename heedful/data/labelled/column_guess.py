@@ -1,4 +1,4 @@
-"""Propose the columns of a table without a header, from what is in its cells."""
+"""Guess the columns of a table without a header from its cells."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from itertools import islice, pairwise
 from heedful.data.bad_rows import RowErrors, Skip, shown
 from heedful.data.formats.tables import HEAD_ROWS, Table
 
-FEWEST = 4  # rows from which labels can be told from texts
+FEWEST = 4  # least number of rows to distinguish labels from texts
 LONGEST_LABEL = 60  # characters
-ROLES = ("text", "label", "score")  # that are proposed
+ROLES = ("text", "label", "score")  # roles that can be guessed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnGuess:
-    """The columns that could have each role, by number from 1."""
+    """Candidate columns of each role, by number from 1."""
 
     columns: Mapping[str, tuple[int, ...]]
-    values: Mapping[int, int]  # different cells of each column
-    doubt: str = ""  # why the first row may be a header
+    values: Mapping[int, int]  # number of different cells in each column
+    doubt: str = ""  # message if the first row may be a header; "": it is data
 
     @property
     def sure(self) -> dict[str, tuple[str, ...]]:
-        """The columns of roles that only one column could have, by their names in a table without a header."""
+        """Roles with exactly one candidate, by the column's name in a table without a header."""
         if self.doubt:
             return {}
         return {role: (str(numbers[0]),) for role, numbers in self.columns.items() if len(numbers) == 1}
 
     def __str__(self) -> str:
-        """Say what the columns look like, and which settings say so."""
+        """Describe the columns, and the settings that choose them."""
         looks = [self._look(role, numbers) for role, numbers in self.columns.items() if numbers]
         if not looks:
             return ""
@@ -54,15 +54,23 @@ def _setting(role: str, numbers: Sequence[int]) -> str:
 
 
 def has_no_header(table: Table) -> bool:
-    """Whether a table has rows of cells and no header."""
+    """Whether a table of cells has no header."""
     return isinstance(table.first, list) and table.names[:1] == ("1",)
 
 
 def guess_columns(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> ColumnGuess | None:
-    """Propose the columns of roles among those that are not taken; None: no header is missing, or no role is known.
+    """Guess the columns of roles.
 
-    A label comes again and is short; texts have several words and are mostly different; a score is a number, and is not
-    the number of the row.
+    Labels are short and repeat; texts have several words and are mostly different; a score is a number that does not
+    count the rows.
+
+    Args:
+        table: the table.
+        roles: roles without a column.
+        taken: names of columns that already have a role.
+
+    Returns:
+        None if the table has a header, or a role cannot be guessed.
     """
     if not has_no_header(table) or not {*roles} <= {*ROLES}:
         return None
@@ -97,7 +105,7 @@ def _is_label(values: Sequence[str]) -> bool:
     return (
         len(values) >= FEWEST - 1
         and len(counts) >= 2
-        and 2 * len(counts) <= len(values) + 1  # the first row is not among them
+        and 2 * len(counts) <= len(values) + 1  # without the first row
         and all(value and len(value) <= LONGEST_LABEL for value in counts)
     )
 
@@ -129,7 +137,7 @@ def _is_number(value: str) -> bool:
 
 
 def _differs(first: str, below: Sequence[str]) -> bool:
-    """Whether the first cell of a column is unlike those below it, as a column's name is."""
+    """Whether the first cell of a column differs from those below it as a name would."""
     if not below or first in below:
         return False
     if all(map(_is_number, below)):

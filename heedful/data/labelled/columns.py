@@ -1,4 +1,4 @@
-"""Which column is what: found by name or given, and rows made into examples."""
+"""Assign a table's columns to the roles of an example: by settings, by name, or by their cells."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from heedful.data.formats.list_cells import parse_list_cell
 from heedful.data.formats.squad import check_surrogates
 from heedful.data.formats.tables import HEAD_ROWS, Cells, Table
 from heedful.data.labelled.column_guess import ColumnGuess, guess_columns, has_no_header
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import DataError, HeedfulError, did_you_mean
 
-Key = str | int  # a column's name, or its number from 1
+Key = str | int  # name of a column, or its number from 1
 Given = Mapping[str, Key | Sequence[Key]]
 
-COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
+COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
     "text_pair": ("text_pair", "pair", "text2", "sentence2", "hypothesis", "question2"),
     "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
@@ -64,9 +64,9 @@ GUESSES = (
     PairExample,
     Seq2SeqExample,
     TextExample,
-)  # the first whose columns are there
-TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # no label is called so: a header has it
-INPUTS = (  # a first row with names for all of one of these is a header too; "positive" alone may well be a label
+)  # tried in this order
+TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # names that only a header has, never a label
+INPUTS = (  # a first row with names for all of these roles is a header too; "positive" alone may be a label
     ("text",),
     ("words",),
     ("question", "context"),
@@ -74,15 +74,15 @@ INPUTS = (  # a first row with names for all of one of these is a header too; "p
     ("anchor", "positive"),
     ("source",),
 )
-SEVERAL = {  # roles that more than one column may have: texts, which are joined, and lists
+SEVERAL = {  # roles that may have more than one column: texts, which are joined, and lists
     *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),
     *("labels", "words", "candidates"),
 }
-SEPARATOR = "|"  # between labels, words or candidates of one cell
+SEPARATOR = "|"  # separates labels, words or candidates in one cell
 
 
 class MissingColumnError(HeedfulError):
-    """No column is the one."""
+    """No column has the role."""
 
     def __init__(self, message: str, role: str) -> None:
         super().__init__(message)
@@ -90,21 +90,21 @@ class MissingColumnError(HeedfulError):
 
 
 class _AmbiguousError(HeedfulError):
-    """Several columns could be the one."""
+    """Several columns could have the role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of each role, as a row is asked for them."""
+    """The columns of each role of an example."""
 
     kind: type[Example]
     of: Mapping[str, tuple[str, ...]]
     unused: tuple[str, ...]
-    proposed: tuple[str, ...] = ()  # roles whose columns were found by what is in them
+    proposed: tuple[str, ...] = ()  # roles whose columns were guessed from their cells
 
     @property
     def said(self) -> str:
-        """In words."""
+        """Sentence for the user."""
         text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
         if self.proposed:
             give = " and ".join(f"columns.{role}=NUMBER" for role in self.proposed)
@@ -117,7 +117,13 @@ def _said(name: str) -> str:
 
 
 def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
-    """Whether the first row of a file names its columns."""
+    """Whether the first row of a file names its columns.
+
+    Args:
+        cells: the first row.
+        header: the setting; None: decide by the names.
+        given: columns given by the user.
+    """
     if header is not None:
         return header
     names = [cell.strip().casefold() for cell in cells]
@@ -128,7 +134,7 @@ def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
             if 0 < int(key) <= len(names):
                 if _speaks(names[int(key) - 1], role):
                     return True
-                names[int(key) - 1] = ""  # a cell of it may be called anything
+                names[int(key) - 1] = ""  # a label or text of this column may equal a known name
     return bool(TARGETS & {*names}) or any(
         all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS
     )
@@ -139,20 +145,30 @@ def _speaks(name: str, role: str) -> bool:
 
 
 def resolve_columns(table: Table, kind: type[Example] | None, given: Given) -> Columns:
-    """The columns of a table for a kind of example; None: the kind that they speak of."""
+    """Resolve the columns of a table.
+
+    Args:
+        table: the table.
+        kind: class of the examples; None: the first class whose columns are present.
+        given: columns given by the user.
+
+    Raises:
+        MissingColumnError: If a role has no column.
+        DataError: If a column is unknown, or several columns could have a role.
+    """
     if kind is not None:
         return _resolve(table, kind, given)
     for role, keys in given.items():
         if role not in COLUMN_NAMES:
             close = did_you_mean(role, list(COLUMN_NAMES))
-            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(COLUMN_NAMES)}{close}")
+            raise DataError(f"column {shown(role)} is not one of {', '.join(COLUMN_NAMES)}{close}")
         _given(table, keys)
     guesses = [guess for guess in GUESSES if set(given) <= {*guess.needed, *guess.optional}]
     if not guesses:
-        raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
+        raise DataError(f"columns {', '.join(given)}: no kind of example has all of them")
     for guess in guesses:
         if guess is TextExample and not given and has_no_header(table) and len(table.names) > 1:
-            continue  # one of its columns is likely to be a label
+            continue  # one of its columns is probably a label
         try:
             found = _resolve(table, guess, given)
         except MissingColumnError:
@@ -181,14 +197,14 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
 
 
 def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
-    """A column that says which pairs belong together would be passed over, and all be learned as such."""
+    """Raise DataError for an unused column of labels: all pairs would be trained as positive pairs."""
     by_number = isinstance(table.first, list)
     places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
     top: list[Any] = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
     for name, place in places.items():
         values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
         if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
-            raise HeedfulError(
+            raise DataError(
                 f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
                 f"texts that belong together: say {column_option('score', name)} where it has numbers of how "
                 "much they do; "
@@ -199,15 +215,15 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
 def find_columns(
     table: Table, needed: tuple[str, ...], more: tuple[str, ...], given: Given
 ) -> dict[str, tuple[str, ...]]:
-    """The columns of roles that are needed, and of those that may be there."""
+    """Find the columns of required and optional roles."""
     roles = (*needed, *more)
     for role in given:
         if role not in roles:
-            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
+            raise DataError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
     chosen = {role: _given(table, keys) for role, keys in given.items()}
     for role, names in chosen.items():
         if len(names) > 1 and role not in SEVERAL:
-            raise HeedfulError(
+            raise DataError(
                 f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
                 f"which, as {column_option(role, names[0])}"
             )
@@ -233,13 +249,13 @@ def find_columns(
 
 
 def unused_columns(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The columns that have no role."""
+    """The columns without a role."""
     taken = {name for names in found.values() for name in names}
     return tuple(name for name in table.names if name not in taken)
 
 
 def guessed_roles(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
-    """The roles that were neither given nor named by a header."""
+    """The roles that were neither given by the user nor found in a header."""
     return tuple(role for role in found if role not in given) if has_no_header(table) else ()
 
 
@@ -251,7 +267,7 @@ def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
 
 
 def column_option(role: str, name: str) -> str:
-    """The option that names a column.
+    """The command-line option that chooses a column.
 
     >>> column("text", "my review")
     "--data.columns.text='my review'"
@@ -260,12 +276,12 @@ def column_option(role: str, name: str) -> str:
 
 
 def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
-    """Return the names or numbers of the columns of one role."""
+    """The names or numbers of one role's columns, as a tuple."""
     return (given,) if isinstance(given, str | int) else tuple(given)
 
 
 def has_number(given: Key | Sequence[Key]) -> bool:
-    """Whether a column is given by its number."""
+    """Whether some column is given by number."""
     return any(isinstance(key, int) or key.isdigit() for key in column_keys(given))
 
 
@@ -276,17 +292,15 @@ def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
             key = int(key)
         if isinstance(key, int):
             if not 1 <= key <= len(table.names):
-                raise HeedfulError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
+                raise DataError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
             name = table.names[key - 1]
             if table.names.count(name) > 1:
-                raise HeedfulError(
-                    f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart"
-                )
+                raise DataError(f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart")
             found.append(name)
         elif key in table.names:
             found.append(key)
         else:
-            raise HeedfulError(
+            raise DataError(
                 f"{table.shown}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
                 f"{did_you_mean(key, table.names)}"
             )
@@ -312,7 +326,7 @@ def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> Mi
 
 
 class RowReader:
-    """The cells of one table, by role."""
+    """Reads the cells of a table by role."""
 
     def __init__(self, table: Table, columns: Columns, longest: int) -> None:
         self._at: dict[str, list[tuple[Any, str]]] = {}
@@ -323,15 +337,15 @@ class RowReader:
             self._at[role] = [(table.names.index(name) if by_number else name, name) for name in names]
 
     def has(self, role: str) -> bool:
-        """Whether there is such a column."""
+        """Whether the role has a column."""
         return role in self._at
 
     def name(self, role: str) -> str:
-        """What the (first) column is called."""
+        """Name of the role's first column."""
         return self._at[role][0][1]
 
     def values(self, cells: Cells, role: str) -> list[tuple[Any, str]]:
-        """The values with their columns' names."""
+        """Values of a role's columns, with the names of the columns."""
         found = []
         for key, name in self._at[role]:
             try:
@@ -341,15 +355,15 @@ class RowReader:
         return found
 
     def value(self, cells: Cells, role: str) -> Any:
-        """The only value."""
+        """Value of the role's first column."""
         return self.values(cells, role)[0][0]
 
     def text(self, cells: Cells, role: str) -> str:
-        """A text; several columns are joined by spaces."""
+        """Text of a role; several columns are joined by spaces."""
         return " ".join(self.checked(value, name) for value, name in self.values(cells, role))
 
     def checked(self, value: Any, name: str) -> str:
-        """The value, which is a text that can be used."""
+        """Return a value that is a usable text, else raise CellError."""
         if not isinstance(value, str):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
         if len(value) > self._longest:
@@ -357,15 +371,15 @@ class RowReader:
         return check_surrogates(value, name)
 
     def pair(self, cells: Cells) -> str | None:
-        """The second text, where there is such a column."""
+        """The second text of a pair, if there is such a column."""
         return self.text(cells, "text_pair") if self.has("text_pair") else None
 
     def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
-        """Several texts: several columns, a list, or one cell with bars between them."""
+        """Several texts: of several columns, of a list, or of one cell separated by bars."""
         values = self.values(cells, role)
         if len(values) > 1:
             while role == "candidates" and values and values[-1][0] in (None, ""):
-                values.pop()  # this row has fewer of them
+                values.pop()  # this row has fewer candidates
             if empty := [name for value, name in values if role == "candidates" and value in (None, "")]:
                 raise CellError(empty[0], "is empty, but a candidate after it is not")
             return tuple(self.checked(value, name) for value, name in values)
@@ -380,7 +394,7 @@ class RowReader:
         return tuple(self.checked(each, f"{name}[{index}]") for index, each in enumerate(value))
 
     def label(self, value: Any, name: str, words: Sequence[str]) -> str:
-        """A label as text: 1 and 1.0 are "1", true is "true", a number is the word it stands for."""
+        """A label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name."""
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int) and words:
@@ -399,7 +413,7 @@ class RowReader:
         return text
 
     def number(self, cells: Cells, role: str) -> float:
-        """A finite number."""
+        """A finite number, else raise CellError."""
         value, name = self.values(cells, role)[0]
         try:
             found = float(value.strip() if isinstance(value, str) else value)

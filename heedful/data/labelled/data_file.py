@@ -1,4 +1,4 @@
-"""One file, or one object, of a split: its format found, its columns resolved, its examples read."""
+"""One file, or one object in memory, of a split: detect its format, resolve its columns, read its examples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from heedful.data.formats.text_files import (
 from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve_columns
 from heedful.data.labelled.headers import check_header
 from heedful.data.labelled.row_reader import read_examples
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError, SettingError
 
 Format = Literal[
     "csv",
@@ -74,7 +74,7 @@ SUFFIXES: dict[str, Format] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSettings:
-    """How data is read; what is None is found in the data and stated."""
+    """How data is read; None: detected and reported."""
 
     format: Format | None = None  # file format; None: by the file's name and first lines
     columns: dict[str, str | int | tuple[str | int, ...]] | None = (
@@ -91,39 +91,43 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dev_fraction < 1:
-            raise HeedfulError(f"dev_fraction is {self.dev_fraction}, expected a share from 0 up to 1")
+            raise SettingError(
+                f"dev_fraction is {self.dev_fraction}, expected a share from 0 up to 1", path="dev_fraction"
+            )
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise HeedfulError(f"delimiter is {shown(self.delimiter)}, expected one character")
+            raise SettingError(f"delimiter is {shown(self.delimiter)}, expected one character", path="delimiter")
         if self.label_until == "":
-            raise HeedfulError('label_until is "", expected a mark inside labels, like ":"')
+            raise SettingError('label_until is "", expected a mark inside labels, like ":"', path="label_until")
         if self.max_row_bytes < 1:
-            raise HeedfulError(f"max_row_bytes is {self.max_row_bytes}, expected a number of bytes")
+            raise SettingError(
+                f"max_row_bytes is {self.max_row_bytes}, expected a number of bytes", path="max_row_bytes"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOptions:
-    """The settings of commands that read data and train nothing, under the same paths as in a run."""
+    """Settings of commands that read data without training, with the same paths as in a run."""
 
     data: DataSettings = DataSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """Examples of one kind from one place, read anew each time."""
+    """Examples of one file or object; each call of `read` starts from the first row."""
 
     shown: str
     kind: type[Example]
     read: Callable[[RowErrors], Iterator[Example]]
     said: tuple[str, ...]
-    labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
-    more: frozenset[str] = frozenset()  # the optional columns that it has and that change what a task is
+    labels: tuple[str, ...] = ()  # label names that come with the data, in order
+    more: frozenset[str] = frozenset()  # optional columns that change what a task computes
     columns: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # names by role; "1", "2", ... without a header
+    )  # role to column names; "1", "2", ... without a header
 
 
 def stem_and_suffix(path: Path) -> tuple[str, str]:
-    """The name of a file without the suffixes of packing and format, and the latter.
+    """Split a file's name into stem and format suffix; a suffix of compression is removed.
 
     >>> bare_name(Path("folder/dev-v1.1.json.gz")), bare_name(Path("eng.train"))
     (('dev-v1.1', '.json'), ('eng.train', ''))
@@ -134,15 +138,15 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
 
 
 def format_of(path: Path, said: Format | None) -> Format | None:
-    """The format that is said, else the one that the name of a file speaks of."""
+    """The format of a file: as set, else by its suffix; None if that is unknown."""
     return said or SUFFIXES.get(stem_and_suffix(path)[1])
 
 
-def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
-    """A file as a part of a split."""
+def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors) -> DataFile:
+    """Open a file as part of a split: detect its format and resolve its columns."""
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
         check_file(path)
-        return from_table(read_parquet(path, sieve), kind, settings)
+        return from_table(read_parquet(path, row_errors), kind, settings)
     file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or _found(file, kind)
     if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
@@ -162,22 +166,22 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
         check_no_columns(file.shown, "a label and a text on each line", settings, ("labels",))
         any_number = kind is MultiLabelExample or "labels" in (settings.columns or {})
         several = True if any_number else False if kind is LabelledExample else None
-        return from_table(label_text.read_table(file, sieve, several), kind, settings, said)
+        return from_table(label_text.read_table(file, row_errors, several), kind, settings, said)
     if form == "text":
         _refuse_kind(file, kind, TextExample, "plain text")
         check_no_columns(file.shown, "plain text", settings)
         return DataFile(
-            shown=file.shown, kind=TextExample, read=lambda sieve: read_texts(file, sieve), said=(*said, TEXT)
+            shown=file.shown, kind=TextExample, read=lambda row_errors: read_texts(file, row_errors), said=(*said, TEXT)
         )
-    return from_table(_rows_of(file, form, settings, sieve), kind, settings, said)
+    return from_table(_rows_of(file, form, settings, row_errors), kind, settings, said)
 
 
-def open_table(path: Path, settings: DataSettings, sieve: RowErrors) -> Table:
-    """A file as rows and columns, whatever these are for; of plain text each line is a row."""
+def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
+    """Open a file as a table without assigning roles; each line of plain text is a row."""
     suffix = stem_and_suffix(path)[1]
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
         check_file(path)
-        return read_parquet(path, sieve)
+        return read_parquet(path, row_errors)
     file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
     if form in (None, "text") and settings.format is None and label_text.is_label_text(file, sure=True):
@@ -185,48 +189,50 @@ def open_table(path: Path, settings: DataSettings, sieve: RowErrors) -> Table:
     if form is None:
         raise _unknown(file)
     if form == "label-text":
-        return label_text.read_table(file, sieve, None)
+        return label_text.read_table(file, row_errors, None)
     if form == "text":
-        table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda sieve: _as_rows(file, sieve))
+        table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda row_errors: _as_rows(file, row_errors))
         return replace(table, said=(*said, TEXT))
     if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
         what = "SQuAD's JSON" if form == "json" else form
-        raise HeedfulError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
-    table = _rows_of(file, form, settings, sieve)
-    names = tuple(table.first) if isinstance(table.first, dict) else table.names  # what comes later is told by rows
+        raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
+    table = _rows_of(file, form, settings, row_errors)
+    names = tuple(table.first) if isinstance(table.first, dict) else table.names  # later keys are reported by row
     return replace(table, names=names, said=(*said, *table.said))
 
 
-def _as_rows(file: TextFile, sieve: RowErrors) -> Iterator[tuple[int, list[str]]]:
-    for example in read_texts(file, sieve):
+def _as_rows(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    for example in read_texts(file, row_errors):
         yield example.line, [example.text]
 
 
-def _rows_of(file: TextFile, form: Format, settings: DataSettings, sieve: RowErrors) -> Table:
+def _rows_of(file: TextFile, form: Format, settings: DataSettings, row_errors: RowErrors) -> Table:
     if form == "csv" or form == "tsv":
-        return _separated(file, form, settings, sieve)
+        return _separated(file, form, settings, row_errors)
     if form not in ("json", "jsonl"):
-        raise HeedfulError(f"{file.shown}: {form} is a folder, and this is a file")
+        raise DataError(f"{file.shown}: {form} is a folder, and this is a file")
     by_line = form == "jsonl" or is_json_lines(file)
-    return (read_json_lines if by_line else read_json_list)(file, sieve)
+    return (read_json_lines if by_line else read_json_list)(file, row_errors)
 
 
-def from_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
-    """A data set of the `datasets` library as a part of a split."""
-    return from_table(read_dataset_object(name, data, sieve), kind, settings)
+def from_object(
+    name: str, data: Any, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
+) -> DataFile:
+    """Open a `datasets.Dataset` as part of a split."""
+    return from_table(read_dataset_object(name, data, row_errors), kind, settings)
 
 
 def from_table(
     table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None
 ) -> DataFile:
-    """A table as a part of a split."""
+    """Use a table as part of a split."""
     columns = resolve_columns(table, kind, settings.columns or {})
     label = columns.of.get("label")
     if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
         raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
 
-    def read(sieve: RowErrors) -> Iterator[Example]:
-        return read_examples(table, columns, sieve, settings.max_row_bytes)
+    def read(row_errors: RowErrors) -> Iterator[Example]:
+        return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
     stated = (*(said or ()), *table.said, columns.said)
     more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
@@ -251,9 +257,9 @@ def _words(table: Table, columns: Columns) -> tuple[str, ...]:
 TEXT = "one text on each line; empty lines are left out"
 
 
-def read_texts(file: TextFile, sieve: RowErrors) -> Iterator[TextExample]:
-    """One text on each line."""
-    for number, line in read_lines(file, sieve):
+def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
+    """Yield one text per line; empty lines are skipped."""
+    for number, line in read_lines(file, row_errors):
         if line.strip():
             yield TextExample(file=file.shown, line=number, text=line)
 
@@ -275,10 +281,12 @@ def _found(file: TextFile, kind: type[Example] | None) -> Format:
 
 
 def _found_labelled(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
-    """Whether a file without a telling name has a label and a text on each line, or columns between tabs.
+    """Detect labelled texts or tab-separated columns in a file whose name does not decide.
 
     Args:
-        guess: accept what only seems so, where the file can be nothing else.
+        file: the file.
+        kind: class of the examples; None: any.
+        guess: accept weak evidence, if the file can be nothing else.
     """
     labelled = kind in (None, LabelledExample, MultiLabelExample)
     if labelled and label_text.is_label_text(file, sure=True):
@@ -290,12 +298,12 @@ def _found_labelled(file: TextFile, kind: type[Example] | None, *, guess: bool) 
 
 def _unknown(file: TextFile) -> HeedfulError:
     known = ", ".join(SUFFIXES)
-    return HeedfulError(
+    return DataError(
         f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --data.format=csv"
     )
 
 
-def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, sieve: RowErrors) -> Table:
+def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors) -> Table:
     delimiter, said = settings.delimiter or ("\t" if form == "tsv" else ","), []
     if settings.delimiter is None and form == "csv":
         first = read_head(file).split("\n", 1)[0]
@@ -305,7 +313,7 @@ def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettin
     quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
     table = read_delimited(
         file,
-        sieve,
+        row_errors,
         delimiter=delimiter,
         quoted=quoted,
         is_header=lambda cells: is_header(cells, settings.header, settings.columns or {}),
@@ -321,7 +329,7 @@ def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettin
 
 
 def is_json_lines(file: TextFile) -> bool:
-    """Whether a .json file is really one JSON object on each line."""
+    """Whether a .json file has one JSON object on each line."""
     first, newline, rest = read_head(file).lstrip().partition("\n")
     try:
         return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
@@ -330,7 +338,7 @@ def is_json_lines(file: TextFile) -> bool:
 
 
 def is_squad(file: TextFile) -> bool:
-    """Whether a JSON file is an object with articles of paragraphs under "data", as far as its beginning tells."""
+    """Whether the beginning of a JSON file has articles with paragraphs under "data"."""
     head = read_head(file).lstrip()
     start = re.search(r'"data"\s*:\s*\[\s*\{', head)
     return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
@@ -341,29 +349,29 @@ def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, s
     check_no_columns(file.shown, "SQuAD's JSON", settings)
     second = '"is_impossible"' in read_head(file)
     name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
-    read: Callable[[RowErrors], Iterator[Example]] = lambda sieve: squad.read_questions(file, sieve)  # noqa: E731
+    read: Callable[[RowErrors], Iterator[Example]] = lambda row_errors: squad.read_questions(file, row_errors)  # noqa: E731
     return DataFile(shown=file.shown, kind=QuestionExample, read=read, said=(*said, name))
 
 
 def check_no_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
-    """Columns that were said of a format that has none would be passed over."""
+    """Raise DataError for columns given for a format that has none."""
     if others := [role for role in settings.columns or {} if role not in known]:
-        raise HeedfulError(
+        raise DataError(
             f"{shown}: is {what}, where columns.{others[0]} cannot be chosen: leave it out, or say what format it is"
         )
 
 
 def column_number(file: TextFile, settings: DataSettings, role: str, usual: int) -> int:
-    """Return the number of a column of CoNLL, from 1; 0: the last one."""
+    """Number of a CoNLL column, from 1; 0: the last one."""
     key = (settings.columns or {}).get(role, usual)
     if isinstance(key, str) and key.isdigit():
         key = int(key)
     if not isinstance(key, int) or (key < 1 and key != usual):
-        raise HeedfulError(f"{file.shown}: its columns have no names: say columns.{role}=NUMBER, from 1")
+        raise DataError(f"{file.shown}: its columns have no names: say columns.{role}=NUMBER, from 1")
     return key
 
 
 def _refuse_kind(file: TextFile, kind: type[Example] | None, made: type[Example], holds: str) -> None:
     if kind not in (None, made):
         assert kind is not None
-        raise HeedfulError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")
+        raise DataError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")

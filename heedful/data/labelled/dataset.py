@@ -1,4 +1,4 @@
-"""Data of a person: files, a folder or objects resolved once, stated, and read as typed examples, one at a time."""
+"""Datasets: files, a folder or objects in memory, resolved to splits and streamed as typed examples."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from heedful.data.labelled.data_file import (
 from heedful.data.labelled.in_memory import is_in_memory, to_dataset_object
 from heedful.data.labelled.split_files import SPLITS, assign_splits, find_split_files
 from heedful.data.tag_schemes import to_iob2, unknown_labels
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import DataError, HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example)
-MANY = 10_000  # labels
+MANY = 10_000  # different labels, at most
 TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
 
 
 class Dataset(Generic[Kind]):
-    """Examples of one kind in splits; reading streams, and what was found out is in `stated`."""
+    """Splits of examples of one class, streamed; `notes` reports what was detected."""
 
     def __init__(
         self,
@@ -41,34 +41,37 @@ class Dataset(Generic[Kind]):
         parts: Mapping[str, tuple[DataFile, ...]],
         said: Sequence[str],
         settings: DataSettings,
-        sieve: RowErrors,
+        row_errors: RowErrors,
     ) -> None:
         self.kind = kind
         self.settings = settings
-        self.sieve = sieve  # counts bad rows and what was mended, as far as was read
-        self.layout: class_folders.Layout | None = None  # where labels are names of files or folders
-        self.known: tuple[str, ...] = ()  # labels of a model; none: those of the first split are known
+        self.row_errors = row_errors  # counts bad rows and repairs of the rows read so far
+        self.layout: class_folders.Layout | None = None  # set if labels are names of files or folders
+        self.known: tuple[str, ...] = ()  # labels of a model; (): the labels of the first split are known
         self._parts = dict(parts)
         self._said = tuple(said)
-        self.made_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
+        self.has_generated_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits: train, dev, test and whatever else there is."""
-        names = [*self._parts, *(["dev"] if self.made_dev else [])]
+        """Names of the splits: train, dev, test, then others."""
+        names = [*self._parts, *(["dev"] if self.has_generated_dev else [])]
         order = ("train", "dev", "dev-mismatched", "test")
         return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
 
     @property
     def places(self) -> dict[str, tuple[str, ...]]:
-        """What each split is read from: the paths of files, or what objects are called."""
+        """Paths of files, or names of objects, of each split."""
         return {split: tuple(part.shown for part in parts) for split, parts in self._parts.items()}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The labels in order, from reading train once: numbers by value, others sorted; tags O first.
+        """Labels in order, from one pass over train: numbers by value, others sorted, of tags O first.
 
-        Names that come with the data keep their order. Where a dev split is made the labels are those of both.
+        Label names that come with the data keep their order. A generated dev split is part of train here.
+
+        Raises:
+            DataError: If there are too many different labels.
         """
         if self.kind is TaggedExample:
             return self._scheme.labels
@@ -81,7 +84,7 @@ class Dataset(Generic[Kind]):
             assert isinstance(example, LabelledExample | MultiLabelExample)
             seen.update((example.label,) if isinstance(example, LabelledExample) else example.labels)
             if len(seen) > MANY:
-                raise HeedfulError(
+                raise DataError(
                     f"{example.file}:{example.line}: more than {MANY:,} different labels: is that the label column? "
                     "Numbers are the task regress"
                 )
@@ -89,24 +92,24 @@ class Dataset(Generic[Kind]):
 
     @cached_property
     def stated(self) -> tuple[str, ...]:
-        """What was found out about the data, in sentences."""
+        """Sentences for the user about what was detected."""
         said = list(self._said)
         if self.kind is TaggedExample:
             said.append(self._scheme.said)
         if labels := self.labels:
             more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
             said.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
-        if self.made_dev:
+        if self.has_generated_dev:
             share, seed = f"{100 * self.settings.dev_fraction:g} %", self.settings.seed
             said.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
         return tuple(said)
 
     def examples(self, split: str) -> Iterator[Kind]:
-        """The examples of a split in the order of its files; a label that is not known makes a bad row."""
+        """Yield the examples of a split in the order of its files; an unknown label makes a bad row."""
         if split not in self.splits:
             has = ", ".join(self.splits)
-            raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
-        made = self.made_dev and split in ("train", "dev")
+            raise DataError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
+        made = self.has_generated_dev and split in ("train", "dev")
         fraction, seed = self.settings.dev_fraction, self.settings.seed
         first, named = self._first_split, self._named
         whole = "train" if made else split
@@ -119,13 +122,13 @@ class Dataset(Generic[Kind]):
                 reason = f"the label {shown(unseen[0])} is not {where} {_some(self.known or self.labels)}"
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
-                self.sieve.refuse(bad, number=number, stage="label")
+                self.row_errors.reject(bad, number=number, stage="label")
             elif not made or in_dev_split(example, fraction, seed) == (split == "dev"):
                 yield example
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns of each role in the first file; "1", "2", ... where it has no header."""
+        """Column names of each role in the first file; "1", "2", ... without a header."""
         return dict(self._parts[self._first_split][0].columns)
 
     @property
@@ -134,7 +137,7 @@ class Dataset(Generic[Kind]):
 
     @property
     def _named(self) -> tuple[str, ...]:
-        """The labels whose names come with the data."""
+        """Label names that come with the data; () if there are none."""
         return self._parts[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
 
     @cached_property
@@ -142,7 +145,7 @@ class Dataset(Generic[Kind]):
         return conll.detect_scheme(each for each in self._raw(self._first_split) if isinstance(each, TaggedExample))
 
     def _whole(self, split: str) -> Iterator[Kind]:
-        """What the files of a split hold, tags as IOB2."""
+        """Yield the examples of a split before the dev split is separated, with tags in IOB2."""
         if self.kind is not TaggedExample or not self._scheme.name:
             yield from self._raw(split)
             return
@@ -151,7 +154,7 @@ class Dataset(Generic[Kind]):
 
     def _raw(self, split: str) -> Iterator[Any]:
         for part in self._parts[split]:
-            yield from part.read(self.sieve)
+            yield from part.read(self.row_errors)
 
 
 def _labels(example: Example) -> tuple[str, ...]:
@@ -170,12 +173,12 @@ def _some(labels: Sequence[str]) -> str:
 
 
 def cut_labels(part: DataFile, mark: str | None) -> DataFile:
-    """Keep the labels of a part up to a mark, as DataSettings.label_until says it."""
+    """Cut the labels of a file at a mark (DataSettings.label_until)."""
     if mark is None or part.kind not in (LabelledExample, MultiLabelExample):
         return part
 
-    def read(sieve: RowErrors) -> Iterator[Example]:
-        for example in part.read(sieve):
+    def read(row_errors: RowErrors) -> Iterator[Example]:
+        for example in part.read(row_errors):
             if isinstance(example, LabelledExample):
                 yield replace(example, label=example.label.partition(mark)[0])
             elif isinstance(example, MultiLabelExample):
@@ -210,20 +213,27 @@ def read(
     *,
     on_bad_row: BadRowPolicy = STOP,
 ) -> Dataset[Any]:
-    """A folder, a file, several files, a mapping from splits to them, or objects of the `datasets` library.
+    """Open a dataset; its examples are read when they are iterated.
 
-    Several files are the splits that their names speak of, as in a folder, or where they speak of none all are train.
-    `kind` is the class of the examples; None: the one that the data speak of.
+    Args:
+        data: a folder, a file, several files, a mapping from splits to files, or data in memory. Several files are
+            assigned to splits by their names, or all to train if no name has a split.
+        kind: class of the examples; None: detected from the columns.
+        settings: how files are read.
+        on_bad_row: policy for rows that cannot be used.
+
+    Raises:
+        DataError: If files are missing, their format or columns cannot be resolved, or they contradict each other.
     """
-    sieve = RowErrors(on_bad_row)
+    row_errors = RowErrors(on_bad_row)
     if isinstance(data, str | Path) and os.path.isdir(data):
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
-            parts, said = glue.open_task(folder, task, kind, settings, sieve)
-            return _source(parts, said, settings, sieve)
+            parts, said = glue.open_task(folder, task, kind, settings, row_errors)
+            return _source(parts, said, settings, row_errors)
         if settings.format == "glue":
-            raise HeedfulError(
+            raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
         given: dict[str, tuple[Any, ...]] = {"train": (folder,)}
@@ -235,9 +245,9 @@ def read(
         given, said = _splits(data)
         classes = class_folders.find_in_paths(given, settings, kind)
     if classes is not None:
-        return _of_classes(classes, said, settings, kind, sieve)
+        return _of_classes(classes, said, settings, kind, row_errors)
     if settings.format in class_folders.LAYOUTS:
-        raise HeedfulError(
+        raise DataError(
             f"{', '.join(str(place) for places in given.values() for place in places)}: has no "
             f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
         )
@@ -247,7 +257,7 @@ def read(
         opened: list[DataFile] = []
         for place in places:
             try:
-                part = cut_labels(_open(split, place, kind, settings, sieve), settings.label_until)
+                part = cut_labels(_open(split, place, kind, settings, row_errors), settings.label_until)
             except MissingColumnError as missing:
                 if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
                     raise
@@ -258,12 +268,12 @@ def read(
             first = first or part
             if differing := part.more ^ first.more:
                 has, lacks = (part, first) if part.more & differing else (first, part)
-                raise HeedfulError(
+                raise DataError(
                     f"{has.shown} has a column for {' and '.join(sorted(differing & has.more))}, and {lacks.shown} has "
                     "none: make them alike, or say which column it is"
                 )
             if opened and part.labels and opened[0].labels and {*part.labels} != {*opened[0].labels}:
-                raise HeedfulError(
+                raise DataError(
                     f"{part.shown} comes with the labels {_some(part.labels)}, but {opened[0].shown} with "
                     f"{_some(opened[0].labels)}: name them alike, or give the files apart"
                 )
@@ -273,7 +283,7 @@ def read(
     assert kind is not None
     each = [(split, text) for split, parts in found.items() for part in parts for text in part.said]
     said += dict.fromkeys(text for _, text in each)
-    return _source(found, said, settings, sieve)
+    return _source(found, said, settings, row_errors)
 
 
 def _of_classes(
@@ -281,22 +291,23 @@ def _of_classes(
     said: Sequence[str],
     settings: DataSettings,
     kind: type[Example] | None,
-    sieve: RowErrors,
+    row_errors: RowErrors,
 ) -> Dataset[Any]:
     found = {
         split: tuple(cut_labels(part, settings.label_until) for part in parts)
         for split, parts in class_folders.open_classes(classes, settings, kind).items()
     }
     stated = dict.fromkeys(text for parts in found.values() for part in parts for text in part.said)
-    source = _source(found, [*said, *stated], settings, sieve)
+    source = _source(found, [*said, *stated], settings, row_errors)
     source.layout = classes.layout
     return source
 
 
 def dataset_for_task(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
-    """Read data as examples of one kind; in place of one label also any number of them, where rows have that.
+    """Open a dataset for a task; classification becomes multi-label if rows have lists of labels.
 
-    Settings that were chosen and would change nothing are refused.
+    Raises:
+        DataError: As `read`; also if a setting would change nothing.
     """
     several = kind is LabelledExample and _have_several(data, settings)
     source = read(data, MultiLabelExample if several else kind, settings, on_bad_row=on_bad_row)
@@ -305,12 +316,12 @@ def dataset_for_task(kind: type[Example], data: Any, settings: DataSettings, on_
 
 
 def _have_several(data: Any, settings: DataSettings) -> bool:
-    """Whether rows have any number of labels."""
+    """Whether rows have lists of labels."""
     if "labels" in (settings.columns or {}):
         return True
     try:
         return read(data, None, settings, on_bad_row=Skip()).kind is MultiLabelExample
-    except HeedfulError:  # what is missing for the task is said when it is read
+    except HeedfulError:  # reported when the data is read for the task
         return False
 
 
@@ -333,14 +344,14 @@ def _refuse_unused(source: Dataset[Any]) -> None:
         ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
     ):
         if asked:
-            raise HeedfulError(f"--data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
+            raise DataError(f"--data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
 
 
 def _source(
-    parts: Mapping[str, tuple[DataFile, ...]], said: Sequence[str], settings: DataSettings, sieve: RowErrors
+    parts: Mapping[str, tuple[DataFile, ...]], said: Sequence[str], settings: DataSettings, row_errors: RowErrors
 ) -> Dataset[Any]:
     kind = next(iter(parts.values()))[0].kind
-    return Dataset(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
+    return Dataset(kind, parts, [f"each example is {kind.about}", *said], settings, row_errors)
 
 
 def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
@@ -349,9 +360,7 @@ def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
     if isinstance(data, Mapping):
         named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
         if len(named) < len(data) or not data:
-            raise HeedfulError(
-                f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once"
-            )
+            raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
         order = sorted(named, key=lambda split: split != "train")
         return {split: _places(data[named[split]]) for split in order}, []
     places = _places(data)
@@ -369,13 +378,15 @@ def _places(data: Any) -> tuple[Any, ...]:
         and all(isinstance(each, str | Path) or is_in_memory(each) for each in places)
     ):
         return tuple(places)
-    raise HeedfulError(
+    raise DataError(
         f"data is {shown(data)}, expected a folder, files, a frame, a data set, a list of "
         "dicts, a pair (texts, labels), or a mapping from splits to any of these"
     )
 
 
-def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors) -> DataFile:
+def _open(
+    split: str, place: Any, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
+) -> DataFile:
     if isinstance(place, str | Path):
-        return open_data_file(Path(place), kind, settings, sieve)
-    return from_object(f"{split} (data set)", to_dataset_object(place, kind), kind, settings, sieve)
+        return open_data_file(Path(place), kind, settings, row_errors)
+    return from_object(f"{split} (data set)", to_dataset_object(place, kind), kind, settings, row_errors)

@@ -1,4 +1,4 @@
-"""GLUE's own files: the columns of each of its tasks, as published with the benchmark (Wang et al. 2019)."""
+"""Folders of GLUE (Wang et al. 2019): the files and columns of each task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heedful.data.formats.text_files import detect_encoding
 from heedful.data.labelled.columns import Columns, resolve_columns
 from heedful.data.labelled.data_file import DataFile, DataSettings, check_no_columns
 from heedful.data.labelled.row_reader import read_examples
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
 Names = dict[str, str | int]
 PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -29,7 +29,7 @@ MATCHED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The files and columns of one task."""
+    """Files and columns of one task."""
 
     columns: Names
     header: bool = True
@@ -40,7 +40,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extra:
-    """A file with the labels that test.tsv hides."""
+    """File with the labels that test.tsv lacks."""
 
     file: str
     columns: Names
@@ -71,7 +71,7 @@ ORIGINAL = "msr_paraphrase_train.txt"  # MRPC's train and dev in one file
 
 
 def task_of(folder: Path) -> str | None:
-    """The task whose folder this is, by its name."""
+    """GLUE task of a folder, by its name; None if it is not one."""
     if not any(os.path.isfile(folder / layout) for layout in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
         return None
     names = {name.replace("-", "").casefold(): name for name in LAYOUTS}
@@ -79,13 +79,13 @@ def task_of(folder: Path) -> str | None:
 
 
 def open_task(
-    folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, sieve: RowErrors
+    folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
-    """The splits of a task's folder, and what should be said."""
+    """Open the splits of a task's folder; with notes for the user."""
     layout = LAYOUTS[task]
     if kind not in (None, layout.kind):
         assert kind is not None
-        raise HeedfulError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
+        raise DataError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
     check_no_columns(str(folder), f"GLUE's {task}", settings)
     found: dict[str, tuple[DataFile, ...]] = {}
     said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
@@ -93,13 +93,13 @@ def open_task(
         extra = EXTRAS.get(task) if split == "test" else None
         if extra is not None and (folder / extra.file).is_file():
             said.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
-            found[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, sieve),)
+            found[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, row_errors),)
         elif (folder / name).is_file() and split.startswith("test"):
             said.append(f"{name}: its labels are hidden, so it is left out")
         elif (folder / name).is_file():
-            found[split] = (_part(folder / name, task, layout.columns, layout.header, settings, sieve),)
+            found[split] = (_part(folder / name, task, layout.columns, layout.header, settings, row_errors),)
     if task == "MRPC" and {"train", "dev"} <= set(found) and (folder / ORIGINAL).is_file():
-        said += _complete(folder, found, settings, sieve)
+        said += _complete(folder, found, settings, row_errors)
     said += dict.fromkeys(each for some in found.values() for part in some for each in part.said)
     return found, said
 
@@ -110,41 +110,41 @@ def _part(
     columns: Names,
     header: bool,
     settings: DataSettings,
-    sieve: RowErrors,
+    row_errors: RowErrors,
     wanted: Callable[[Cells], bool] | None = None,
 ) -> DataFile:
-    table, resolved, said = _table(path, task, columns, header, settings, sieve)
+    table, resolved, said = _table(path, task, columns, header, settings, row_errors)
 
-    def read(sieve: RowErrors) -> Iterator[Example]:
+    def read(row_errors: RowErrors) -> Iterator[Example]:
         if wanted is None:
-            return read_examples(table, resolved, sieve, settings.max_row_bytes)
-        chosen = replace(table, rows=lambda sieve: (row for row in table.rows(sieve) if wanted(row[1])))
-        return read_examples(chosen, resolved, sieve, settings.max_row_bytes)
+            return read_examples(table, resolved, row_errors, settings.max_row_bytes)
+        chosen = replace(table, rows=lambda row_errors: (row for row in table.rows(row_errors) if wanted(row[1])))
+        return read_examples(chosen, resolved, row_errors, settings.max_row_bytes)
 
     return DataFile(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
 
 
 def _table(
-    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, sieve: RowErrors
+    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
     file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
     least = max(numbers) if numbers else None
-    table = read_delimited(file, sieve, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
+    table = read_delimited(file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
     resolved = resolve_columns(table, LAYOUTS[task].kind, columns)
     shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).said
     return table, resolved, [*said, f"{path.name}: {shown}"]
 
 
 def _complete(
-    folder: Path, found: dict[str, tuple[DataFile, ...]], settings: DataSettings, sieve: RowErrors
+    folder: Path, found: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
 ) -> list[str]:
-    """Add to train what the original file has and neither train nor dev has."""
+    """Add to train the pairs that the original file has and neither train nor dev has."""
 
     def pairs(path: Path) -> Iterator[tuple[str, ...]]:
-        table, _, _ = _table(path, "MRPC", _MRPC, True, settings, sieve)
+        table, _, _ = _table(path, "MRPC", _MRPC, True, settings, row_errors)
         at = [table.names.index(name) for name in ("#1 ID", "#2 ID") if name in table.names]
-        for _, cells in table.rows(sieve):
+        for _, cells in table.rows(row_errors):
             assert isinstance(cells, list)
             yield tuple(cells[index] for index in at)
 
@@ -157,7 +157,7 @@ def _complete(
         assert isinstance(cells, list)
         return (cells[1], cells[2]) in lacking
 
-    more = _part(folder / ORIGINAL, "MRPC", _MRPC, True, settings, sieve, wanted)
+    more = _part(folder / ORIGINAL, "MRPC", _MRPC, True, settings, row_errors, wanted)
     found["train"] = (*found["train"], more)
     named = ", ".join(" / ".join(pair) for pair in sorted(lacking)[:3])
     return [

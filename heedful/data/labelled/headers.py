@@ -1,4 +1,4 @@
-"""Tell a header from a row of data where neither a setting nor the names of columns decide it."""
+"""Decide whether a table's first row is a header if neither a setting nor known column names do."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from itertools import islice
 from heedful.data.bad_rows import RowErrors, Skip, shown
 from heedful.data.formats.tables import Table
 from heedful.data.labelled.columns import COLUMN_NAMES, Key, column_keys, is_header
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
-NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # how a column may be called
+NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # a possible column name
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
-LOOKED_AT = 20  # rows below the first one
-WORDS = 3  # from how many words on a cell is a text rather than a name
+LOOKED_AT = 20  # rows after the first that are examined
+WORDS = 3  # least number of words in a cell that is a text and not a name
 
 
 def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a first row looks like names of columns, unlike the rows below it.
+    """Whether a first row looks like column names, unlike the rows below it.
 
-    All its cells could be names, and below one of them stand numbers alone, or texts alone where it is one word.
+    All its cells could be names, and one of its columns has only numbers, or only texts under a one-word name.
 
     >>> may_be_header(["id", "phrase"], [["1", "Who wrote it?"], ["2", "Rain again"]])
     True
@@ -40,21 +40,21 @@ def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def check_header(table: Table) -> None:
-    """Refuse a table without a header whose first row may be one: it would be read as data."""
+    """Raise DataError if the first row of a table without a header looks like one: it would be read as data."""
     first, *below = [cells for _, cells in islice(table.rows(RowErrors(Skip())), LOOKED_AT + 1)]
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
-        raise HeedfulError(
+        raise DataError(
             f"{table.shown}: the first row, {names}, may name the columns: say --data.header=true if it does, and "
             "header=false if it is data"
         )
 
 
 def names_known_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]) -> bool:
-    """Return whether a first row is a header that names roles, whatever numbers the columns of another file had.
+    """Whether a first row is a header, for columns that were given by number for another file.
 
-    It is one where `is_header` says so, where names of roles stand at all these numbers, or where all cells are single
-    words and one of them is the usual name of a role.
+    It is one if `is_header` says so, if all the numbered columns have known names, or if all cells are single words
+    and one of them is the first known name of a role.
     """
     if is_header(first, None, columns):
         return True

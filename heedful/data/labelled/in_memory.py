@@ -1,6 +1,6 @@
-"""Data in memory: frames of pandas, polars and pyarrow, lists of rows, and a pair of inputs and targets.
+"""Data in memory: frames of pandas, polars and pyarrow, lists of dicts, and a pair (inputs, targets).
 
-The libraries are not imported; their objects are known by their methods.
+The libraries are not imported; their objects are recognised by their methods.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from heedful.data.examples import (
     TaggedExample,
 )
 from heedful.data.formats.tables import is_dataset_object
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
-PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of inputs and targets
+PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of a pair (inputs, targets)
     LabelledExample: ("text", "label"),
     MultiLabelExample: ("text", "labels"),
     ScoredExample: ("text", "score"),
@@ -34,7 +34,7 @@ PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of inputs and target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InMemoryRows:
-    """Rows in memory, as a data set of the `datasets` library has them; read again from the start every time."""
+    """Rows in memory with the interface of a `datasets.Dataset`; each iteration starts from the first row."""
 
     column_names: tuple[str, ...]
     source: Any
@@ -46,18 +46,19 @@ class InMemoryRows:
 
 
 def is_in_memory(value: object) -> bool:
-    """Whether this is data in memory: a data set, a frame, a list of rows, or a pair of inputs and targets."""
+    """Whether this is data in memory: a dataset, a frame, a list of dicts, or a pair (inputs, targets)."""
     return is_dataset_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
 
 
 def to_dataset_object(value: Any, kind: type[Example] | None) -> Any:
-    """Data in memory as an object with columns.
+    """Wrap data in memory as an object with columns.
 
     Args:
-        kind: Class of the examples, which decides what the targets of a pair are; None: labels.
+        value: the data.
+        kind: class of the examples, which decides what the targets of a pair are; None: labels.
 
     Raises:
-        HeedfulError: If there are not as many targets as inputs, or examples of that kind are no pairs.
+        DataError: If inputs and targets differ in number, or examples of that class need more than a pair.
     """
     if is_dataset_object(value):
         return value
@@ -76,12 +77,12 @@ def to_dataset_object(value: Any, kind: type[Example] | None) -> Any:
 
 def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -> InMemoryRows:
     if len(inputs) != len(targets):
-        raise HeedfulError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
+        raise DataError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
     if kind is None:
         several = bool(targets) and isinstance(targets[0], list | tuple)
         kind = MultiLabelExample if several else LabelledExample
     if kind not in PAIRED:
-        raise HeedfulError("data is a pair of inputs and targets, expected rows: give a list of dicts")
+        raise DataError("data is a pair of inputs and targets, expected rows: give a list of dicts")
     first, second = PAIRED[kind]
     pairs = (
         kind in (LabelledExample, MultiLabelExample, ScoredExample)
@@ -110,7 +111,7 @@ def _rows(source: Any) -> Iterable[Mapping[Any, Any]]:
 
 
 def _scalar(value: Any) -> Any:
-    """A value of NumPy as one of Python."""
+    """Convert a NumPy value to a Python value."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -133,7 +134,7 @@ def _is_column(value: object) -> bool:
 
 
 def _listed(column: Any) -> list[Any]:
-    """A list, an array or a series as a list of Python's values."""
+    """Convert a list, an array or a series to a list of Python values."""
     for name in ("tolist", "to_list"):
         if hasattr(column, name):
             return list(getattr(column, name)())

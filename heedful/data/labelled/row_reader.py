@@ -1,4 +1,4 @@
-"""Rows to examples: what the cells of each kind of task say."""
+"""Read the rows of a table as examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
 def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     values, words = read.values(cells, "labels"), read.words["labels"]
     labels: list[str] = []
-    if len(values) > 1:  # a column for each label
+    if len(values) > 1:  # one column per label
         for value, name in values:
             if value not in (0, 1, "0", "1", True, False):
                 raise CellError(name, f"is {shown(value)}, expected 0 or 1")
@@ -92,7 +92,7 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     asked = read.value(cells, "question") if read.has("question") else None
-    if isinstance(asked, list):  # a passage with several questions
+    if isinstance(asked, list):  # one passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
         lists = [each for each in (options, answers) if isinstance(each, list) and len(each) == len(asked)]
         if len(lists) < 2:
@@ -129,7 +129,7 @@ def _choice(
 
 
 def fill_blank(question: str, option: str) -> str:
-    """The option in the question's only blank, or after the question.
+    """Insert an option into the question's only blank, or append it to the question.
 
     >>> filled("He was _ .", "late"), filled("Why?", "He was late.")
     ('He was late .', 'Why? He was late.')
@@ -139,7 +139,7 @@ def fill_blank(question: str, option: str) -> str:
 
 
 def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name: str) -> int:
-    """The right candidate's number from 0, given as that number, as a letter from A, as its mark or as its text."""
+    """Index of the correct candidate, given as that index, a letter from A, its mark or its text."""
     if isinstance(answer, str):
         answer = answer.strip()
         found = {number for number, mark in enumerate(marks) if mark == answer}
@@ -169,7 +169,7 @@ def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 Fields = Callable[[RowReader, Cells], Iterator[dict[str, Any]]]
-FIELDS: dict[type[Example], Fields] = {  # of the classes in data/examples.py; others have `from_cells`
+FIELDS: dict[type[Example], Fields] = {  # other classes implement `Example.from_cells`
     TextExample: _plain,
     LabelledExample: _labelled,
     MultiLabelExample: _multi,
@@ -182,19 +182,19 @@ FIELDS: dict[type[Example], Fields] = {  # of the classes in data/examples.py; o
 }
 
 
-def read_examples(table: Table, columns: Columns, sieve: RowErrors, longest: int) -> Iterator[Example]:
-    """The rows of a table as examples; a row that cannot be one is bad."""
+def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest: int) -> Iterator[Example]:
+    """Yield the rows of a table as examples; a row with an unusable cell is a bad row."""
     read = RowReader(table, columns, longest)
     fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
-    for ordinal, (line, cells) in enumerate(table.rows(sieve)):
+    for ordinal, (line, cells) in enumerate(table.rows(row_errors)):
         try:
             found = list(fields(read, cells))
         except CellError as wrong:
             text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
             bad = BadRow(file=table.shown, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
-            sieve.refuse(bad, number=ordinal, stage="cells")
+            row_errors.reject(bad, number=ordinal, stage="cells")
             continue
         for each in found:
             for number, what in enumerate(each.pop("mended", ())):
-                sieve.mend(what, table.shown, line, ordinal * 1000 + min(number, 999))
+                row_errors.count_repair(what, table.shown, line, ordinal * 1000 + min(number, 999))
             yield columns.kind(file=table.shown, line=line, **each)

@@ -1,4 +1,4 @@
-"""Folders with files for train, dev and test, found by the parts of their names."""
+"""Find the files of the train, dev and test splits by their names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.labelled.data_file import stem_and_suffix
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
-SPLITS: dict[str, str] = {  # a part of a file's name to the split it is
+SPLITS: dict[str, str] = {  # word in a file's name to its split
     "train": "train",
     "training": "train",
     "dev": "dev",
@@ -22,19 +22,22 @@ SPLITS: dict[str, str] = {  # a part of a file's name to the split it is
     "test": "test",
     "testb": "test",
 }
-IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # names of files about the data
+IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # files that describe the data
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
 def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
-    """The files of each split in a folder, and what should be said.
+    """Return the files of each split in a folder, and notes for the user.
 
-    "train.csv" goes before "my-train.csv"; shards are called "train-00000-of-00002.parquet".
+    "train.csv" is preferred to "my-train.csv"; shards are called "train-00000-of-00002.parquet".
+
+    Raises:
+        DataError: If no file belongs to a split, or several files could be the same split.
     """
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:
-        raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
     found: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
     for path in files:
         if path.name.casefold() in IGNORED:
@@ -43,7 +46,7 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
         if split:
             found.setdefault(split, {}).setdefault(rank, []).append(path)
     if not found:
-        raise HeedfulError(
+        raise DataError(
             f"{folder}: has no file for train, dev or test: call them train.csv, dev.csv and test.csv "
             "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself; where each class is "
             "a folder with a text in each file, or a file, say --data.format=class-folders or class-files"
@@ -59,7 +62,7 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
 
 
 def parse_split_name(path: Path) -> tuple[str, str]:
-    """The split that a file's name speaks of, or "", and the rest of the name, "" where it is the split alone.
+    """Return the split in a file's name ("" if none), and the name ("" if it is the split only).
 
     >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("constraint.csv"))
     (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
@@ -73,9 +76,9 @@ def parse_split_name(path: Path) -> tuple[str, str]:
 
 
 def _name_words(name: str) -> list[str]:
-    """Split a file's name into lower-case words: at all but letters, and between "myTrain"'s small and capital letters.
+    """Split a file's name into lower-case words, at non-letters and before capitals ("myTrain").
 
-    A run of letters that is a split's name as a whole ("testA") stays whole.
+    A run of letters that is the name of a split ("testA") is not split.
     """
     runs = re.findall(r"[^\W\d_]+", name)
     parts = [[run] if run.casefold() in SPLITS else re.split(r"(?<=[a-z])(?=[A-Z])", run) for run in runs]
@@ -83,12 +86,12 @@ def _name_words(name: str) -> list[str]:
 
 
 def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
-    """Several files by the splits that their names speak of, or all as train, and what should be said."""
+    """Assign files to splits by their names, or all to train if no name has a split; with notes for the user."""
     splits = [parse_split_name(path)[0] for path in files]
     if {*splits} <= {"", "train"} or len({*splits}) == 1:
         return {"train": tuple(files)}, [f"all {len(files)} files are train"]
     if unclear := [path.name for path, split in zip(files, splits, strict=True) if not split]:
-        raise HeedfulError(
+        raise DataError(
             f"{', '.join(unclear)}: the name does not say whether it is train, dev or test, as those of other files "
             "do: say it of each, as train=FILE dev=FILE"
         )
@@ -98,7 +101,7 @@ def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
 
 
 def parse_data_arguments(words: Sequence[Path]) -> Any:
-    """What a command was given: a file or folder, several of them, or all as SPLIT=FILE, by their splits.
+    """Parse the data arguments of a command: one or more files or folders, or all as SPLIT=FILE.
 
     >>> as_said([Path("a.csv")]), as_said([Path("train=a.csv"), Path("valid=b.csv")])
     (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
@@ -111,7 +114,7 @@ def parse_data_arguments(words: Sequence[Path]) -> Any:
     if not found:
         return words[0] if len(words) == 1 else words
     if sum(map(len, found.values())) < len(words):
-        raise HeedfulError("some files are given as SPLIT=FILE, some are not: say it of each, as train=FILE dev=FILE")
+        raise DataError("some files are given as SPLIT=FILE, some are not: say it of each, as train=FILE dev=FILE")
     return found
 
 
@@ -121,7 +124,7 @@ def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[
     of = {shard.group(3) for shard in shards if shard}
     if ("" not in names and len(names) > 1) or (len(paths) > 1 and (len(of) != 1 or not all(shards))):
         each = ", ".join(path.name for some in names.values() for path in some)
-        raise HeedfulError(f"{folder}: {each} could each be the {split} split: give the files, as train=FILE dev=FILE")
+        raise DataError(f"{folder}: {each} could each be the {split} split: give the files, as train=FILE dev=FILE")
     if of and int(of.pop()) != len(paths):
-        raise HeedfulError(f"{folder}: {len(paths)} shards of the {split} split are there, but they speak of more")
+        raise DataError(f"{folder}: {len(paths)} shards of the {split} split are there, but they speak of more")
     return tuple(paths)

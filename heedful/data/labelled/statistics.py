@@ -1,4 +1,4 @@
-"""What is learned and measured: data read once, what stands in its splits, and what cannot be learned from."""
+"""Statistics of a dataset from one pass: counts, labels, scores; and checks that it can be learned from."""
 
 from __future__ import annotations
 
@@ -21,43 +21,49 @@ from heedful.data.examples import (
 from heedful.data.labelled.check import label_column_warning
 from heedful.data.labelled.dataset import Dataset
 from heedful.data.tag_schemes import OUTSIDE
-from heedful.errors import HeedfulError
+from heedful.errors import DataError
 
-LARGEST = 1e30  # score that is learned: weights in float32 have room for it
-FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
+LARGEST = 1e30  # largest score that can be trained on, in float32
+FINE = 100 * 2.0**-23  # least std relative to the distance from 0: the last bias is float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetStats:
-    """What one look at all examples tells."""
+    """Statistics of all examples."""
 
-    counts: dict[str, int]  # examples of each split
-    labels: Counter[str]  # of the first split, as the range of its scores
-    low: float | None  # None: there are no scores
+    counts: dict[str, int]  # number of examples by split
+    labels: Counter[str]  # of the first split, as are the scores
+    low: float | None  # None: the examples have no scores
     high: float | None
-    unanswered: tuple[str, ...] = ()  # splits in which some question has no answer
-    unlearned: Mapping[str, Counter[str]] = field(default_factory=dict)  # labels of other splits that the first lacks
-    mean: float = 0.0  # of its scores
+    unanswered: tuple[str, ...] = ()  # splits with unanswerable questions
+    unlearned: Mapping[str, Counter[str]] = field(
+        default_factory=dict
+    )  # labels of other splits that the first split lacks
+    mean: float = 0.0  # of the scores
     deviation: float = 1.0
-    characters: Mapping[str, int] = field(default_factory=dict)  # of the texts of each split
-    alike: tuple[str, ...] = ()  # splits all of whose scores are the same, so that nothing correlates with them
+    characters: Mapping[str, int] = field(default_factory=dict)  # characters of all texts by split
+    alike: tuple[str, ...] = ()  # splits whose scores are all equal, so that correlations are undefined
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Those with examples."""
+        """Splits with examples."""
         return tuple(split for split, count in self.counts.items() if count)
 
     @property
     def impossible(self) -> bool:
-        """Whether some question has no answer of those that are learned, or that decide what is kept."""
+        """Whether train or dev has unanswerable questions."""
         return not {"train", "dev"}.isdisjoint(self.unanswered)
 
 
 def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
-    """Read splits once."""
+    """Compute statistics of splits in one pass.
+
+    Raises:
+        DataError: If the first split has no examples.
+    """
     labels: dict[str, Counter[str]] = {split: Counter() for split in splits}
-    ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
-    seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
+    ranges: dict[str, tuple[float, float]] = {}  # (lowest, highest) score by split
+    seen, mean, squares = 0, 0.0, 0.0  # running mean and sum of squared deviations (Welford 1962)
     unanswered: dict[str, bool] = {}
     counts, characters = dict.fromkeys(splits, 0), dict.fromkeys(splits, 0)
     for split in splits:
@@ -78,8 +84,8 @@ def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
                         seen, away = seen + 1, score - mean
                         mean += away / seen
                         squares += away * (score - mean)
-    if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
-        raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
+    if not counts[splits[0]] and not (source.has_generated_dev and counts.get("dev")):
+        raise DataError(f"{splits[0]} has no examples: nothing can be learned or measured")
     low, high = ranges.get(splits[0], (None, None))
     return DatasetStats(
         counts=counts,
@@ -98,7 +104,7 @@ def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
 def _unlearned(
     source: Dataset[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
 ) -> dict[str, Counter[str]]:
-    """Labels of other splits that the first has no example of; of entities those that begin one."""
+    """Labels of other splits that the first split lacks; of tags only those that begin an entity."""
     first, *others = splits
     inside = ("I-",) if source.kind is TaggedExample else ()
     found = {
@@ -111,7 +117,7 @@ def _unlearned(
 
 
 def split_warnings(found: DatasetStats) -> list[str]:
-    """What splits lack, and have more than train, in sentences."""
+    """Warnings about empty splits, labels missing in train, and unanswerable questions."""
     said = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     for split, labels in found.unlearned.items():
         some = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
@@ -126,11 +132,11 @@ def split_warnings(found: DatasetStats) -> list[str]:
 
 
 def dev_split_problem(source: Dataset[Any], found: DatasetStats) -> str:
-    """Why no dev split can be made of train, whose examples would all be on one side; "": it can, or one was given."""
+    """Why no dev split can be generated from train; "" if it can, or a dev split was given."""
     train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
-    if source.made_dev and train and dev and "dev" in found.alike:
+    if source.has_generated_dev and train and dev and "dev" in found.alike:
         return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
-    if not source.made_dev or (train and dev):
+    if not source.has_generated_dev or (train and dev):
         return ""
     what = {QuestionExample: "contexts", ChoiceExample: "prompts"}.get(source.kind, "texts")
     share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
@@ -138,32 +144,32 @@ def dev_split_problem(source: Dataset[Any], found: DatasetStats) -> str:
 
 
 def check_learnable(source: Dataset[Any], found: DatasetStats) -> None:
-    """Data from which nothing can be learned are an error."""
+    """Raise DataError if nothing can be learned: a single label, constant scores, or scores beyond float32."""
     if source.kind in (LabelledExample, MultiLabelExample) and len(found.labels) < (
         2 if source.kind is LabelledExample else 1
     ):
         named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
-        made = "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.made_dev else ""
-        raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
+        made = (
+            "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.has_generated_dev else ""
+        )
+        raise DataError(f"all examples of train have {named}: there is nothing to tell apart{made}")
     doubt = (
         label_column_warning(found.labels, sum(found.counts.values()))
         if source.kind in (LabelledExample, MultiLabelExample)
         else ""
     )
     if doubt:
-        raise HeedfulError(doubt)
+        raise DataError(doubt)
     if source.labels == (OUTSIDE,):
-        raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
+        raise DataError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
     if source.kind is ScoredExample and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
-        raise HeedfulError(
-            f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}"
-        )
+        raise DataError(f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}")
     if found.low is not None and found.low == found.high:
         more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
         more = more if source.kind is PairExample else ""
-        raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
+        raise DataError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
     if source.kind is ScoredExample and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
-        raise HeedfulError(
+        raise DataError(
             f"scores of train go from {found.low:.12g} to {found.high:.12g}, too far from 0 for what they "
             f"differ by, as weights are in float32: subtract {found.mean:.12g}, or what is near it, from all of them"
         )

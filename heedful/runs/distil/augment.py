@@ -65,7 +65,7 @@ def augmented_examples(
     ranks.wait()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    return list(SPECS[task].example.of_inputs(rows, label))
+    return list(SPECS[task].example.from_inputs(rows, label))
 
 
 def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:

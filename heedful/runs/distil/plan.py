@@ -126,7 +126,7 @@ def plan_distil(
         )
     rows = Skip if on_bad_row == "skip" else Raise
     source = open_labelled(task, data, preview, rows())
-    if source.made_dev and files_trained_on(preview.teacher, source.places["train"]):
+    if source.has_generated_dev and files_trained_on(preview.teacher, source.places["train"]):
         preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
         source = open_labelled(task, data, preview, rows())
     stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
@@ -209,7 +209,9 @@ def _inherited_notes(inherited: DataSettings) -> list[str]:
 def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Any]) -> list[str]:
     """Sentences about empty splits, bad rows, and examples without labels."""
     notes = [*split_warnings(stats)]
-    notes += [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    notes += [
+        f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
+    ]
     notes += [f"without labels, {note}" for note in unlabelled.said]
     if unlabelled.examples:
         notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
@@ -244,10 +246,10 @@ def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats
     splits = [
         split for split in stats.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
     ]
-    if source.made_dev and files_trained_on(teacher, source.places["train"]):
+    if source.has_generated_dev and files_trained_on(teacher, source.places["train"]):
         own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))
-        made_dev = read_json(Path(teacher) / DATA).get("made_dev", True)
-        if not (made_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):
+        has_generated_dev = read_json(Path(teacher) / DATA).get("made_dev", True)
+        if not (has_generated_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):
             splits.append("dev")
     if not splits:
         return []

@@ -94,8 +94,8 @@ def read_unlabelled(
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
             how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
             source = read_data(path, kind, how, on_bad_row=Skip())
-            given += [each.as_input() for split in source.splits for each in source.examples(split)]
-            bad += sum(source.sieve.bad.values())
+            given += [each.to_input() for split in source.splits for each in source.examples(split)]
+            bad += sum(source.row_errors.bad.values())
             said += source.stated
             continue
         roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.more)}
@@ -132,7 +132,7 @@ def read_unlabelled(
             for each in given
             if not any(hash_text(normalise_text(text)) in seen for text in ([each] if isinstance(each, str) else each))
         ]
-    examples = tuple(kind.of_inputs(given, next(iter(labels), "")))
+    examples = tuple(kind.from_inputs(given, next(iter(labels), "")))
     return Unlabelled(examples=examples, bad=bad, known=known - len(given), said=tuple(said))
 
 

@@ -101,7 +101,9 @@ def plan_finetune(
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=classic and not model_name(init))
     empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *split_warnings(stats)]
-    bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    bad = [
+        f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
+    ]
     why = training_summary(settings, why, tuple(resolved.given))
     return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
 
