@@ -105,7 +105,7 @@ def test_a_folder_that_takes_no_file_is_told_before_the_work(run: Path, monkeypa
     def full(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(module, "writable", full)
+    monkeypatch.setattr(module, "check_writable", full)
     bench(run, log=told.append)
     assert "bench.json cannot be written: Read-only file system" in told[0] and (run / "bench.json").exists()
 
@@ -113,4 +113,4 @@ def test_a_folder_that_takes_no_file_is_told_before_the_work(run: Path, monkeypa
 def test_a_split_is_of_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["bench", str(run), "--split", "test"])
-    assert "--split is of --data, and none was given" in capsys.readouterr().err
+    assert "--split needs --data" in capsys.readouterr().err

@@ -159,7 +159,7 @@ def test_checkpoints_that_are_not_there(tmp_path: Path, which: str, match: str) 
     (tmp_path / "results.json").write_text(json.dumps(about))
     with pytest.raises(HeedfulError, match=match):
         find_checkpoint(tmp_path, which)
-    with pytest.raises(HeedfulError, match="no finished run"):
+    with pytest.raises(HeedfulError, match="not a finished run"):
         find_checkpoint(tmp_path / "none", "best")
 
 

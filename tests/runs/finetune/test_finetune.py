@@ -525,7 +525,7 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
     assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
                for text in told.messages)  # fmt: skip
-    assert any(text.startswith("it read ") for text in told.messages)
+    assert any(text.startswith("it was trained on ") for text in told.messages)
     model = load(tmp_path / "run")
     assert model.max_length == 64 == Engine(model).limit
     assert strict(tmp_path / "run" / "results.json")["base"] == "a small encoder, trained on the spot"
@@ -536,7 +536,7 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
             enumerate(classified(24))]  # fmt: skip
     given, told = as_csv(tmp_path / "a.csv", rows), Messages()
     done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, reporter=told)
-    assert "4 training examples are longer than the model reads and are seen in windows" in told.messages
+    assert "4 training examples are longer than the model reads and are read in windows" in told.messages
     assert done.results["notes"][1].startswith("4 training examples are longer")
     assert load(tmp_path / "run").max_length == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
