@@ -99,7 +99,7 @@ def main() -> None:
         seed=given.seed,
     )
     trainer = Trainer(loaded, made, learned.samples, settings)
-    print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total} steps", flush=True)
+    print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total_steps} steps", flush=True)
     store, recent = CheckpointManager(given.out.with_suffix(".state")), 0.0
     asked = {"plan": asdict(plan), "layer decay": given.layer_decay, "precision": given.precision, "seed": given.seed}
     if (saved := store.load()) is not None:
@@ -110,12 +110,12 @@ def main() -> None:
     for step in trainer:
         recent += step.loss
         if step.number % EVERY == 0:
-            speed = f"{trainer.read / trainer.seconds:.0f} tokens/s {trainer.seconds:.0f} s"
+            speed = f"{trainer.tokens_seen / trainer.seconds:.0f} tokens/s {trainer.seconds:.0f} s"
             print(f"step {step.number} loss {recent / EVERY:.4f} {speed}", flush=True)
             recent = 0.0
-        if step.number % SAVE == 0 or step.number == trainer.total:
+        if step.number % SAVE == 0 or step.number == trainer.total_steps:
             tensors, values = trainer.state()
-            store.commit(step.number, tensors, {"asked": asked, "trainer": values})
+            store.save(step.number, tensors, {"asked": asked, "trainer": values})
     start = time.perf_counter()
     measured = measure_split(made, made.answering(loaded), task.held)
     numbers = made.result(measured)
@@ -129,8 +129,8 @@ def main() -> None:
         "training": {
             "steps": trainer.step,
             "seconds": trainer.seconds,
-            "tokens": trainer.read,
-            "tokens per second": trainer.read / trainer.seconds,
+            "tokens": trainer.tokens_seen,
+            "tokens per second": trainer.tokens_seen / trainer.seconds,
         },
         "seconds of measuring": time.perf_counter() - start,
         "data": {

@@ -198,8 +198,8 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
         loss.sum.backward()
         gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
         scale = 1 / loss.count
-        norm = optimizer.norm(gradients, scale=scale)
-        optimizer.step(gradients, factor=1.0, scale=scale, norm=norm)
+        norm = optimizer.grad_norm(gradients, scale=scale)
+        optimizer.step(gradients, lr_factor=1.0, scale=scale, grad_norm=norm)
         for each in parameters.values():
             each.grad = None
         return loss.sum.item() * scale
@@ -231,7 +231,7 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
             seed=SEED,
         )
         made_trainer = Trainer(loaded, objective(part.case), part.samples, settings)
-        return lambda: [made_trainer.advance().loss for _ in range(made_trainer.order.steps)]
+        return lambda: [made_trainer.train_step().loss for _ in range(made_trainer.order.steps)]
 
     return rounds
 

@@ -88,7 +88,7 @@ def packed(job: Job, folder: str, given: Round) -> Epoch:
         seed=SEED,
     )
     trainer = Trainer(heedful.load(folder), objective(job.vocabulary), given.samples(), settings)
-    return lambda: [trainer.advance().loss for _ in range(trainer.order.steps)]
+    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
 
 
 def padded(job: Job, folder: str, given: Round) -> Epoch:

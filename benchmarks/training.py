@@ -106,7 +106,7 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
         seed=SEED,
     )
     trainer = Trainer(loaded, Classify(tokenizer=loaded.tokenizer, limit=None, labels=LABELS), samples, settings)
-    return lambda: [trainer.advance().loss for _ in range(trainer.order.steps)]
+    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
 
 
 def padded(job: Job, folder: str, given: Examples) -> Epoch:

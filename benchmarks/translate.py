@@ -118,8 +118,10 @@ class Told(Reporter):
 
     def step(self, step: Step, trainer: Trainer) -> None:
         if step.number % EVERY == 0:
-            speed = trainer.read / trainer.seconds
-            print(f"step {step.number} of {trainer.total}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True)
+            speed = trainer.tokens_seen / trainer.seconds
+            print(
+                f"step {step.number} of {trainer.total_steps}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True
+            )
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         print(f"step {step}: bleu on dev {result.metric_value:.4f}{', the best' if best else ''}", flush=True)

@@ -43,7 +43,7 @@ def state(number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def commit(store: CheckpointManager, step: int, number: int | None = None) -> None:
     tensors, values = state(step if number is None else number)
-    store.commit(step, tensors, values)
+    store.save(step, tensors, values)
 
 
 def newest(folder: Path) -> int | None:
@@ -95,7 +95,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 class File:
     def __init__(self) -> None:
-        self.now = self.lasting = b""
+        self.now = self.with_duration = b""
 
 
 class Folder:
@@ -103,7 +103,7 @@ class Folder:
 
     def __init__(self) -> None:
         self.now: dict[str, Any] = {}
-        self.lasting: dict[str, Any] = {}
+        self.with_duration: dict[str, Any] = {}
         self.edits: list[tuple[str | None, str | None, Any]] = []  # from a name, to a name, a node
 
     def edit(self, source: str | None, target: str | None, node: Any) -> None:
@@ -163,7 +163,7 @@ class Disk:
 
     def _fsync(self, handle: int) -> None:
         node = self.node(self.handles[handle])
-        node.lasting = node.now
+        node.with_duration = node.now
         if isinstance(node, Folder):
             node.edits = []
 
@@ -188,13 +188,13 @@ class Disk:
         while todo:
             if isinstance(node := todo.pop(), Folder) and node not in folders:
                 folders.append(node)
-                todo += [*node.lasting.values(), *(node for _, _, node in node.edits)]
+                todo += [*node.with_duration.values(), *(node for _, _, node in node.edits)]
         for chosen in itertools.product(*(subsets(folder.edits) for folder in folders)):
-            names = {id(node): edited(node.lasting, edits) for node, edits in zip(folders, chosen, strict=True)}
+            names = {id(node): edited(node.with_duration, edits) for node, edits in zip(folders, chosen, strict=True)}
             for content in (
-                lambda file: file.lasting,
-                lambda file: file.now[: (len(file.lasting) + len(file.now)) // 2],
-                lambda file: file.lasting + bytes(len(file.now) - len(file.lasting)),
+                lambda file: file.with_duration,
+                lambda file: file.now[: (len(file.with_duration) + len(file.now)) // 2],
+                lambda file: file.with_duration + bytes(len(file.now) - len(file.with_duration)),
                 lambda file: file.now,
             ):
                 yield dict(listing(self.top, names, content, ""))
@@ -246,7 +246,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
 
     with monkeypatch.context() as patch:
         disk.watch(patch, cut)
-        store = CheckpointManager(tmp_path / "run" / "state", keep=keep)
+        store = CheckpointManager(tmp_path / "run" / "state", keep_last=keep)
         for step, number in commits:
             commit(store, step, number)
             returned = number
@@ -259,7 +259,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
         lay(tmp_path / "cut", files)
         folder = tmp_path / "cut" / "run" / "state"
         assert (newest(folder) or 0) >= expected, files
-        commit(CheckpointManager(folder, keep=keep), 9)  # and it goes on from there
+        commit(CheckpointManager(folder, keep_last=keep), 9)  # and it goes on from there
         assert newest(folder) == 9
         assert not leftovers(folder)
         shutil.rmtree(tmp_path / "cut")
@@ -358,7 +358,7 @@ def test_t4_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         commit(store, 2)
         try:
-            store.commit(3, {"a": torch.zeros(10_000)}, {})
+            store.save(3, {"a": torch.zeros(10_000)}, {})
         except HeedfulError as error:
             (tmp_path / "said").write_text(str(error))
             raise
@@ -381,13 +381,13 @@ def test_t4_a_small_disk(tmp_path: Path) -> None:
     try:
         store = CheckpointManager(disk / "state")
         with pytest.raises(HeedfulError, match=r"expected 24,000,000: 3 checkpoints of 8,000,000, since 2 stay"):
-            store.need(8_000_000)
-        store.need(6_000_000)
+            store.check_space(8_000_000)
+        store.check_space(6_000_000)
         for step in (1, 2):
-            store.commit(step, {"a": torch.full((1_000_000,), step, dtype=torch.float64)}, {})
+            store.save(step, {"a": torch.full((1_000_000,), step, dtype=torch.float64)}, {})
         for _ in range(3):
             with pytest.raises(HeedfulError, match="step 3 could not be saved: No space left on device"):
-                store.commit(3, {"a": torch.zeros(1_000_000, dtype=torch.float64)}, {})
+                store.save(3, {"a": torch.zeros(1_000_000, dtype=torch.float64)}, {})
             assert not leftovers(disk)
             saved = store.load()
             assert saved is not None and saved.step == 2 and bool((saved.tensors["a"] == 2).all())
@@ -505,7 +505,7 @@ def valid(folder: Path) -> bool:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_t11_a_valid_one_before_every_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    store = CheckpointManager(tmp_path, keep=keep)
+    store = CheckpointManager(tmp_path, keep_last=keep)
     commit(store, 1)
     if keep == 2:
         commit(store, 2)
@@ -587,15 +587,15 @@ def test_no_second_copy_of_the_tensors_is_made(tmp_path: Path) -> None:
     code = """if True:
         import resource, sys, torch
         from pathlib import Path
-        from heedful.train.checkpoint import Store
+        from heedful.train.checkpoint import CheckpointManager
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
         tensors = {str(n): torch.full((5_000_000,), float(n)) for n in range(10)}
         start = peak()
-        store = Store(Path(sys.argv[1]))
-        store.commit(1, tensors, {})
+        store = CheckpointManager(Path(sys.argv[1]))
+        store.save(1, tensors, {})
         saved = peak()
         tensors.clear()
         loaded = store.load()

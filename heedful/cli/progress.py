@@ -63,16 +63,18 @@ class Progress(Reporter):
         numbers = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
         if self._live:
             description = f"epoch {step.epoch:.1f}, step {step.number:,}"
-            self._bar.update(self._task, description=description, total=1.0, completed=trainer.done, numbers=numbers)
+            self._bar.update(
+                self._task, description=description, total=1.0, completed=trainer.progress, numbers=numbers
+            )
         elif not self._quiet and time.monotonic() - self._last_line >= EVERY:
             self._last_line = time.monotonic()
-            seconds_left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
+            seconds_left = trainer.seconds / max(trainer.progress, 1e-9) * (1 - trainer.progress)
             note(f"step {step.number:,}, epoch {step.epoch:.2f}: {numbers}, about {format_duration(seconds_left)} left")
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Report the metrics of an evaluation."""
         metrics = ", ".join(
-            f"{name} {value:.4f}" for name, value in list(result.numbers.items())[:4] if name != "count"
+            f"{name} {value:.4f}" for name, value in list(result.metrics.items())[:4] if name != "count"
         )
         self.message(f"step {step:,}, dev: {result.metric_value:.4f}{' (best so far)' if best else ''}; {metrics}")
 

@@ -12,8 +12,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.distil.search import BEST_FOLDER, SEARCH_FILE
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS, check_run_folder, visible_names
-from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.ranks import Ranks
+from heedful.train.run_lock import LOCK, lock_run
 
 
 @contextmanager
@@ -32,13 +32,13 @@ def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Itera
         HeedfulError: If the folder is not a run, or a process is training in it.
     """
     aside = folder.absolute().with_name(f".{folder.absolute().name}.replaced")
-    if ranks.first:
+    if ranks.is_main:
         _move_aside(folder, aside)
-    ranks.wait()
+    ranks.barrier()
     try:
         yield
     finally:
-        if ranks.first and aside.exists():
+        if ranks.is_main and aside.exists():
             if _finished(folder):
                 remove(aside)
             elif (folder / SETTINGS).exists() or (folder / SEARCH_FILE).exists():

@@ -26,9 +26,9 @@ from heedful.runs.run_folder import (
     write_file,
 )
 from heedful.runs.timing import measure_latency, peak_memory
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
+from heedful.train.run_lock import lock_run
 
 CARD = "README.md"
 Settings = TypeVar("Settings")
@@ -67,7 +67,9 @@ class Run:
             HeedfulError: If the folder holds something other than a run.
         """
         check_run_folder(Path(output_dir))
-        return cls(folder=Path(output_dir), reporter=reporter if reporter and ranks.first else Reporter(), ranks=ranks)
+        return cls(
+            folder=Path(output_dir), reporter=reporter if reporter and ranks.is_main else Reporter(), ranks=ranks
+        )
 
     def resolve(self, settings: Settings, train_path: str = "train") -> Settings:
         """Replace precision "auto" and names of models without a revision by the values of this run.
@@ -80,14 +82,14 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of the folder; I/O errors become HeedfulErrors that say how to resume."""
-        with lock_run(self.folder) if self.ranks.first else nullcontext(), translate_io_errors(self.folder):
+        with lock_run(self.folder) if self.ranks.is_main else nullcontext(), translate_io_errors(self.folder):
             yield
 
     def begin(self, init_folder: Callable[[], None]) -> None:
         """Let the first rank write what the run is, or check that it is the one in the folder; the others wait."""
-        if self.ranks.first:
+        if self.ranks.is_main:
             init_folder()
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def execute(self, training: Training) -> RunResult:
         """Train unless the folder has results already; the folder has to be locked and begun."""
@@ -98,14 +100,14 @@ class Run:
                 self.reporter.message(note)
             if not training.train():
                 return RunResult(output_dir=self.folder, status="interrupted", results={})
-        if self.ranks.first:
+        if self.ranks.is_main:
             training.finish()
-        self.ranks.wait()
+        self.ranks.barrier()
         return self.result()
 
     def result(self, **more: object) -> RunResult:
         """The result of a finished run, with `more` entries; ranks other than the first have no results."""
-        results = read_results(self.folder) | more if self.ranks.first else {}
+        results = read_results(self.folder) | more if self.ranks.is_main else {}
         return RunResult(output_dir=self.folder, status="completed", results=results)
 
     # -- steps of a training --------------------------------------------------------------------------------------
@@ -122,9 +124,9 @@ class Run:
         """
         if not (self.folder / name).exists():
             model = make()
-            if self.ranks.first:
+            if self.ranks.is_main:
                 save(model, self.folder / name)
-        self.ranks.wait()
+        self.ranks.barrier()
         return load(self.folder / name)
 
     def write_results(

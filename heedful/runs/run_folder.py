@@ -29,9 +29,9 @@ from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import BEFORE, JOURNAL, RESULTS, JsonObject
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
-from heedful.train.checkpoint import LOCK
 from heedful.train.journal import read_journal
 from heedful.train.ranks import Ranks
+from heedful.train.run_lock import LOCK
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError
 
@@ -99,7 +99,7 @@ def resolve_precision(train: TrainSettings, folder: Path, ranks: Ranks, log: Cal
     else by bfloat16 if the devices of all ranks have instructions for it. All ranks call this.
     """
     fast = has_fast_bfloat16(CPU if train.device is None else resolve_device(train.device))
-    gathered = ranks.gather((fast, _precision_of_run(folder) if ranks.first else None))
+    gathered = ranks.all_gather_object((fast, _precision_of_run(folder) if ranks.is_main else None))
     if train.precision != "auto":
         return train
     fastest: Precision = "bfloat16" if all(fast for fast, _ in gathered) else "float32"

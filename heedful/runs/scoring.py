@@ -143,4 +143,4 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     result = task.result(merge_all(shares))
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
     ties = (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != task.metric)
-    return EvalResult(metric_value=float(result[task.metric]), tie=next(ties, 0.0), numbers=numbers)
+    return EvalResult(metric_value=float(result[task.metric]), tie_breaker=next(ties, 0.0), metrics=numbers)

@@ -142,7 +142,7 @@ def pretraining_components(data: PretrainingData, objective: str, seed: int, *, 
             "eval_fraction=0.1",
         ],
     )  # fmt: skip
-    train = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
+    train = replace(settings.train.with_duration(max_steps=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=train)
     return Components(settings=settings, tokenizer=data.tokenizer, corpus=data.corpus, init_model=None)
 

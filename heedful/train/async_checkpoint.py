@@ -1,10 +1,9 @@
-"""Saver: commits the states of a run, at once or behind its training."""
+"""AsyncCheckpointer: saves checkpoints at once, or in a background thread while training continues."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -13,33 +12,33 @@ from heedful.train.trainer import Trainer
 
 
 class AsyncCheckpointer:
-    """Commits what it is given to a store; behind, from a copy, while training goes on.
+    """Saves states by a CheckpointManager; in the background, a copy of them while training continues.
 
-    The copy is made before `save` returns: what training then changes is not saved (pytorch#144657). One commit runs at
-    a time. Its error, if it has one, comes with the next call.
+    The copy is made before `save` returns: later updates do not change what is saved (pytorch#144657). One save runs
+    at a time. Its error, if any, is raised by the next call.
     """
 
-    def __init__(self, store: CheckpointManager, trainer: Trainer, *, behind: bool) -> None:
-        self.store, self.trainer, self.behind = store, trainer, behind
-        self._ranks = trainer.ranks.apart() if behind and trainer.parted else trainer.ranks
+    def __init__(self, store: CheckpointManager, trainer: Trainer, *, background: bool) -> None:
+        self.store, self.trainer, self.background = store, trainer, background
+        self._ranks = trainer.ranks.with_new_group() if background and trainer.is_sharded else trainer.ranks
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """All ranks call this; where all have the same, the first one alone writes."""
-        self.finish()
-        mine = self.trainer.parted or self.trainer.ranks.first
-        if not self.behind:
-            if mine:
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        """Save a state; all ranks call this, and rank 0 alone writes if all have the same state."""
+        self.wait()
+        writes = self.trainer.is_sharded or self.trainer.ranks.is_main
+        if not self.background:
+            if writes:
                 self._commit(step, tensors, values)
-            self.trainer.ranks.wait()
-        elif mine:
-            copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            self._thread = threading.Thread(target=self._try, args=(step, copied, values), name=f"save {step}")
+            self.trainer.ranks.barrier()
+        elif writes:
+            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            self._thread = threading.Thread(target=self._run, args=(step, copies, values), name=f"save {step}")
             self._thread.start()
 
-    def finish(self) -> None:
-        """Wait until the last one is there."""
+    def wait(self) -> None:
+        """Wait for the last save, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -47,14 +46,14 @@ class AsyncCheckpointer:
         if error is not None:
             raise error
 
-    def _try(self, *given: Any) -> None:
+    def _run(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
         try:
-            self._commit(*given)
+            self._commit(step, tensors, values)
         except BaseException as error:
             self._error = error
 
-    def _commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        if self.trainer.parted:
-            self.store.commit_parts(step, self.trainer.placed(tensors), values, self._ranks)
+    def _commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        if self.trainer.is_sharded:
+            self.store.save_sharded(step, self.trainer.as_dtensors(tensors), values, self._ranks)
         else:
-            self.store.commit(step, tensors, values)
+            self.store.save(step, tensors, values)

@@ -1,8 +1,7 @@
-"""A checkpoint in parts: each rank writes what it has, and any number of ranks reads what it needs.
+"""Sharded checkpoints: each rank writes its shards, and any number of ranks reads what it needs.
 
-torch.distributed.checkpoint plans who writes and who reads which rows of which tensor; how that lies in files is said
-here. A part is a safetensors file of some rows of some tensors, and `layout.json` says which rows lie where. Nothing is
-pickled.
+torch.distributed.checkpoint plans which rank writes and reads which rows of which tensor; this module has the storage.
+Shards of one rank are a safetensors file, and `layout.json` says which rows lie where. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,62 +31,42 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from heedful.atomic_io import as_bytes, write_synced
-from heedful.errors import HeedfulError
-from heedful.train.checkpoint import LAYOUT, safetensors_chunks
+from heedful.errors import RunError
+from heedful.train.checkpoint_format import LAYOUT, FileDigests, TensorChunk, TensorLayout, safetensors_chunks
 from heedful.train.ranks import Ranks
-
-FileDigests = dict[str, dict[str, int | str]]
-
-
-class TensorChunk(NamedTuple):
-    """Where some rows of a tensor lie."""
-
-    offsets: tuple[int, ...]  # of the first number in the whole tensor
-    shape: tuple[int, ...]
-    file: str
-    begin: int  # the first byte in the file
-
-
-class TensorLayout(NamedTuple):
-    """A tensor of a checkpoint."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    rows: tuple[TensorChunk, ...]
-
 
 # -- what is written ----------------------------------------------------------------------------------------------
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> FileDigests:
-    """Write the parts of all ranks, and the layout; the measures of all files, on every rank."""
+    """Write the shards of all ranks, and the layout; return the digests of all files, on every rank."""
     writer = _Writer(folder)
     try:
-        with ranks.told():
-            save(dict(tensors), storage_writer=writer, process_group=ranks.channel)
+        with ranks.translate_errors():
+            save(dict(tensors), storage_writer=writer, process_group=ranks.process_group)
     except CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         if isinstance(first, OSError):
             raise OSError(first.errno, f"{os.strerror(first.errno or 0)} (rank {rank})") from None
-        raise HeedfulError(f"rank {rank} could not save its part: {first}") from None
-    measures: FileDigests = {}
-    for found in ranks.gather(writer.measures):
-        measures |= found
-    return dict(sorted(measures.items()))
+        raise RunError(f"rank {rank} could not save its shards: {first}") from None
+    digests: FileDigests = {}
+    for own in ranks.all_gather_object(writer.digests):
+        digests |= own
+    return dict(sorted(digests.items()))
 
 
 class _Writer(StorageWriter):
-    """One file for each rank, and the layout by the first."""
+    """One file for each rank, and the layout by rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.measures: FileDigests = {}  # of what this rank wrote
+        self.digests: FileDigests = {}  # of what this rank wrote
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept."""
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a writer is used once."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is needed."""
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Do nothing: files need no preparation."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -98,70 +77,71 @@ class _Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors: dict[str, Any] = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
-        assert len(tensors) == len(plan.items), "a rank has one piece of a tensor"
+        assert len(tensors) == len(plan.items), "a rank has one shard of a tensor"
         head, *rest = safetensors_chunks(tensors)
         assert isinstance(head, bytes)
         if tensors:
-            self.measures[plan.storage_data] = write_synced(self.folder / plan.storage_data, [head, *rest])
-        places = json.loads(head[8:])
-        written = []
+            self.digests[plan.storage_data] = write_synced(self.folder / plan.storage_data, [head, *rest])
+        header = json.loads(head[8:])
+        results = []
         for item in plan.items:
-            about = places[item.index.fqn]
-            begin, end = (len(head) + each for each in about["data_offsets"])
-            told = {"file": plan.storage_data, "begin": begin, "shape": about["shape"], "dtype": about["dtype"]}
-            written.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=told))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(written)
-        return done
+            entry = header[item.index.fqn]
+            begin, end = (len(head) + offset for offset in entry["data_offsets"])
+            place = {"file": plan.storage_data, "begin": begin, "shape": entry["shape"], "dtype": entry["dtype"]}
+            results.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=place))
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         layout: dict[str, dict[str, Any]] = {}
-        for each in (each for found in results for each in found):
-            shape = list(metadata.state_dict_metadata[each.index.fqn].size)  # type: ignore[union-attr]
-            about = layout.setdefault(each.index.fqn, {"dtype": each.storage_data["dtype"], "shape": shape, "rows": []})
-            offsets = list(each.index.offset or [0] * len(shape))
-            rows = {"offsets": offsets} | {name: each.storage_data[name] for name in ("shape", "file", "begin")}
-            about["rows"].append(rows)
+        for result in (result for of_rank in results for result in of_rank):
+            shape = list(metadata.state_dict_metadata[result.index.fqn].size)  # type: ignore[union-attr]
+            entry = {"dtype": result.storage_data["dtype"], "shape": shape, "rows": []}
+            entry = layout.setdefault(result.index.fqn, entry)
+            offsets = list(result.index.offset or [0] * len(shape))
+            rows = {"offsets": offsets} | {name: result.storage_data[name] for name in ("shape", "file", "begin")}
+            entry["rows"].append(rows)
         text = json.dumps(dict(sorted(layout.items())), indent=1).encode() + b"\n"
-        self.measures[LAYOUT] = write_synced(self.folder / LAYOUT, [text])
+        self.digests[LAYOUT] = write_synced(self.folder / LAYOUT, [text])
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
 
 
 # -- what is read -------------------------------------------------------------------------------------------------
 
 
-def read_shards(folder: Path, slots: Mapping[str, TensorLayout], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a checkpoint whose files are sound: whole ones, or of those that are parted in `like` this rank's."""
+def read_shards(folder: Path, layouts: Mapping[str, TensorLayout], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors of a valid checkpoint: full ones, or this rank's shard of those that are DTensors in `like`."""
     state: dict[str, Tensor] = {}
-    for name, slot in slots.items():
-        given = like.get(name)
-        if isinstance(given, DTensor) and tuple(given.shape) == slot.shape and given.dtype == slot.dtype:
-            state[name] = torch.empty_like(given, device="cpu")
+    for name, layout in layouts.items():
+        target = like.get(name)
+        if isinstance(target, DTensor) and tuple(target.shape) == layout.shape and target.dtype == layout.dtype:
+            state[name] = torch.empty_like(target, device="cpu")
         else:
-            state[name] = torch.empty(slot.shape, dtype=slot.dtype)
+            state[name] = torch.empty(layout.shape, dtype=layout.dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself
-        load(state, storage_reader=_Reader(folder, slots), no_dist=True)
-    return {name: each.to_local() if isinstance(each, DTensor) else each for name, each in state.items()}
+        load(state, storage_reader=_Reader(folder, layouts), no_dist=True)
+    return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
 
 
 class _Reader(StorageReader):
     """Rows out of safetensors files."""
 
-    def __init__(self, folder: Path, slots: Mapping[str, TensorLayout]) -> None:
-        self.folder, self.slots = folder, slots
+    def __init__(self, folder: Path, layouts: Mapping[str, TensorLayout]) -> None:
+        self.folder, self.layouts = folder, layouts
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept."""
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a reader is used once."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return Metadata(state_dict_metadata={name: _metadata(slot) for name, slot in self.slots.items()})
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        return Metadata(state_dict_metadata={name: _metadata(layout) for name, layout in self.layouts.items()})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is needed."""
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Do nothing: files need no preparation."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -172,31 +152,33 @@ class _Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
             index = item.storage_index
-            rows = next(each for each in self.slots[index.fqn].rows if each.offsets == tuple(index.offset or ()))
-            found = _rows(self.folder, self.slots[index.fqn].dtype, rows, item.storage_offsets, item.lengths)
+            layout = self.layouts[index.fqn]
+            chunk = next(chunk for chunk in layout.chunks if chunk.offsets == tuple(index.offset or ()))
             target = planner.resolve_tensor(item)
-            target.detach().copy_(found)
+            target.detach().copy_(_read_rows(self.folder, layout.dtype, chunk, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _metadata(slot: TensorLayout) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.shape)) for each in slot.rows]
-    return TensorStorageMetadata(TensorProperties(slot.dtype), torch.Size(slot.shape), chunks)
+def _metadata(layout: TensorLayout) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in layout.chunks]
+    return TensorStorageMetadata(TensorProperties(layout.dtype), torch.Size(layout.shape), chunks)
 
 
-def _rows(folder: Path, dtype: torch.dtype, rows: TensorChunk, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
-    assert tuple(shape[1:]) == rows.shape[1:], "tensors are parted by their first dimension alone"
-    found = torch.empty(tuple(shape), dtype=dtype)
-    row = torch.empty(rows.shape[1:], dtype=dtype, device="meta").nbytes
-    with (folder / rows.file).open("rb") as file:
-        file.seek(rows.begin + (offsets[0] * row if offsets else 0))
-        if file.readinto(as_bytes(found)) != found.nbytes:
-            raise HeedfulError(f"{folder / rows.file} ended while it was read")
-    return found
+def _read_rows(
+    folder: Path, dtype: torch.dtype, chunk: TensorChunk, offsets: Sequence[int], shape: Sequence[int]
+) -> Tensor:
+    assert tuple(shape[1:]) == chunk.shape[1:], "tensors are sharded by their first dimension alone"
+    rows = torch.empty(tuple(shape), dtype=dtype)
+    row_bytes = torch.empty(chunk.shape[1:], dtype=dtype, device="meta").nbytes
+    with (folder / chunk.file).open("rb") as file:
+        file.seek(chunk.begin + (offsets[0] * row_bytes if offsets else 0))
+        if file.readinto(as_bytes(rows)) != rows.nbytes:
+            raise RunError(f"{folder / chunk.file} ended while it was read")
+    return rows

@@ -1,10 +1,10 @@
-"""Copied: every rank has all weights, and the gradients of a step are summed over the ranks.
+"""Data parallel training: every rank has all weights, and gradients are summed over the ranks in buckets.
 
-They are summed in buckets, whose order and content follow from the parameters alone, the last parameter first: so what
-is added in which order does not depend on what ran before, and a resumed run gets the same bits. During the last
-micro-batch a bucket goes off as soon as its gradients are there, while others are still being made (Li et al. 2020,
-section 3.2.3). A table of tokens has a bucket of its own: where scores are tied to it, its gradient is there last, and
-what stands beside it would wait.
+The order and the content of the buckets follow from the parameters alone, the last parameter first: the order of
+additions does not depend on what ran before, and a resumed run gets the same bits. During the last micro-batch of a
+step, a bucket is summed as soon as its gradients are ready, while the backward pass computes the others (Li et al.
+2020, section 3.2.3). A token embedding has its own bucket: if output scores are tied to it, its gradient is ready last,
+and everything in the same bucket would wait.
 """
 
 from __future__ import annotations
@@ -12,161 +12,171 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import Work
 
 from heedful.checkpoint import ModelBundle
 from heedful.model.embedding import Embedding
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
 
-BUCKET_NUMEL = 2**23  # numbers that are summed at once
+BUCKET_NUMEL = 2**23  # numbers in one bucket
 
 
-def trainable_parameters(loaded: ModelBundle, beside: nn.Module | None) -> dict[str, nn.Parameter]:
-    """What requires a gradient; what both share stands once, under the model's name."""
-    named = loaded.named_tensors() | {
-        f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()
-    }
-    found = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
-    return dict(reversed(found.values()))  # type: ignore[arg-type]
+def trainable_parameters(loaded: ModelBundle, extra_module: nn.Module | None) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name; those of `extra_module` are prefixed "beside.".
+
+    A tensor that is shared with `extra_module` is listed once, under the model's name.
+    """
+    extra = (extra_module or nn.Module()).named_parameters()
+    named = loaded.named_tensors() | {f"beside.{name}": parameter for name, parameter in extra}
+    by_id = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
+    return dict(reversed(by_id.values()))  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Bucket:
     names: list[str]
-    missing: int = 0  # gradients that are not there yet
-    had: list[bool] = field(default_factory=list)  # which parameters had a gradient here
+    missing: int = 0  # gradients that are not ready
+    had_grad: list[bool] = field(default_factory=list)  # whether each parameter has a gradient on this rank
     flat: Tensor | None = None
-    work: Any = None
+    work: Work | None = None
 
 
 class Replicated:
-    """The weights of a rank that has all of them, and how their gradients come together."""
+    """All weights on every rank; `reduce_gradients` sums their gradients over the ranks."""
 
-    even = False  # ranks may make different numbers of micro-batches
+    needs_equal_steps = False  # ranks may run different numbers of micro-batches
 
-    def __init__(self, loaded: ModelBundle, beside: nn.Module | None, ranks: Ranks, *, half: bool, early: bool) -> None:
-        """`half`: sums are made in bfloat16; `early`: before all gradients are there, so that none can be undone."""
-        self.ranks, self._loaded, self._half = ranks, loaded, half
-        self.copies = ranks.size  # of the weights
-        self._named = trainable_parameters(loaded, beside)
+    def __init__(
+        self, loaded: ModelBundle, extra_module: nn.Module | None, ranks: Ranks, *, reduce_bf16: bool, overlap: bool
+    ) -> None:
+        """Prepare the buckets.
+
+        Args:
+            loaded: The model.
+            extra_module: Trained with the model; it may share tensors with it.
+            ranks: The processes.
+            reduce_bf16: Sum in bfloat16, not in the parameters' type.
+            overlap: Sum while the backward pass runs; then a micro-batch cannot be repeated.
+        """
+        self.ranks, self._loaded, self._reduce_bf16 = ranks, loaded, reduce_bf16
+        self.num_replicas = ranks.size
+        self._named = trainable_parameters(loaded, extra_module)
         self.parameters: dict[str, Tensor] = dict(self._named)
-        self._early = early and ranks.size > 1
-        tables = {id(table) for model in (loaded, beside) if model is not None for table in _tables(model)}
+        self._overlap = overlap and ranks.size > 1
+        models = [model for model in (loaded, extra_module) if model is not None]
+        tables = {id(part.tokens.weight) for model in models for part in model.modules() if isinstance(part, Embedding)}
         names = list(reversed(self._named))
         groups = buckets([(self._named[name].numel(), id(self._named[name]) in tables) for name in names], BUCKET_NUMEL)
         self._buckets = [_Bucket(names=[names[number] for number in group]) for group in groups]
-        self._of = {id(self._named[name]): bucket for bucket in self._buckets for name in bucket.names}
-        self._gone = 0  # buckets that went off
+        self._bucket_of = {id(self._named[name]): bucket for bucket in self._buckets for name in bucket.names}
+        self._launched = 0  # buckets whose sum has begun
 
-    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a state as parts of whole ones: they are whole."""
+    def as_dtensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a state: they are complete."""
         return dict(tensors)
 
-    def learn(self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool) -> Loss:
-        """Add the gradient of a micro-batch, times a weight; `last`: the step has no more."""
+    def backward(
+        self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
+    ) -> Loss:
+        """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
         device = batch.packed.tokens.device.type
         with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
             loss = objective.loss(self._loaded, batch)
-        with self._watched() if last and self._early else nullcontext():
+        with self._launching_ready_buckets() if last and self._overlap else nullcontext():
             (loss.sum * weight if weight != 1.0 else loss.sum).backward()
         return loss
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The sums over all ranks: of every parameter that has a gradient on some rank."""
+    def reduce_gradients(self) -> dict[str, Tensor]:
+        """Return the sums over all ranks, of every parameter that has a gradient on some rank."""
         if self.ranks.size == 1:
-            there = {name: each.grad for name, each in self._named.items() if each.grad is not None}
-            return {name: each.coalesce() if each.is_sparse else each for name, each in there.items()}
-        self._go(len(self._buckets))
-        found: dict[str, Tensor] = {}
+            own = {name: tensor.grad for name, tensor in self._named.items() if tensor.grad is not None}
+            return {name: grad.coalesce() if grad.is_sparse else grad for name, grad in own.items()}
+        self._launch(len(self._buckets))
+        gradients: dict[str, Tensor] = {}
+        had_grad: dict[str, bool] = {}
         for bucket in self._buckets:
-            flat = self._summed(bucket)
-            parts = flat.split([self._named[name].numel() for name in bucket.names])
-            found |= {name: part.view_as(self._named[name]) for name, part in zip(bucket.names, parts, strict=True)}
-        had = {name: each for bucket in self._buckets for name, each in zip(bucket.names, bucket.had, strict=True)}
-        anywhere = map(any, zip(*self.ranks.numbers(*(had[name] for name in self._named)), strict=True))
-        return {name: found[name] for name, there in zip(self._named, anywhere, strict=True) if there}
+            parts = self._wait(bucket).split([self._named[name].numel() for name in bucket.names])
+            for name, part, had in zip(bucket.names, parts, bucket.had_grad, strict=True):
+                gradients[name], had_grad[name] = part.view_as(self._named[name]), had
+        anywhere = map(any, zip(*self.ranks.all_gather_scalars(*(had_grad[name] for name in self._named)), strict=True))
+        return {name: gradients[name] for name, found in zip(self._named, anywhere, strict=True) if found}
 
-    def norm(self, mine: float) -> float:
-        """The norm of the whole gradient, from that of what this rank has."""
-        return mine
+    def global_norm(self, local_norm: float) -> float:
+        """Return the norm of the whole gradient, given that of this rank's part."""
+        return local_norm
 
-    def forget(self) -> None:
-        """The gradients, and the memory that they take; sums that are under way are waited for."""
-        if 0 < self._gone < len(self._buckets):
-            self._go(len(self._buckets))
-        for bucket in self._buckets[: self._gone]:
+    def zero_grad(self) -> None:
+        """Free the gradients; waits for sums that have begun."""
+        if 0 < self._launched < len(self._buckets):
+            self._launch(len(self._buckets))
+        for bucket in self._buckets[: self._launched]:
             if bucket.work is not None:
-                self._summed(bucket)
+                self._wait(bucket)
             bucket.flat = None
-        self._gone = 0
+        self._launched = 0
         for parameter in self._named.values():
             parameter.grad = None
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """While all weights are in the model: always."""
+    def full_params(self) -> Iterator[None]:
+        """Context in which the model has all weights: always."""
         yield
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _launching_ready_buckets(self) -> Iterator[None]:
         for bucket in self._buckets:
             bucket.missing = len(bucket.names)
-        hooks = [each.register_post_accumulate_grad_hook(self._made) for each in self._named.values()]
+        hooks = [tensor.register_post_accumulate_grad_hook(self._on_grad) for tensor in self._named.values()]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _made(self, parameter: Tensor) -> None:
-        self._of[id(parameter)].missing -= 1
-        ready = self._gone
+    def _on_grad(self, parameter: Tensor) -> None:
+        self._bucket_of[id(parameter)].missing -= 1
+        ready = self._launched
         while ready < len(self._buckets) and not self._buckets[ready].missing:
             ready += 1
-        self._go(ready)
+        self._launch(ready)
 
-    def _go(self, until: int) -> None:
-        """Let buckets go off, in their order, which is the same on all ranks."""
-        for bucket in self._buckets[self._gone : until]:
+    def _launch(self, until: int) -> None:
+        """Begin to sum the buckets before `until`, in their order, which is the same on all ranks."""
+        for bucket in self._buckets[self._launched : until]:
             parameters = [self._named[name] for name in bucket.names]
-            bucket.had = [each.grad is not None for each in parameters]
-            found = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
-            flat = torch.cat([each.reshape(-1) for each in found])
-            bucket.flat = flat.bfloat16() if self._half else flat
-            for each in parameters:
-                each.grad = None
-            bucket.work = self.ranks.begin(bucket.flat)
-        self._gone = max(self._gone, until)
+            bucket.had_grad = [parameter.grad is not None for parameter in parameters]
+            grads = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in parameters]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            bucket.flat = flat.bfloat16() if self._reduce_bf16 else flat
+            for parameter in parameters:
+                parameter.grad = None
+            bucket.work = self.ranks.all_reduce_async(bucket.flat)
+        self._launched = max(self._launched, until)
 
-    def _summed(self, bucket: _Bucket) -> Tensor:
+    def _wait(self, bucket: _Bucket) -> Tensor:
+        """The sum of a bucket, in the parameters' type."""
         assert bucket.flat is not None
-        self.ranks.finish(bucket.work)
+        self.ranks.wait(bucket.work)
         bucket.work = None
         return bucket.flat.to(self._named[bucket.names[0]].dtype)
 
 
-def _tables(model: nn.Module) -> Iterator[Tensor]:
-    for part in model.modules():
-        if isinstance(part, Embedding):
-            yield part.tokens.weight
-
-
-def buckets(sizes: Sequence[tuple[int, bool]], most: int) -> list[list[int]]:
-    """Numbers of neighbours that together have `most` numbers; one that has more, or is to be alone, is alone.
+def buckets(sizes: Sequence[tuple[int, bool]], max_numel: int) -> list[list[int]]:
+    """Group neighbours of at most `max_numel` numbers; one that is larger, or marked, gets its own bucket.
 
     >>> buckets([(4, False), (5, False), (3, False), (1, True), (2, False)], 10)
     [[0, 1], [2], [3], [4]]
     """
-    found: list[list[int]] = []
-    left = 0
+    groups: list[list[int]] = []
+    room = 0
     for number, (size, alone) in enumerate(sizes):
-        if alone or not found or size > left:
-            found.append([])
-            left = most
-        found[-1].append(number)
-        left = 0 if alone else left - size
-    return found
+        if alone or not groups or size > room:
+            groups.append([])
+            room = max_numel
+        groups[-1].append(number)
+        room = 0 if alone else room - size
+    return groups

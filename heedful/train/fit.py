@@ -1,4 +1,4 @@
-"""fit: the ordinary code around the trainer. It evaluates, keeps the best, saves, and stops when it should."""
+"""fit: the loop around the trainer, with evaluation, early stopping, checkpoints, and a stop by signals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.train.async_checkpoint import AsyncCheckpointer
 from heedful.train.checkpoint import CheckpointManager
 from heedful.train.journal import Journal
@@ -27,24 +27,24 @@ from heedful.train.trainer import DivergedError, Step, Trainer, select_prefix
 
 __all__ = ["EvalResult", "FitResult", "FitSettings", "Reporter", "fit"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # those that ask a run to leave
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # these interrupt a run
+DIGITS = 9  # decimals that rank evaluations: sums over several ranks differ below, and must not decide a tie
 
-
-DIGITS = 9  # after the point: sums over several ranks differ below that, and a tie must not hang on them
+Share = TypeVar("Share")  # what one rank evaluates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """Metrics of one evaluation; checkpoints are ranked by `metric_value`, then by `tie`."""
+    """Metrics of one evaluation; checkpoints are ranked by `metric_value`, then by `tie_breaker`."""
 
     metric_value: float  # larger is better
-    numbers: dict[str, Any]
-    tie: float = 0.0  # decides where metric values are equal, as minus the loss
+    metrics: dict[str, Any]  # plain JSON data
+    tie_breaker: float = 0.0  # decides if metric values are equal, as minus the loss
 
     @property
     def rank(self) -> tuple[float, float]:
         """The two numbers that rank checkpoints, rounded."""
-        return round(self.metric_value, DIGITS), round(self.tie, DIGITS)
+        return round(self.metric_value, DIGITS), round(self.tie_breaker, DIGITS)
 
 
 StopReason = Literal["completed", "early_stopping", "interrupted"]  # interrupted by a signal: it can be resumed
@@ -52,13 +52,13 @@ StopReason = Literal["completed", "early_stopping", "interrupted"]  # interrupte
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
-    """How training ended; unless it was interrupted, the trainer's model has the weights that are kept."""
+    """How training ended; unless it was interrupted, the trainer's model has the final weights."""
 
     stop_reason: StopReason
     best_step: int  # 0: there was no evaluation
-    best: float | None
-    last: float | None  # metric of the last evaluation
-    resumed_from: int
+    best_metric: float | None
+    last_metric: float | None  # of the last evaluation
+    resumed_from: int  # step of the checkpoint, or 0
 
 
 class Reporter:
@@ -88,237 +88,263 @@ def fit(
     folder: Path,
     settings: FitSettings,
     *,
-    evaluate: Callable[[], Any] | None = None,
-    score: Callable[[list[Any]], EvalResult] = itemgetter(0),
+    evaluate: Callable[[], Share] | None = None,
+    merge_evaluations: Callable[[list[Share]], EvalResult] = itemgetter(0),
     save_last: Callable[[], None] | None = None,
     reporter: Reporter | None = None,
 ) -> FitResult:
-    """Train to the end, from the newest checkpoint in folder/state where there is one.
+    """Train to the end, resuming from the newest checkpoint in folder/state.
 
-    `evaluate` finds each rank's share, without waiting for other ranks, and `score` joins the shares of all, in the
-    order of the ranks; where every share is the whole, the first one will do. A signal (SIGTERM, SIGINT, SIGUSR1), or
-    trainer.stopping = True, leaves the step or the share that is running, makes a checkpoint of the last whole step and
-    returns with stop_reason="interrupted"; ranks that got no signal finish their shares first. A second SIGINT raises
-    KeyboardInterrupt.
+    A signal (SIGTERM, SIGINT, SIGUSR1), or trainer.stop_requested = True, abandons the running step or evaluation,
+    saves a checkpoint of the last complete step and returns with stop_reason="interrupted"; ranks that got no signal
+    finish their share of an evaluation first. A second SIGINT raises KeyboardInterrupt.
 
-    The best evaluation is the one with the largest metric value, then the largest `tie`, then the latest. `save_last`
-    is called after training, on all ranks and with the last weights in the model, where those of an earlier step become
-    the model.
+    The best evaluation is the one with the largest metric value, then the largest tie breaker, then the latest.
+
+    Args:
+        trainer: Trains the model.
+        folder: Of the run: its journal, and its checkpoints in `state`.
+        settings: When to evaluate and to save.
+        evaluate: Evaluates this rank's share, without waiting for other ranks; None: no evaluation.
+        merge_evaluations: Merges the shares of all ranks, in their order; by default the first share is the result.
+        save_last: Called on all ranks with the last weights in the model, if those of an earlier step replace them.
+        reporter: Receives progress events.
+
+    Raises:
+        DivergedError: If the loss, the gradient or an evaluation is not finite.
+        RunError: If checkpoints cannot be read or written, or ranks differ in them or in their data.
     """
-    return _Run(trainer, folder, settings, evaluate, score, save_last, reporter or Reporter()).run()
+    loop = _FitLoop(trainer, folder, settings, evaluate, merge_evaluations, save_last, reporter or Reporter())
+    return loop.run()
 
 
-class _LeftError(BaseException):
-    """A signal came during an evaluation, which is done anew after a resume."""
+class _InterruptedError(BaseException):
+    """A signal interrupted an evaluation, which is repeated after resuming."""
 
 
-class _Run:
+class _FitLoop(Generic[Share]):
     def __init__(
         self,
         trainer: Trainer,
         folder: Path,
         settings: FitSettings,
-        evaluate: Callable[[], Any] | None,
-        score: Callable[[list[Any]], EvalResult],
+        evaluate: Callable[[], Share] | None,
+        merge_evaluations: Callable[[list[Share]], EvalResult],
         save_last: Callable[[], None] | None,
         reporter: Reporter,
     ) -> None:
         self.trainer, self.settings, self.reporter = trainer, settings, reporter
-        self.evaluate, self.score, self.save_last = evaluate, score, save_last
-        self.store = CheckpointManager(folder / "state", keep=settings.keep_last)
-        self.saver = AsyncCheckpointer(self.store, trainer, behind=settings.async_checkpoint)
-        self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
+        self.evaluate, self.merge_evaluations, self.save_last = evaluate, merge_evaluations, save_last
+        self.store = CheckpointManager(folder / "state", keep_last=settings.keep_last)
+        self.checkpointer = AsyncCheckpointer(self.store, trainer, background=settings.async_checkpoint)
+        self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.is_main else None
         self.best: float | None = None
-        self.best_tie = 0.0
+        self.best_tie_breaker = 0.0
         self.best_step = 0
         self.last: float | None = None  # metric of the last evaluation
-        self.kept: dict[str, Tensor] = {}  # the weights of the best evaluation
-        self.since = 0  # evaluations since the metric last improved
-        self.looked = 0  # the step of the last evaluation
-        self.looking = False  # whether a signal may leave an evaluation now
-        self.every = max(1, round(settings.eval_every_epochs * trainer.order.steps))
-        self.saved = 0  # the step of the last checkpoint
+        self.best_weights: dict[str, Tensor] = {}
+        self.evaluations_without_gain = 0  # since the metric last improved
+        self.evaluated_step = 0  # of the last evaluation
+        self.may_interrupt = False  # whether a signal may interrupt an evaluation now
+        self.eval_every = max(1, round(settings.eval_every_epochs * trainer.order.steps))  # steps
+        self.saved_step = 0  # of the last checkpoint
         self.saved_at = time.monotonic()
-        self.freed = MemoryTrimmer()
+        self.memory = MemoryTrimmer()
 
     def run(self) -> FitResult:
         reason: StopReason = "interrupted"
         try:
-            started = self._resume()
+            resumed_from = self._resume()
             if self.journal is not None:
-                self.reporter.started(self.journal.path.parent, started)
-            with self._signals():
+                self.reporter.started(self.journal.path.parent, resumed_from)
+            with self._signal_handlers():
                 reason = self._train()
-            self.saver.finish()
+            self.checkpointer.wait()
         finally:
             if self.journal is not None:
                 self.reporter.ended(reason != "interrupted")
-            if self.journal is not None:
                 self.journal.close()
-        final = self.kept or self.trainer.average.tensors
+        final = self.best_weights or self.trainer.average.tensors
         if reason != "interrupted" and final:
-            if self.kept and self.save_last is not None and self.best_step != self.trainer.step:
-                with self.trainer.average.applied(), self.trainer.whole():
+            if self.best_weights and self.save_last is not None and self.best_step != self.trainer.step:
+                with self.trainer.average.applied(), self.trainer.full_params():
                     self.save_last()
             with torch.no_grad():
                 for name, tensor in self.trainer.parameters.items():
                     tensor.copy_(final[name])
         return FitResult(
-            stop_reason=reason, best_step=self.best_step, best=self.best, last=self.last, resumed_from=started
+            stop_reason=reason,
+            best_step=self.best_step,
+            best_metric=self.best,
+            last_metric=self.last,
+            resumed_from=resumed_from,
         )
 
     def _train(self) -> StopReason:
         try:
-            if self._look():  # it was left before
+            if self._evaluate_if_due():  # an evaluation that was interrupted
                 self._save()
-            if self._patient():
+            if self._has_patience():
                 for step in self.trainer:
-                    self._after(step)
-                    if not self._patient():
-                        waited = f"{self.since} evaluation{'s' * (self.since > 1)}"
+                    self._after_step(step)
+                    if not self._has_patience():
+                        count = self.evaluations_without_gain
+                        waited = f"{count} evaluation{'s' * (count > 1)}"
                         self.reporter.message(f"early stopping: {waited} without a better metric (fit.patience)")
                         break
         except DivergedError as error:
             if error.step is not None:
-                self._write(error.step.record)
+                self._record(error.step.record)
             raise
-        except _LeftError:
+        except _InterruptedError:
             pass
-        if not self._patient() or (self.trainer.done >= 1 and not self._must_look()):
-            stopping = self.trainer.ranks.numbers(self.trainer.stopping)  # it may have come after the last step
-            if any(asked for (asked,) in stopping):
+        if not self._has_patience() or (self.trainer.progress >= 1 and not self._evaluation_is_due()):
+            # the request may have come after the last step
+            requests = self.trainer.ranks.all_gather_scalars(self.trainer.stop_requested)
+            if any(requested for (requested,) in requests):
                 return "interrupted"
-            return "completed" if self._patient() else "early_stopping"
-        if self.trainer.step != self.saved:
+            return "completed" if self._has_patience() else "early_stopping"
+        if self.trainer.step != self.saved_step:
             self._save()
         return "interrupted"
 
-    def _after(self, step: Step) -> None:
-        self._write(step.record)
+    def _after_step(self, step: Step) -> None:
+        self._record(step.record)
         self.reporter.step(step, self.trainer)
-        self.freed.release()
-        if self._look() or self.trainer.done >= 1 or self._due():
+        self.memory.trim()
+        if self._evaluate_if_due() or self.trainer.progress >= 1 or self._checkpoint_is_due():
             self._save()
 
-    def _must_look(self) -> bool:
+    def _evaluation_is_due(self) -> bool:
         step = self.trainer.step
-        now = step % self.every == 0 or self.trainer.done >= 1
-        return self.evaluate is not None and step > self.looked and now
+        at_interval = step % self.eval_every == 0 or self.trainer.progress >= 1
+        return self.evaluate is not None and step > self.evaluated_step and at_interval
 
-    def _look(self) -> bool:
-        """Whether an evaluation was due, which then was made."""
-        if not self._must_look():
+    def _evaluate_if_due(self) -> bool:
+        """Evaluate if it is due, and keep the best weights; whether it was."""
+        if not self._evaluation_is_due():
             return False
-        scored, step = self._scored(), self.trainer.step
-        given = {"its metric": scored.metric_value, **scored.numbers}
-        if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
-            shown = " and ".join(f"{given[name]} for {name}" for name in odd)
+        result, step = self._evaluate(), self.trainer.step
+        values = {"its metric": result.metric_value, **result.metrics}
+        if bad := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
+            shown = " and ".join(f"{values[name]} for {name}" for name in bad)
             raise DivergedError(
                 f"step {step}: the evaluation gave {shown}, so the model is no result. {DIVERGENCE_ADVICE}"
             )
-        before = None if self.best is None else EvalResult(metric_value=self.best, tie=self.best_tie, numbers={}).rank
-        raised, better = before is None or scored.rank[0] > before[0], before is None or scored.rank >= before
-        self._write({"step": step, "dev": scored.numbers, "metric_value": scored.metric_value, "best": better})
-        self.looked, self.last, self.since = step, scored.metric_value, 0 if raised else self.since + 1
-        if better:
-            self.best, self.best_tie, self.best_step = scored.metric_value, scored.tie, step
+        before = None
+        if self.best is not None:
+            before = EvalResult(metric_value=self.best, tie_breaker=self.best_tie_breaker, metrics={}).rank
+        improved, best = before is None or result.rank[0] > before[0], before is None or result.rank >= before
+        self._record({"step": step, "dev": result.metrics, "metric_value": result.metric_value, "best": best})
+        self.evaluated_step, self.last = step, result.metric_value
+        self.evaluations_without_gain = 0 if improved else self.evaluations_without_gain + 1
+        if best:
+            self.best, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
             if self.settings.load_best_at_end:
-                self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
-        self.reporter.evaluated(step, scored, better)
+                weights = self._evaluated_weights()
+                self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self.reporter.evaluated(step, result, best)
         return True
 
-    def _scored(self) -> EvalResult:
+    def _evaluate(self) -> EvalResult:
         assert self.evaluate is not None
-        share, left = None, True
-        with self.trainer.average.applied(), self.trainer.whole(), suppress(_LeftError):
-            self.looking = True
+        own: tuple[Share] | None = None
+        with self.trainer.average.applied(), self.trainer.full_params(), suppress(_InterruptedError):
+            self.may_interrupt = True
             try:
-                if not self.trainer.stopping:
-                    share, left = self.evaluate(), False
+                if not self.trainer.stop_requested:
+                    own = (self.evaluate(),)
             finally:
-                self.looking = False
-        found = self.trainer.ranks.gather((share, left))
-        if any(left for _, left in found):
-            raise _LeftError
-        return self.score([share for share, _ in found])
+                self.may_interrupt = False
+        shares = self.trainer.ranks.all_gather_object(own)
+        complete = [share[0] for share in shares if share is not None]
+        if len(complete) < len(shares):
+            raise _InterruptedError
+        return self.merge_evaluations(complete)
 
-    def _patient(self) -> bool:
-        return not self.settings.patience or self.since < self.settings.patience
+    def _has_patience(self) -> bool:
+        return not self.settings.patience or self.evaluations_without_gain < self.settings.patience
 
-    def _due(self) -> bool:
-        """Whether a checkpoint is due by the first rank's clock."""
-        waited = time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_every_minutes
-        return bool(self.trainer.ranks.numbers(waited)[0][0])
+    def _checkpoint_is_due(self) -> bool:
+        """Whether a checkpoint is due by the clock of rank 0."""
+        due = time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_every_minutes
+        return bool(self.trainer.ranks.all_gather_scalars(due)[0][0])
 
-    def _weights(self) -> dict[str, Tensor]:
-        """The weights that are evaluated: the averaged ones, or those that are trained."""
+    def _evaluated_weights(self) -> dict[str, Tensor]:
+        """The weights that are evaluated: the averages if there are any, else the trained ones."""
         return self.trainer.average.tensors or self.trainer.parameters
 
     def _save(self) -> None:
         tensors, values = self.trainer.state()
-        tensors |= {f"best/{name}": tensor for name, tensor in self.kept.items()}
-        mine = {"best": self.best, "best_tie": self.best_tie, "best_step": self.best_step, "last": self.last}
-        mine |= {"since": self.since, "looked": self.looked}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
+        own: dict[str, float | None] = {
+            "best": self.best,
+            "best_tie": self.best_tie_breaker,
+            "best_step": self.best_step,
+            "last": self.last,
+            "since": self.evaluations_without_gain,
+            "looked": self.evaluated_step,
+        }
         if self.journal is not None:
-            self.journal.keep()
-            mine["journal"] = self.journal.size
-        self.saver.save(self.trainer.step, tensors, values | mine)
-        self.saved, self.saved_at = self.trainer.step, time.monotonic()
+            self.journal.sync()
+            own["journal"] = self.journal.num_bytes
+        self.checkpointer.save(self.trainer.step, tensors, values | own)
+        self.saved_step, self.saved_at = self.trainer.step, time.monotonic()
 
     def _resume(self) -> int:
-        """The step that the newest valid checkpoint was made after; all ranks read it."""
+        """Load the newest valid checkpoint on all ranks, and return its step, or 0."""
         trainer = self.trainer
-        state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._weights().items()}
-        sizes = trainer.ranks.numbers(sum(tensor.nbytes for tensor in state.values()))
-        if trainer.ranks.first:
-            self.store.need(round(sum(size for (size,) in sizes) / trainer.copies))
-        trainer.ranks.wait()
-        saved = self.store.load(trainer.placed(state) if trainer.parted else None)
-        found = trainer.ranks.numbers(0 if saved is None else saved.step, trainer.order.count)
-        if any(each != found[0] for each in found):
-            raise HeedfulError(
-                f"the ranks do not have the same: steps of the newest checkpoint and samples are {found}, in the order "
-                "of the ranks. Give all of them the same data and one folder"
+        state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._evaluated_weights().items()}
+        sizes = trainer.ranks.all_gather_scalars(sum(tensor.nbytes for tensor in state.values()))
+        if trainer.ranks.is_main:
+            self.store.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
+        trainer.ranks.barrier()
+        saved = self.store.load(trainer.as_dtensors(state) if trainer.is_sharded else None)
+        found = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.count)
+        if any(of_rank != found[0] for of_rank in found):
+            raise RunError(
+                f"the ranks differ: the steps of their newest checkpoints and the numbers of their samples are {found},"
+                " by rank. Give all of them the same data and one folder"
             )
         if saved is not None:
             values = saved.values
             trainer.load_state(saved.tensors, values)
-            self.best, self.best_tie, self.best_step = values["best"], values["best_tie"], values["best_step"]
-            self.last, self.since = values["last"], values["since"]
-            self.looked, self.saved = values["looked"], saved.step
+            self.best, self.best_tie_breaker, self.best_step = values["best"], values["best_tie"], values["best_step"]
+            self.last, self.evaluations_without_gain = values["last"], values["since"]
+            self.evaluated_step, self.saved_step = values["looked"], saved.step
             if self.settings.load_best_at_end:
-                self.kept = select_prefix("best/", saved.tensors)
+                self.best_weights = select_prefix("best/", saved.tensors)
             self.reporter.message(f"resuming after step {saved.step:,}")
         if self.journal is not None:
             self.journal.rewind(0 if saved is None else saved.values["journal"])
-        return self.saved
+        return self.saved_step
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _record(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
             self.reporter.recorded(record)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals ask for a stop; after the first one SIGINT is an ordinary one again. Ignored ones stay ignored."""
+    def _signal_handlers(self) -> Iterator[None]:
+        """Let signals request a stop; after the first one SIGINT is restored. Ignored signals stay ignored."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.trainer.stopping = True
-            if signal.SIGINT in heard:
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            self.trainer.stop_requested = True
+            if signal.SIGINT in handled:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            if self.looking:
-                self.looking = False
-                raise _LeftError
+            if self.may_interrupt:
+                self.may_interrupt = False
+                raise _InterruptedError
 
-        if threading.current_thread() is not threading.main_thread():  # no other can be told of signals
+        if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
             yield
             return
         try:
-            for number in heard:
-                signal.signal(number, ask)
+            for number in handled:
+                signal.signal(number, request_stop)
             yield
         finally:
-            for number in heard:
+            for number in handled:
                 signal.signal(number, before[number])

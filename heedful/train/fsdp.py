@@ -1,8 +1,9 @@
-"""Sharded: every rank has a part of each weight, of its gradient and of its moments (Rajbhandari et al. 2020, stage 3).
+"""Fully sharded data parallel: every rank has a shard of each weight, gradient and moment (ZeRO stage 3).
 
-A block's weights are gathered when it is its turn and forgotten after it, and its gradient is summed and parted at
-once: PyTorch's fully_shard (Zhao et al. 2023), over a mesh of ranks with two dimensions. Along "shard" tensors are
-parted by their first dimension; along "replicate" the parts are the same, and only sums of gradients cross it.
+A block's weights are gathered before it runs and freed after it, and its gradient is reduced and scattered at once
+(Rajbhandari et al. 2020; PyTorch's `fully_shard`, Zhao et al. 2023), over a mesh of ranks with two dimensions. Along
+"shard" tensors are split by their first dimension; along "replicate" the shards are equal, and only sums of gradients
+cross it.
 """
 
 from __future__ import annotations
@@ -14,168 +15,184 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from heedful.checkpoint import ModelBundle
-from heedful.errors import HeedfulError
+from heedful.errors import SettingError
 from heedful.model.stack import Stack
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
+STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")  # of a sharded parameter
+
 
 class Sharded:
-    """The weights of a rank that has a part of each, and how their gradients come together."""
+    """A shard of each weight on every rank; gradients are reduced and scattered."""
 
-    even = True  # each micro-batch is one of all ranks: they gather weights for it together
+    needs_equal_steps = True  # each micro-batch runs on all ranks, which gather its weights together
 
-    def __init__(self, loaded: ModelBundle, beside: nn.Module | None, ranks: Ranks, parts: int, *, half: bool) -> None:
-        """In place; `half`: sums of gradients are made in bfloat16."""
-        self.ranks, self.parts, self.copies = ranks, parts, ranks.size // parts
+    def __init__(
+        self, loaded: ModelBundle, extra_module: nn.Module | None, ranks: Ranks, degree: int, *, reduce_bf16: bool
+    ) -> None:
+        """Shard the model in place.
+
+        Args:
+            loaded: The model.
+            extra_module: Trained with the model; it may share tensors with it.
+            ranks: The processes.
+            degree: Number of ranks that share one copy of the weights; it divides the number of ranks.
+            reduce_bf16: Sum gradients in bfloat16.
+        """
+        self.ranks, self.degree, self.num_replicas = ranks, degree, ranks.size // degree
         device = next(loaded.parameters()).device.type
-        self.mesh, self._paper = _meshes(ranks, parts, device, "cpu")
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if half else None)
-        self._root = _Learning(loaded, beside)
+        self.mesh, self._cpu_mesh = _meshes(ranks, degree, device, "cpu")
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduce_bf16 else None)
+        self._root = _LossModule(loaded, extra_module)
         for stack in [module for module in self._root.modules() if isinstance(module, Stack)]:
             for block in stack.blocks:
                 fully_shard(block, mesh=self.mesh, mp_policy=policy)
         fully_shard(self._root, mesh=self.mesh, mp_policy=policy, reshard_after_forward=False)
-        self._modules: list[Any] = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
+        self._modules = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, as everywhere here
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-        self._owned: dict[str, Any] = dict(trainable_parameters(loaded, beside))
-        self.parameters: dict[str, Tensor] = {name: each.detach().to_local() for name, each in self._owned.items()}
-        forms = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
-        self._states = {form.format(name): each for name, each in self._owned.items() for form in forms}
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+        self._sharded: dict[str, Any] = dict(trainable_parameters(loaded, extra_module))  # DTensors
+        self.parameters: dict[str, Tensor] = {name: item.detach().to_local() for name, item in self._sharded.items()}
+        self._states = {form.format(name): item for name, item in self._sharded.items() for form in STATE_NAMES}
         self._used: set[str] = set()
-        self._open = False
+        self._has_full_params = False
 
-    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a state as parts of whole ones, on the CPU; what has no part, as a count of steps, as it is."""
-        found = {}
+    def as_dtensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the shards of a state as DTensors on the CPU; other tensors, as step counts, as they are."""
+        result = {}
         for name, tensor in tensors.items():
-            if (whole := self._states.get(name)) is None:
-                found[name] = tensor
+            if (full := self._states.get(name)) is None:
+                result[name] = tensor
                 continue
-            size: dict[str, Any] = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
-            found[name] = DTensor.from_local(tensor.detach().cpu(), self._paper, (Replicate(), Shard(0)), **size)
-        return found
+            size: dict[str, Any] = {"shape": full.shape, "stride": full.stride(), "run_check": False}
+            result[name] = DTensor.from_local(tensor.detach().cpu(), self._cpu_mesh, (Replicate(), Shard(0)), **size)
+        return result
 
-    def learn(self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool) -> Loss:
-        """Add the gradient of a micro-batch, times a weight; `last`: the step has no more."""
-        self._parted.set_requires_all_reduce(last)
-        with self.ranks.told():
+    def backward(
+        self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
+    ) -> Loss:
+        """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
+        root: Any = self._root  # fully_shard has made it an FSDPModule
+        root.set_requires_all_reduce(last)
+        with self.ranks.translate_errors():
             with torch.autocast(self.mesh.device_type, torch.bfloat16, enabled=precision == torch.bfloat16):
-                total, count, used = self._root(objective, batch)
+                total, count, used = root(objective, batch)
             self._used |= used
             (total * weight).backward()
         return Loss(total, count)
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The sums over all ranks, this rank's part: of every parameter that has a gradient on some rank."""
-        mine = [name in self._used for name in self._owned]
-        anywhere = map(any, zip(*self.ranks.numbers(*mine), strict=True))
+    def reduce_gradients(self) -> dict[str, Tensor]:
+        """Return this rank's shards of the sums, of every parameter that has a gradient on some rank."""
+        used = [name in self._used for name in self._sharded]
+        anywhere = map(any, zip(*self.ranks.all_gather_scalars(*used), strict=True))
         return {
             name: parameter.grad.to_local()
-            for (name, parameter), there in zip(self._owned.items(), anywhere, strict=True)
-            if there
+            for (name, parameter), found in zip(self._sharded.items(), anywhere, strict=True)
+            if found
         }
 
-    def norm(self, mine: float) -> float:
-        """The norm of the whole gradient, from that of what this rank has."""
-        return math.sqrt(sum(each * each for (each,) in self.ranks.numbers(mine)[: self.parts]))
+    def global_norm(self, local_norm: float) -> float:
+        """Return the norm of the whole gradient, given that of this rank's shards."""
+        norms = self.ranks.all_gather_scalars(local_norm)[: self.degree]
+        return math.sqrt(sum(norm * norm for (norm,) in norms))
 
-    def forget(self) -> None:
-        """The gradients, and the memory that they take."""
+    def zero_grad(self) -> None:
+        """Free the gradients."""
         self._used.clear()
-        for parameter in self._owned.values():
+        for parameter in self._sharded.values():
             parameter.grad = None
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """While all weights are in the model, on every rank, and it is an ordinary one; all ranks come here."""
-        if self._open:
+    def full_params(self) -> Iterator[None]:
+        """Context in which the model is an ordinary one with all weights, on every rank; all ranks enter it."""
+        if self._has_full_params:
             yield
             return
-        kept = []
+        saved_hooks = []
         for module in self._modules:
-            with self.ranks.told():
+            with self.ranks.translate_errors():
                 module.unshard()
-            kept.append((module, module._forward_pre_hooks, module._forward_hooks))
-            module._forward_pre_hooks, module._forward_hooks = {}, {}  # they gather: ranks need not call as often
-        self._open = True
+            assert isinstance(module, nn.Module)
+            saved_hooks.append((module, module._forward_pre_hooks, module._forward_hooks))
+            # the hooks gather weights; without them, ranks need not run the model equally often
+            module._forward_pre_hooks, module._forward_hooks = {}, {}  # type: ignore[assignment]
+        self._has_full_params = True
         try:
             yield
         finally:
-            self._open = False
-            for module, before, after in kept:
-                module._forward_pre_hooks, module._forward_hooks = before, after
+            self._has_full_params = False
+            for module, pre_hooks, hooks in saved_hooks:
+                module._forward_pre_hooks, module._forward_hooks = pre_hooks, hooks
                 module.reshard()
 
-    @property
-    def _parted(self) -> Any:
-        return self._root
 
+class _LossModule(nn.Module):
+    """Everything that is trained, with the loss in its forward pass: weights outside of blocks stay gathered."""
 
-class _Learning(nn.Module):
-    """What is parted: all that learns. It makes the loss, so that weights outside of blocks are there all the time."""
-
-    def __init__(self, loaded: ModelBundle, beside: nn.Module | None) -> None:
+    def __init__(self, loaded: ModelBundle, extra_module: nn.Module | None) -> None:
         super().__init__()
-        self.loaded, self.beside = loaded, beside
+        self.loaded, self.beside = loaded, extra_module
 
     def forward(self, objective: Objective, batch: Batch) -> tuple[Tensor, float, set[str]]:
-        """The summed loss, its count, and which parameters it depends on."""
+        """Return the summed loss, its count, and the names of the parameters that it depends on."""
         loss = objective.loss(self.loaded, batch)
-        reached = _reached(loss.sum)
-        used, without = set(), []
+        leaves = _leaves(loss.sum)
+        used, unused = set(), []
         for name, parameter in trainable_parameters(self.loaded, self.beside).items():
-            if isinstance(parameter, DTensor) or id(parameter) in reached:  # a block's: it is used as a whole
+            if isinstance(parameter, DTensor) or id(parameter) in leaves:  # a block's: blocks are used as a whole
                 used.add(name)
             else:
-                without.append(parameter)
-        return _Touched.apply(loss.sum, *without), loss.count, used  # type: ignore[no-untyped-call]
+                unused.append(parameter)
+        return _AddZeroGradients.apply(loss.sum, *unused), loss.count, used  # type: ignore[no-untyped-call]
 
 
-class _Touched(torch.autograd.Function):
-    """The loss itself; parameters it does not depend on get a gradient of 0, since ranks sum those of the same ones."""
+class _AddZeroGradients(torch.autograd.Function):
+    """The loss itself, with zero gradients for unused parameters: ranks must sum the same ones."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.parameters = parameters
+    def forward(ctx: FunctionCtx, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters  # type: ignore[attr-defined]
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
-        return given[0], *(torch.zeros_like(each) for each in ctx.parameters)
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, ...]:
+        parameters = ctx.parameters  # type: ignore[attr-defined]
+        return gradients[0], *(torch.zeros_like(parameter) for parameter in parameters)
 
 
-def _reached(output: Tensor) -> set[int]:
+def _leaves(output: Tensor) -> set[int]:
     """The ids of the leaves that a tensor was computed from."""
-    seen, waiting, found = set(), [output.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+    visited, stack, leaves = set(), [output.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)  # itself: its id may be that of another one, once it is gone
+        visited.add(node)  # the node and not its id, which another node may get later
         if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [each for each, _ in node.next_functions]
-    return found
+            leaves.add(id(node.variable))
+        stack += [function for function, _ in node.next_functions]
+    return leaves
 
 
-def _meshes(ranks: Ranks, parts: int, *devices: str) -> list[DeviceMesh]:
-    """The same ranks for several devices; those that stand beside each other share a copy of the weights."""
-    if ranks.size % parts:
-        raise HeedfulError(
-            f"train.data_parallel_shard_degree is {parts}, but there are {ranks.size} ranks: "
-            'set it to a number that divides them, or "all"'
+def _meshes(ranks: Ranks, degree: int, *devices: str) -> list[DeviceMesh]:
+    """Meshes of the same ranks, one for each device; neighbouring ranks share a copy of the weights."""
+    if ranks.size % degree:
+        raise SettingError(
+            f"train.data_parallel_shard_degree is {degree}, but there are {ranks.size} ranks: "
+            'set it to a number that divides them, or "all"',
+            path="train.data_parallel_shard_degree",
         )
-    whole = torch.arange(ranks.size).view(-1, parts)
-    groups = [ranks.group(each.tolist()) for each in (*whole.T, *whole)]
-    mine = [next(group for group in found if group) for found in (groups[:parts], groups[parts:])]
+    grid = torch.arange(ranks.size).view(-1, degree)
+    groups = [ranks.new_subgroup(members.tolist()) for members in (*grid.T, *grid)]
+    own = [next(group for group in half if group) for half in (groups[:degree], groups[degree:])]
     names = ("replicate", "shard")
-    return [DeviceMesh.from_group(mine, device, mesh=whole, mesh_dim_names=names) for device in devices]
+    return [DeviceMesh.from_group(own, device, mesh=grid, mesh_dim_names=names) for device in devices]

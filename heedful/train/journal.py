@@ -1,77 +1,80 @@
-"""The journal of a run: a line of JSON for each thing that happened, without times, so that equal runs are equal."""
+"""The journal of a run: one line of JSON for each event, without times, so that equal runs have equal journals."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import make_folder, sync_folder
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, RunError
 
 
 class Journal:
-    """Lines are appended; `rewind` forgets what came after a checkpoint, since it will happen again."""
+    """An append-only file; `rewind` removes the lines after a checkpoint, since they will be written again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        with self._told():
+        with self._translate_os_errors():
             make_folder(self.path.parent)
             self._file = self.path.open("ab", buffering=0)
             sync_folder(self.path.parent)
 
     @property
-    def size(self) -> int:
-        """In bytes: what a checkpoint keeps."""
+    def num_bytes(self) -> int:
+        """Its size, which a checkpoint stores."""
         return self._file.tell()
 
-    def write(self, record: dict[str, Any]) -> None:
-        """One line; numbers that are not finite are "NaN", "Infinity", "-Infinity", from which float() makes them."""
-        text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
-        rest = memoryview(
-            f"{text}\n".encode(errors="backslashreplace")
-        )  # half a surrogate pair becomes \udxxx, as JSON
-        with self._told():
+    def write(self, record: Mapping[str, object]) -> None:
+        """Append a line; numbers that are not finite become "NaN", "Infinity" or "-Infinity", which float() reads."""
+        text = json.dumps(_finite_json(record), ensure_ascii=False, allow_nan=False)
+        # half a surrogate pair becomes \udxxx, as in JSON
+        rest = memoryview(f"{text}\n".encode(errors="backslashreplace"))
+        with self._translate_os_errors():
             while rest:
                 rest = rest[self._file.write(rest) :]
 
-    def keep(self) -> None:
-        """On the disk, before a checkpoint counts on it."""
-        with self._told():
+    def sync(self) -> None:
+        """Sync to the disk, before a checkpoint refers to it."""
+        with self._translate_os_errors():
             os.fsync(self._file.fileno())
 
-    def rewind(self, size: int) -> None:
-        """To what it was at a checkpoint."""
-        if self.size < size:
-            raise HeedfulError(
-                f"{self.path} has {self.size:,} bytes, but the checkpoint was made when it had {size:,}: lines are "
-                "lost. Put the file back, or start anew in another folder"
+    def rewind(self, num_bytes: int) -> None:
+        """Truncate to the size that a checkpoint stores."""
+        if self.num_bytes < num_bytes:
+            raise RunError(
+                f"{self.path} has {self.num_bytes:,} bytes, but {num_bytes:,} when the checkpoint was made: lines are "
+                "lost. Restore the file, or start again in another folder"
             )
-        with self._told():
-            self._file.truncate(size)
-            self._file.seek(size)
+        with self._translate_os_errors():
+            self._file.truncate(num_bytes)
+            self._file.seek(num_bytes)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         self._file.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise HeedfulError(
-                f"{self.path} cannot be written: {error.strerror or error}. Make it possible, or let the run write "
+            raise RunError(
+                f"{self.path} cannot be written: {error.strerror or error}. Make it writable, or let the run write "
                 "elsewhere, and start it again: it resumes from its newest checkpoint"
             ) from None
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; a last one that was cut off in the middle of writing is left out."""
+    """Yield the records of a journal; a last line that was cut off while it was written is left out.
+
+    Raises:
+        DataError: If a line is not JSON.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -79,15 +82,16 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise HeedfulError(f"{path}:{number}: {error}; expected a line of JSON, as Heedful writes it") from None
+                raise DataError(f"{path}:{number}: {error}; expected a line of JSON, as Heedful writes it") from None
             yield record
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+def _finite_json(value: object) -> object:
+    """Replace floats that JSON does not have by texts."""
+    if isinstance(value, Mapping):
+        return {key: _finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_finite_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

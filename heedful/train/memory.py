@@ -1,4 +1,4 @@
-"""The process's memory: freed memory is kept for the next step, and returned to the system now and then."""
+"""Memory of the process: freed memory is kept for the next step, and returned to the system now and then."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ctypes
 import sys
 import time
 
-RELEASE_EVERY = 30.0  # seconds
+TRIM_SECONDS = 30.0  # between two trims
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 
 def disable_malloc_trim() -> bool:
-    """Let this process keep freed memory instead of giving it back; False where the C library is not glibc.
+    """Let this process keep freed memory instead of returning it to the system; False if glibc is not used.
 
-    A step frees its large tensors, and the next one asks for the same again. glibc gives large pieces back at once, and
-    the kernel has to fill them with zeros anew, page by page: a fifth of the time of steps of a few hundred tokens.
-    It is a setting of the whole process, so a program sets it, not a library on its own: the command line does.
+    A step frees its large tensors, and the next one allocates the same again. By default glibc returns large blocks at
+    once, and the kernel has to zero them again, page by page: a fifth of the time of steps of a few hundred tokens.
+    It is a setting of the whole process, so the command line sets it, and the library does not.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -26,7 +26,7 @@ def disable_malloc_trim() -> bool:
 
 
 class MemoryTrimmer:
-    """Returns freed memory to the system every 30 seconds, for a process that `keep_freed` made keep it.
+    """Returns freed memory to the system every 30 seconds, in a process with `disable_malloc_trim`.
 
     Steps of different sizes fragment the heap: without this the memory of a run grows for hours although the tensors
     in use do not (distillation of an encoder, 2 x 64: 460 MB in use; resident memory 1.0 GB after 10 steps, 1.6 GB
@@ -34,12 +34,14 @@ class MemoryTrimmer:
     """
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-        self._released_at = time.monotonic()
+        self._malloc_trim = (
+            getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+        )
+        self._trimmed_at = time.monotonic()
 
-    def release(self) -> bool:
-        """Whether memory was returned; called after each step, it does so only when 30 seconds have passed."""
-        if self._trim is None or time.monotonic() - self._released_at < RELEASE_EVERY:
+    def trim(self) -> bool:
+        """Return memory to the system if 30 seconds have passed; call it after each step. True if some was returned."""
+        if self._malloc_trim is None or time.monotonic() - self._trimmed_at < TRIM_SECONDS:
             return False
-        self._released_at = time.monotonic()
-        return bool(self._trim(0))
+        self._trimmed_at = time.monotonic()
+        return bool(self._malloc_trim(0))

@@ -1,10 +1,10 @@
-"""AdamW over named tensors, and schedules of its rate.
+"""AdamW over named tensors, and learning rate schedules.
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
-    p <- p - rate (m / c1) / (sqrt(v / c2) + eps) - rate decay p
+    p <- p - lr (m / c1) / (sqrt(v / c2) + eps) - lr weight_decay p
 
 with c1 = 1 - b1^t and c2 = 1 - b2^t, or 1 without bias correction (Kingma and Ba 2015; Loshchilov and Hutter 2019).
-Decay is for tensors of two dimensions or more: in our models all others are biases and the weights of norms.
+Weight decay applies to tensors of two dimensions or more: all others are biases and the weights of norms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.csrc import kernels, unavailable_reason
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, RunError, SettingError
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.train.settings import AdamW, Constant, Cosine, DecayFromStart, Linear, Noam, Schedule
 
@@ -35,13 +35,13 @@ __all__ = [
     "lr_factor",
 ]
 
-# -- schedules --------------------------------------------------------------------------------------------------
+# -- learning rates -----------------------------------------------------------------------------------------------
 
 
-def lr_factor(schedule: Schedule, progress: int | float, total: int | float) -> float:
-    """What the rate is multiplied by after `progress` of `total` steps, or seconds: 0 at the start of a warm-up.
+def lr_factor(schedule: Schedule, progress: float, total: float) -> float:
+    """Return the factor of the learning rate after `progress` of `total` steps, or seconds; a warm-up starts at 0.
 
-    A warm-up of less than one is none, so that the only step of a short run moves the weights.
+    A warm-up of less than one step is left out, so that the only step of a short run changes the weights.
 
     >>> [lr_factor(Linear(warmup_ratio=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
@@ -69,21 +69,22 @@ def lr_factor(schedule: Schedule, progress: int | float, total: int | float) -> 
             return math.sqrt(max(1.0, warmup) / max(1.0, warmup, progress))
 
 
-# -- rates ------------------------------------------------------------------------------------------------------
-
-
 def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
-    """The rate of each parameter: rate * layer_decay^(blocks + 1 - level) (Howard and Ruder 2018; Zhang et al. 2021).
+    """Return the peak learning rate of each parameter: lr * layer_decay^(blocks + 1 - level).
 
     Embeddings have level 0, block i has i + 1, a final norm that of the last block below it, the head blocks + 1. A
-    decoder's blocks stand upon the encoder's. How many blocks there are is read off the names.
+    decoder's blocks lie above the encoder's. The number of blocks follows from the names (Howard and Ruder 2018; Zhang
+    et al. 2021).
+
+    Raises:
+        SettingError: If the level of a parameter is not known.
     """
     names = list(names)
     if settings.layer_decay == 1.0:
         return dict.fromkeys(names, settings.lr)
-    places = {name: _place(name) for name in names}
+    parts = {name: _part_and_block(name) for name in names}
     encoder, decoder = (
-        max((block for part, block in places.values() if part == stack), default=0) for stack in ("encoder", "decoder")
+        max((block for part, block in parts.values() if part == stack), default=0) for stack in ("encoder", "decoder")
     )
     top = encoder + decoder + 1
 
@@ -95,10 +96,10 @@ def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
                 return encoder + (block or decoder)
         return top if part == "head" else 0
 
-    return {name: settings.lr * settings.layer_decay ** (top - level(*place)) for name, place in places.items()}
+    return {name: settings.lr * settings.layer_decay ** (top - level(*part)) for name, part in parts.items()}
 
 
-def _place(name: str) -> tuple[str, int]:
+def _part_and_block(name: str) -> tuple[str, int]:
     """The part of the model that a parameter is in, and its block there, from 1; 0 outside of blocks."""
     match name.split("."):
         case ["encoder" | "decoder" as stack, "blocks" | "relations", number, _, *_] if number.isdecimal():
@@ -107,38 +108,39 @@ def _place(name: str) -> tuple[str, int]:
             return stack, 0
         case ["embedding" | "decoder_embedding" | "head" as part, _, *_]:
             return part, 0
-    raise HeedfulError(
-        f"layer_decay: the depth of {name} is not known; expected embedding, decoder_embedding, encoder, decoder or "
-        "head and what is in them. Set layer_decay = 1.0 to train it"
+    raise SettingError(
+        f"layer_decay: the level of {name} is not known; expected a parameter of embedding, decoder_embedding, "
+        "encoder, decoder or head. Set layer_decay = 1.0 to train it",
+        path="train.optimizer.layer_decay",
     )
 
 
-# -- the optimizer ----------------------------------------------------------------------------------------------
+# -- the optimizer ------------------------------------------------------------------------------------------------
 
-PIECE = 1 << 14  # numbers that our kernel moves at a time
-HISTORY = 4096  # steps that a row may lag behind
-_FUSED = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
+PIECE = 1 << 14  # numbers that our kernel updates at a time
+MAX_PENDING_STEPS = 4096  # steps after which all rows of a lazy matrix are updated
+_FUSED_DEVICES = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
 
 
 class Optimizer:
-    """Changes named tensors in place; gradients come in by the same names, and a tensor without one does not move.
+    """Updates named tensors in place; gradients come by the same names, and a tensor without one is not changed.
 
     Gradients are sums over targets: `scale`, 1 / count, makes means of them. One step is
 
-        norm = optimizer.norm(gradients, scale=scale)    # nothing has moved: look at it
-        optimizer.step(gradients, factor=factor, scale=scale, norm=norm)
+        norm = optimizer.grad_norm(gradients, scale=scale)    # nothing has changed yet
+        optimizer.step(gradients, lr_factor=factor, scale=scale, grad_norm=norm)
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], settings: AdamW) -> None:
-        assert len({id(each) for each in parameters.values()}) == len(parameters), "one tensor would move twice"
+        assert len({id(tensor) for tensor in parameters.values()}) == len(parameters), "a tensor is listed twice"
         self.settings = settings
-        self.rates = layer_lrs(parameters, settings)  # peaks
+        self.peak_lrs = layer_lrs(parameters, settings)
         self._parameters = dict(parameters)
         self._m = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self._v = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self._steps: dict[str, Tensor] = {}
-        self._groups: dict[tuple[float, float], list[str]] = {}  # by rate and decay
-        self._fused = {parameter.device.type for parameter in parameters.values()} <= _FUSED
+        self._groups: dict[tuple[float, float], list[str]] = {}  # names by learning rate and weight decay
+        self._fused = {parameter.device.type for parameter in parameters.values()} <= _FUSED_DEVICES
         start = 0.0 if settings.bias_correction else math.inf  # b^inf = 0, so that c1 = c2 = 1 exactly
         for name, parameter in parameters.items():
             if parameter.dtype not in (torch.float32, torch.float64) or not parameter.is_contiguous():
@@ -148,94 +150,102 @@ class Optimizer:
                 )
             self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
             decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.weight_decay  # of heads, too
-            self._groups.setdefault((self.rates[name], decay), []).append(name)
-        self._lagging: dict[str, _Lag] = {}
+            self._groups.setdefault((self.peak_lrs[name], decay), []).append(name)
+        self._lazy: dict[str, _PendingSteps] = {}
 
-    def lag(self, name: str) -> None:
-        """From now on this matrix has gradients of some rows alone (sparse ones), and other rows may lag behind.
+    def make_lazy(self, name: str) -> None:
+        """Update this matrix lazily from now on: its gradients are sparse, and rows without one may be pending.
 
-        Each row moves as it would without lagging, to the last bit, but only when it is needed: `catch_up` and
-        `settle` bring rows up to date, and `state` settles.
+        Each row changes as it would otherwise, to the last bit, but only when it is needed: `catch_up` and `flush`
+        apply pending steps, and `state` flushes.
 
-        Raises HeedfulError unless the kernels in C++ are used and take this matrix: float32, on the CPU, with rows of
-        whole vectors.
+        Raises:
+            HeedfulError: Unless the kernels in C++ are used and take this matrix: float32, on the CPU, with a width
+                that is a multiple of 16.
         """
         parameter = self._parameters.get(name)
         if parameter is None:
-            raise HeedfulError(f"{name} is not among the trained tensors: its rows cannot lag")
+            raise HeedfulError(f"{name} is not a trained tensor, so it cannot be updated lazily")
         if parameter.ndim != 2 or parameter.dtype != torch.float32 or usable_kernels(parameter) is None:
             reason = unavailable_reason() or "its type or its shape does not fit the kernels in C++"
             raise HeedfulError(
-                f"the rows of {name} cannot lag: {reason}. It is {_described(parameter)} on {parameter.device.type}; "
+                f"{name} cannot be updated lazily: {reason}. It is {_described(parameter)} on {parameter.device.type}; "
                 "expected the kernels, and a float32 matrix on the CPU whose width is a multiple of 16. Train it with "
-                "dense gradients, without lag"
+                "dense gradients, without make_lazy"
             )
-        self._lagging[name] = _Lag(moved=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
+        self._lazy[name] = _PendingSteps(applied=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
-        """Bring these rows up to date; all of them, unless some are given. Rows that are not there move nothing."""
-        lag = self._lagging[name]
-        if rows is not None and lag.steps:
+        """Apply the pending steps of these rows of a lazy matrix; None: of all rows. Unknown rows change nothing."""
+        pending = self._lazy[name]
+        if rows is not None and pending.steps:
             rows = rows.flatten().to(torch.int64).unique()
-            if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(lag.moved):
-                return  # whoever reads them says what is wrong
-        if lag.steps:
-            self._move_rows(name, rows, None, 1.0)
+            if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(pending.applied):
+                return  # the lookup that follows raises the error
+        if pending.steps:
+            self._update_rows(name, rows, None, 1.0)
         if rows is None:
-            lag.steps.clear()
-            lag.moved.zero_()
+            pending.steps.clear()
+            pending.applied.zero_()
 
-    def settle(self) -> None:
-        """Bring all rows up to date that lag behind."""
-        for name in self._lagging:
+    def flush(self) -> None:
+        """Apply all pending steps of lazy matrices."""
+        for name in self._lazy:
             self.catch_up(name)
 
-    def norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:
-        """The norm of all scaled gradients as one vector; not finite if any number in them is not.
+    def grad_norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:
+        """Return the norm of all scaled gradients as one vector; not finite if any number in them is not.
 
-        Over rows in float64: one float32 sum over a large table loses digits on a CPU. Elsewhere sums are made in
-        parts anyway, and one launch for all tensors counts more.
+        Sums over rows are float64: one float32 sum over a large table loses digits on a CPU. On GPUs sums are made in
+        parts anyway, and one launch for all tensors is faster.
         """
-        each_one = (each.detach() for each in gradients.values())
-        dense = [each.values() if each.is_sparse else each for each in each_one]
-        if dense and all(each.device.type == "cuda" for each in dense):
+        detached = (grad.detach() for grad in gradients.values())
+        dense = [grad.values() if grad.is_sparse else grad for grad in detached]
+        if dense and all(grad.device.type == "cuda" for grad in dense):
             norms = torch.stack(list(torch._foreach_norm(dense)))
             return scale * float(torch.linalg.vector_norm(norms, dtype=torch.float64))
-        rows = [torch.linalg.vector_norm(each, dim=-1).flatten() for each in dense]
+        rows = [torch.linalg.vector_norm(grad, dim=-1).flatten() for grad in dense]
         return scale * float(torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)) if rows else 0.0
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], *, factor: float, scale: float, norm: float) -> None:
-        """Move every tensor that has a gradient; `norm` is what `norm()` gave, and decides on clipping.
+    def step(self, gradients: Mapping[str, Tensor], *, lr_factor: float, scale: float, grad_norm: float) -> None:
+        """Update every tensor that has a gradient, clipped to `max_grad_norm`; the gradients are overwritten.
 
-        The gradients are used up: what they hold afterwards is of no use. A norm that is not finite is refused, as is
-        a gradient that fits no tensor, before anything has moved.
+        Args:
+            gradients: Sums over targets, by name.
+            lr_factor: Factor of the learning rates, from the schedule.
+            scale: Factor of the gradients.
+            grad_norm: The result of the method `grad_norm`.
+
+        Raises:
+            HeedfulError: If a gradient does not fit its tensor, or the norm is not finite; then nothing has changed.
         """
         self._check(gradients)
-        if not math.isfinite(norm):
-            raise HeedfulError(
-                f"the norm of the gradients is {norm}, and nothing was changed: leave the step out, or lower the rate"
+        if not math.isfinite(grad_norm):
+            raise RunError(
+                f"the norm of the gradients is {grad_norm}, and nothing was changed: skip the step, or lower "
+                "train.optimizer.lr"
             )
-        clip = self.settings.max_grad_norm
-        if clip is not None and norm > clip:
-            scale *= clip / norm
-        for (rate, decay), names in self._groups.items():
+        max_norm = self.settings.max_grad_norm
+        if max_norm is not None and grad_norm > max_norm:
+            scale *= max_norm / grad_norm
+        for (lr, decay), names in self._groups.items():
             for name in (name for name in names if name in gradients and gradients[name].is_sparse):
-                self._move_some(name, gradients[name], rate * factor, decay, scale)
+                self._update_sparse(name, gradients[name], lr * lr_factor, decay, scale)
             if names := [name for name in names if name in gradients and not gradients[name].is_sparse]:
-                for name in self._lagging.keys() & names:  # their steps so far come before this one
+                for name in self._lazy.keys() & names:  # their pending steps come before this one
                     self.catch_up(name)
-                self._move(names, [gradients[name].contiguous() for name in names], rate * factor, decay, scale)
+                dense = [gradients[name].contiguous() for name in names]
+                self._update_dense(names, dense, lr * lr_factor, decay, scale)
 
-    def _move(self, names: list[str], gradients: list[Tensor], rate: float, decay: float, scale: float) -> None:
+    def _update_dense(self, names: list[str], gradients: list[Tensor], lr: float, decay: float, scale: float) -> None:
         parameters = [self._parameters[name] for name in names]
         m, v = [self._m[name] for name in names], [self._v[name] for name in names]
         steps = [self._steps[name] for name in names]
-        if has_kernel(parameters) and len({float(each) for each in steps}) == 1:
+        if has_kernel(parameters) and len({float(step) for step in steps}) == 1:
             torch._foreach_add_(steps, 1)
-            self._move_together(
-                list(zip(parameters, m, v, gradients, strict=True)), rate, decay, float(steps[0]), scale
-            )
+            tensors = list(zip(parameters, m, v, gradients, strict=True))
+            self._update_by_kernel(tensors, lr, decay, float(steps[0]), scale)
             return
         # gradients have to be contiguous: the fused kernel does not look at strides
         if scale != 1.0:
@@ -251,52 +261,51 @@ class Optimizer:
             amsgrad=False,
             beta1=self.settings.betas[0],
             beta2=self.settings.betas[1],
-            lr=rate,
+            lr=lr,
             weight_decay=decay,
             eps=self.settings.eps,
             maximize=False,
         )
 
-    def _move_together(
-        self, tensors: list[tuple[Tensor, ...]], rate: float, decay: float, done: float, scale: float
+    def _update_by_kernel(
+        self, tensors: list[tuple[Tensor, ...]], lr: float, decay: float, step: float, scale: float
     ) -> None:
-        """The same by our kernel, which reads and writes everything once."""
-        found = kernels()
-        assert found is not None
-        lines, before = [], 0
-        for each in tensors:
-            count = each[0].numel()
-            lines.append([*(part.data_ptr() for part in each), count, before])
-            before += -(-count // PIECE)
-        step = torch.tensor(self._numbers(rate, decay, done), dtype=torch.float32, device="cpu")
-        lined = torch.tensor(lines, dtype=torch.int64, device="cpu")
+        """Update by our kernel, which reads and writes every number once."""
+        library = kernels()
+        assert library is not None
+        table, before = [], 0
+        for group in tensors:
+            numel = group[0].numel()
+            table.append([*(tensor.data_ptr() for tensor in group), numel, before])
+            before += -(-numel // PIECE)
+        factors = torch.tensor(self._step_factors(lr, decay, step), dtype=torch.float32, device="cpu")
+        pointers = torch.tensor(table, dtype=torch.int64, device="cpu")
         b1, b2 = self.settings.betas
-        found.adamw(
-            len(lines), lined.data_ptr(), step.data_ptr(), scale, b1, b2, self.settings.eps, torch.get_num_threads()
-        )
+        threads = torch.get_num_threads()
+        library.adamw(len(table), pointers.data_ptr(), factors.data_ptr(), scale, b1, b2, self.settings.eps, threads)
 
-    def _numbers(self, rate: float, decay: float, done: float) -> tuple[float, float, float]:
-        """What our kernels need of a step: 1 - rate decay, rate / c1, 1 / sqrt(c2)."""
+    def _step_factors(self, lr: float, decay: float, step: float) -> tuple[float, float, float]:
+        """The numbers of a step that our kernels need: 1 - lr decay, lr / c1, 1 / sqrt(c2)."""
         b1, b2 = self.settings.betas
-        return 1 - rate * decay, rate / (1 - b1**done), (1 - b2**done) ** -0.5
+        return 1 - lr * decay, lr / (1 - b1**step), (1 - b2**step) ** -0.5
 
-    def _move_some(self, name: str, gradient: Tensor, rate: float, decay: float, scale: float) -> None:
-        lag = self._lagging[name]
+    def _update_sparse(self, name: str, gradient: Tensor, lr: float, decay: float, scale: float) -> None:
+        pending = self._lazy[name]
         self._steps[name] += 1
-        lag.steps.append(self._numbers(rate, decay, float(self._steps[name])))
-        self._move_rows(name, gradient.indices()[0], gradient.values().contiguous(), scale)
-        if len(lag.steps) == HISTORY:
+        pending.steps.append(self._step_factors(lr, decay, float(self._steps[name])))
+        self._update_rows(name, gradient.indices()[0], gradient.values().contiguous(), scale)
+        if len(pending.steps) == MAX_PENDING_STEPS:
             self.catch_up(name)
 
-    def _move_rows(self, name: str, rows: Tensor | None, gradient: Tensor | None, scale: float) -> None:
-        found, lag, parameter = kernels(), self._lagging[name], self._parameters[name]
-        assert found is not None
-        steps = torch.tensor(lag.steps, dtype=torch.float32, device="cpu")
-        found.adamw_rows(
+    def _update_rows(self, name: str, rows: Tensor | None, gradient: Tensor | None, scale: float) -> None:
+        library, pending, parameter = kernels(), self._lazy[name], self._parameters[name]
+        assert library is not None
+        steps = torch.tensor(pending.steps, dtype=torch.float32, device="cpu")
+        library.adamw_rows(
             parameter.data_ptr(),
             self._m[name].data_ptr(),
             self._v[name].data_ptr(),
-            lag.moved.data_ptr(),
+            pending.applied.data_ptr(),
             parameter.shape[1],
             0 if rows is None else rows.data_ptr(),
             len(parameter) if rows is None else len(rows),
@@ -313,17 +322,18 @@ class Optimizer:
         for name, gradient in gradients.items():
             parameter = self._parameters.get(name)
             if parameter is None:
-                raise HeedfulError(f"there is a gradient for {name}, which is not among the trained tensors")
-            if not _alike(gradient, parameter):
-                told = f"the gradient of {name} is {_described(gradient)}"
-                raise HeedfulError(f"{told}; expected {_described(parameter)} as its tensor")
+                raise HeedfulError(f"there is a gradient for {name}, which is not a trained tensor")
+            if not _same_type(gradient, parameter):
+                raise HeedfulError(
+                    f"the gradient of {name} is {_described(gradient)}; expected {_described(parameter)} as its tensor"
+                )
             if gradient.is_sparse:
                 self._check_rows(name, gradient)
 
     def _check_rows(self, name: str, gradient: Tensor) -> None:
-        """Refuse a sparse gradient that the kernel would read, or write, beside the rows of its table."""
-        if name not in self._lagging:
-            raise HeedfulError(f"the gradient of {name} is sparse: call lag({name!r}) first, or give a dense one")
+        """Refuse a sparse gradient for which the kernel would read or write outside of the table."""
+        if name not in self._lazy:
+            raise HeedfulError(f"the gradient of {name} is sparse: call make_lazy({name!r}) first, or make it dense")
         if gradient.sparse_dim() != 1 or not gradient.is_coalesced():
             raise HeedfulError(
                 f"the gradient of {name} is sparse in {gradient.sparse_dim()} dimensions, "
@@ -336,50 +346,54 @@ class Optimizer:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next step depends on but the tensors themselves: m and v, and with bias correction the steps.
+        """Return everything else that the next step depends on: m and v, and with bias correction the step counts.
 
         They are not copies: the next step changes them.
         """
-        self.settle()
+        self.flush()
         kinds = {"m": self._m, "v": self._v} | ({"steps": self._steps} if self.settings.bias_correction else {})
-        return {f"{name}.{kind}": each for kind, tensors in kinds.items() for name, each in tensors.items()}
+        return {f"{name}.{kind}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` gave, bit for bit; what does not fit is refused, before anything has changed."""
-        mine = self.state()
-        wrong = [f"{name} is missing" for name in mine if name not in state]
-        wrong += [f"{name} is not expected" for name in state if name not in mine]
+        """Restore a state, bit for bit.
+
+        Raises:
+            RunError: If it is of other tensors; then nothing has changed.
+        """
+        own = self.state()
+        wrong = [f"{name} is missing" for name in own if name not in state]
+        wrong += [f"{name} is not expected" for name in state if name not in own]
         wrong += [
             f"{name} is {_described(state[name])}, expected {_described(tensor)}"
-            for name, tensor in mine.items()
-            if name in state and not _alike(state[name], tensor)
+            for name, tensor in own.items()
+            if name in state and not _same_type(state[name], tensor)
         ]
         if wrong:
             listed = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if wrong[4:] else "")
-            raise HeedfulError(
-                f"the optimizer's state was saved for another model, or with another bias_correction: {listed}. Go on "
-                "with the model and the settings of that run, or begin anew"
+            raise RunError(
+                f"the optimizer's state was saved for another model, or with another bias_correction: {listed}. Resume "
+                "with the model and the settings of that run, or start again"
             )
-        for name, tensor in mine.items():
+        for name, tensor in own.items():
             tensor.copy_(state[name])
 
 
 def has_kernel(parameters: Iterable[Tensor]) -> bool:
-    """Whether our kernel moves such tensors."""
+    """Whether our kernel in C++ can update all of these tensors."""
     return kernels() is not None and all(
-        each.device.type == "cpu" and each.dtype == torch.float32 for each in parameters
+        tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in parameters
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Lag:
-    """How far the rows of a matrix are: moved[row] of the steps, whose numbers are those that the kernel needs."""
+class _PendingSteps:
+    """Recent steps of a lazy matrix, of which row i has had the first `applied[i]`."""
 
-    moved: Tensor
-    steps: list[tuple[float, float, float]] = field(default_factory=list)
+    applied: Tensor
+    steps: list[tuple[float, float, float]] = field(default_factory=list)  # see `_step_factors`
 
 
-def _alike(tensor: Tensor, other: Tensor) -> bool:
+def _same_type(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and tensor.dtype == other.dtype
 
 

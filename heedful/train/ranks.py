@@ -1,4 +1,4 @@
-"""Ranks: one process alone, or several that torchrun started, which sum numbers and agree on everything else."""
+"""Ranks: the processes of data-parallel training, which sum gradients and agree on everything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
@@ -17,172 +17,178 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from heedful.errors import HeedfulError
+from heedful.errors import RunError, SettingError
 from heedful.train.heartbeat import Heartbeat, format_ranks
+
+T = TypeVar("T")
+CONNECTION_ERROR = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # in messages of torch
+RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # minimal time in which all ranks have to be started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """How many processes share the work, and which one this is."""
+    """The number of processes that share the work, and the number of this one."""
 
     rank: int = 0
     size: int = 1
-    channel: Any = None  # the group that speaks; None: the one of all that is there from the start
-    alive: Heartbeat | None = None  # the signs of life of all ranks
-    patience: timedelta = timedelta(minutes=10)  # how long one rank waits for another
+    process_group: dist.ProcessGroup | None = None  # of collective operations; None: the default group
+    heartbeat: Heartbeat | None = None
+    timeout: timedelta = timedelta(minutes=10)  # how long one rank waits for another
 
     @property
-    def first(self) -> bool:
-        """Whether this one writes."""
+    def is_main(self) -> bool:
+        """Whether this rank writes files and reports."""
         return self.rank == 0
 
-    def begin(self, flat: Tensor) -> Any:
-        """Begin to make a tensor the sum of all ranks' own, in place; all ranks begin the same sums in one order."""
-        with self.told():
-            return dist.all_reduce(flat, group=self.channel, async_op=True)
+    def all_reduce_async(self, flat: Tensor) -> dist.Work | None:
+        """Begin to sum a tensor over all ranks, in place; all ranks begin the same sums in the same order."""
+        with self.translate_errors():
+            return dist.all_reduce(flat, group=self.process_group, async_op=True)
 
-    def finish(self, begun: Any) -> None:
-        """Wait for such a sum."""
-        with self.told():
-            begun.wait()
+    def wait(self, work: dist.Work | None) -> None:
+        """Wait for the end of `all_reduce_async`."""
+        if work is not None:
+            with self.translate_errors():
+                work.wait()
 
-    def group(self, members: Sequence[int]) -> Any:
-        """A group of some ranks for sums of their own; all ranks call this, and others than the members get None."""
-        with self.told():
-            made = dist.new_group(list(members), timeout=self.patience)
-        return made if self.rank in members else None
+    def new_subgroup(self, members: Sequence[int]) -> dist.ProcessGroup | None:
+        """Make a process group of some ranks; all ranks call this, and the others get None."""
+        with self.translate_errors():
+            group: dist.ProcessGroup = dist.new_group(list(members), timeout=self.timeout)
+        return group if self.rank in members else None
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank has, in the order of the ranks, on every rank; plain values of our own processes only."""
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of the ranks. They are pickled: for our own processes only."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        with self.told():
-            dist.all_gather_object(found, value, group=self.channel)
-        return found
+        values = [value] * self.size
+        with self.translate_errors():
+            dist.all_gather_object(values, value, group=self.process_group)
+        return values
 
-    def numbers(self, *values: int | float) -> list[list[float]]:
-        """Some numbers of each rank, in the order of the ranks, on every rank."""
-        mine = torch.tensor(values, dtype=torch.float64)
-        found = [mine]
+    def all_gather_scalars(self, *values: float) -> list[list[float]]:
+        """Return some float64 numbers of all ranks, [ranks, values]."""
+        own = torch.tensor(values, dtype=torch.float64)
+        gathered = [own]
         if self.size > 1:
-            found = [torch.empty_like(mine) for _ in range(self.size)]
-            with self.told():
-                dist.all_gather(found, mine, group=self.channel)
-        return [each.tolist() for each in found]
+            gathered = [torch.empty_like(own) for _ in range(self.size)]
+            with self.translate_errors():
+                dist.all_gather(gathered, own, group=self.process_group)
+        return [numbers.tolist() for numbers in gathered]
 
-    def apart(self) -> Ranks:
-        """The same ranks with a channel of their own, for what goes on beside; all ranks call this."""
+    def with_new_group(self) -> Ranks:
+        """Return the same ranks with their own process group, for a background thread; all ranks call this."""
         if self.size == 1:
             return self
-        with self.told():
-            return replace(self, channel=dist.new_group(timeout=self.patience))
+        with self.translate_errors():
+            return replace(self, process_group=dist.new_group(timeout=self.timeout))
 
-    def wait(self) -> None:
-        """Until all ranks are here."""
-        self.numbers(0)
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.all_gather_scalars(0)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """An exchange: what the library says when a connection breaks, or when nothing comes, in words."""
-        if self.alive is not None:
-            self.alive.count += 1
+    def translate_errors(self) -> Iterator[None]:
+        """Wrap a collective: turn connection errors and timeouts into a RunError that names the missing rank."""
+        if self.heartbeat is not None:
+            self.heartbeat.collectives += 1
         try:
             yield
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or CONNECTION_ERROR.search(str(error))):
                 raise
-            whom = "another one" if self.alive is None else self.alive.missing()
-            raise HeedfulError(
-                f"rank {self.rank} waits for {whom}, which has ended, or hangs: {_said(error)}. See what the "
-                "others said; started again, the run resumes from its newest checkpoint"
+            missing = "another rank" if self.heartbeat is None else self.heartbeat.missing_ranks()
+            raise RunError(
+                f"rank {self.rank} waits for {missing}, which has ended, or hangs: {_first_sentence(error)}. See the "
+                "messages of the other ranks; the same command resumes the run from its newest checkpoint"
             ) from None
 
 
 SINGLE_PROCESS = Ranks()
-CONNECTION_ERROR = re.compile(
-    r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE
-)  # not all errors name their library
-RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # for which ranks wait for others to be started, at least
 
 
 @contextmanager
 def connect_ranks() -> Iterator[Ranks]:
-    """The ranks that torchrun started, or this process alone; gloo connects them, and NCCL what lies on GPUs.
+    """Connect the ranks that torchrun started, or yield SINGLE_PROCESS; gloo on the CPU, NCCL on GPUs.
 
-    One rank waits for another ten minutes, or as many seconds as HEEDFUL_DIST_TIMEOUT says.
+    A rank waits for another for HEEDFUL_DIST_TIMEOUT seconds (600 by default).
+
+    Raises:
+        RunError: If not all ranks can be reached.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS
         return
-    patience = _patience()
-    meeting = max(patience, RENDEZVOUS_TIMEOUT)
+    timeout = _timeout()
+    start_timeout = max(timeout, RENDEZVOUS_TIMEOUT)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=meeting))
-        store = _met(store, rank, size, meeting)
+        store, rank, size = next(rendezvous("env://", timeout=start_timeout))
+        store = _store_of_this_start(store, rank, size, start_timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-        alive = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
     except RuntimeError as error:
-        given = os.environ
-        raise HeedfulError(
-            f"rank {given.get('RANK')} of {given['WORLD_SIZE']} did not meet the others at "
-            f"{given.get('MASTER_ADDR')}:{given.get('MASTER_PORT')}: {_said(error)}. Is each of them started, and is "
-            "that address, which is rank 0's, to be reached from here?"
+        environment = os.environ
+        raise RunError(
+            f"rank {environment.get('RANK')} of {environment['WORLD_SIZE']} could not connect to the others at "
+            f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}: {_first_sentence(error)}. Check that "
+            "all ranks are started, and that this address, which is rank 0's, can be reached from here"
         ) from None
     try:
-        yield Ranks(rank=rank, size=size, alive=alive, patience=patience)
+        yield Ranks(rank=rank, size=size, heartbeat=heartbeat, timeout=timeout)
     finally:
-        alive.end()
+        heartbeat.stop()
         dist.destroy_process_group()
 
 
-def _said(error: RuntimeError) -> str:
-    """What the library says, without the place in its code."""
+def _first_sentence(error: RuntimeError) -> str:
+    """The message of a torch error without its place in the source."""
     return re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0].partition("\n")[0]
 
 
-def _patience() -> timedelta:
-    given = os.environ.get("HEEDFUL_DIST_TIMEOUT", "600")
+def _timeout() -> timedelta:
+    value = os.environ.get("HEEDFUL_DIST_TIMEOUT", "600")
     try:
-        found = timedelta(seconds=float(given))
+        timeout = timedelta(seconds=float(value))
     except (ValueError, OverflowError):
-        found = timedelta()
-    if found <= timedelta():
-        raise HeedfulError(f'HEEDFUL_DIST_TIMEOUT is "{given}"; expected a number of seconds above 0')
-    return found
+        timeout = timedelta()
+    if timeout <= timedelta():
+        raise SettingError(
+            f'HEEDFUL_DIST_TIMEOUT is "{value}"; expected a number of seconds above 0', path="HEEDFUL_DIST_TIMEOUT"
+        )
+    return timeout
 
 
-def _met(store: Any, rank: int, size: int, meeting: timedelta) -> Any:
-    """What all ranks of this start share, once all of them are here; without what an earlier start said.
+def _store_of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """Return a store that the ranks of this start share, once all are connected, without keys of earlier starts.
 
-    torchrun keeps its store when it starts ranks again (pytorch#135712, #167288), so that they would look for ranks
-    that are gone, and on several nodes no number tells one start from another. So each rank calls with a name that is
-    its own, and the first one answers every call with the place where those of its start come together.
+    torchrun keeps its store when it restarts ranks (pytorch#135712, #167288), so that they would look for ranks that
+    are gone; and on several nodes no number tells one start from another. So each rank writes a random name, and rank
+    0 answers every name with the prefix of the shared store.
     """
-    mine = uuid4().hex
+    name = uuid4().hex
     if rank:
-        store.set(f"heedful/call/{rank}", mine)
-        store.wait([f"heedful/answer/{mine}"], meeting)
-        shared = _place(store, store.get(f"heedful/answer/{mine}").decode())
+        store.set(f"heedful/call/{rank}", name)
+        store.wait([f"heedful/answer/{name}"], timeout)
+        shared = _prefixed(store, store.get(f"heedful/answer/{name}").decode())
         shared.set(f"here/{rank}", "")
-        shared.wait(["all"], meeting)
+        shared.wait(["all"], timeout)
         return shared
-    shared, end = _place(store, mine), time.monotonic() + meeting.total_seconds()
+    shared, end = _prefixed(store, name), time.monotonic() + timeout.total_seconds()
     answered: dict[int, bytes] = {}
-    while away := [each for each in range(1, size) if not shared.check([f"here/{each}"])]:
+    while absent := [other for other in range(1, size) if not shared.check([f"here/{other}"])]:
         if time.monotonic() > end:
-            raise dist.DistStoreError(f"nothing was heard of {format_ranks(away)}")
-        for each in away:
-            if store.check([f"heedful/call/{each}"]):
-                call = store.get(f"heedful/call/{each}")
-                if answered.get(each) != call:  # it may be that of an earlier start, and another one comes
-                    store.set(f"heedful/answer/{call.decode()}", mine)
-                    answered[each] = call
+            raise dist.DistStoreError(f"no connection from {format_ranks(absent)}")
+        for other in absent:
+            if store.check([f"heedful/call/{other}"]):
+                call = store.get(f"heedful/call/{other}")
+                if answered.get(other) != call:  # it may be from an earlier start, and another call follows
+                    store.set(f"heedful/answer/{call.decode()}", name)
+                    answered[other] = call
         time.sleep(0.02)
     shared.set("all", "")
     return shared
 
 
-def _place(store: Any, name: str) -> Any:
+def _prefixed(store: dist.Store, name: str) -> dist.Store:
     return dist.distributed_c10d.PrefixStore(f"heedful/{name}", store)

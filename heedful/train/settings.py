@@ -200,7 +200,7 @@ class TrainSettings:
         length = float(self.time_budget or 0)
         return f"{length:g} minutes" if length >= 1 else f"{60 * length:g} seconds"
 
-    def lasting(
+    def with_duration(
         self, *, epochs: float | None = None, max_steps: int | None = None, time_budget: float | str | None = None
     ) -> TrainSettings:
         """Return these settings with another duration."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from heedful.errors import HeedfulError
+from heedful.errors import RunError
 from heedful.objectives import Objective, Sample
 from heedful.train.settings import DIVERGENCE_ADVICE
 
@@ -16,35 +16,41 @@ class Step(NamedTuple):
     """The record of one update."""
 
     number: int  # from 1
-    epoch: float  # how many times the samples have been seen, after this step
-    loss: float  # the mean over all targets of the step; 0 where there are none
-    lr: float  # the highest of all parameters
-    grad_norm: float  # of the gradient, before clipping
+    epoch: float  # passes over the samples, after this step
+    loss: float  # mean over all targets of the step; 0 if there are none
+    lr: float  # the largest learning rate of all parameters
+    grad_norm: float  # before clipping
     tokens: int  # of all ranks
     seconds: float
-    updated: bool  # False: left out, because a number was not finite
+    updated: bool  # False: skipped, because the loss or the gradient is not finite
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The values that equal runs share: all but times."""
-        said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
-        return said if self.updated else said | {"skipped": True}
+    def record(self) -> dict[str, float | bool]:
+        """The values of the journal: all but times, which differ between equal runs."""
+        record = {
+            "step": self.number,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "lr": self.lr,
+            "grad_norm": self.grad_norm,
+        }
+        return record if self.updated else record | {"skipped": True}
 
 
-class DivergedError(HeedfulError):
-    """A loss or a gradient is not finite, and the weights are those from before the step; or what was measured is."""
+class DivergedError(RunError):
+    """The loss, the gradient or an evaluation is not finite; the weights are those from before the step."""
 
     def __init__(self, message: str, step: Step | None = None) -> None:
         super().__init__(message)
-        self.step = step  # the one that was not done
+        self.step = step  # the one that was not applied
 
 
 class StoppedError(Exception):
-    """A stop was asked for, on some rank; the step that was running is left, and nothing has changed."""
+    """A stop was requested on some rank; the running step is abandoned, and nothing has changed."""
 
 
 class Stage(NamedTuple):
-    """Samples, batch size and objective from `share` (0 to 1) of the training on; None: those of the first stage."""
+    """The samples, batch size and objective used from `share` (0 to 1) of training onwards; None: as before."""
 
     share: float
     samples: Sequence[Sample]
@@ -52,13 +58,15 @@ class Stage(NamedTuple):
     objective: Objective | None = None
 
 
-def round_to_groups(batch: int, together: int) -> int:
-    """The batch size in whole groups of samples that one loss sees, at least one group."""
-    return max(batch, together) // together * together
+def round_to_groups(batch_size: int, group_size: int) -> int:
+    """Round a batch size down to whole groups of samples that one loss sees at once, at least one group."""
+    return max(batch_size, group_size) // group_size * group_size
 
 
 def divergence_error(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
-    bad = [name for name, each in gradients.items() if not (each.values() if each.is_sparse else each).isfinite().all()]
+    """Return the error for a step whose loss or gradient is not finite, with the names of such gradients."""
+    values = {name: grad.values() if grad.is_sparse else grad for name, grad in gradients.items()}
+    bad = [name for name, grad in values.items() if not grad.isfinite().all()]
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
     return DivergedError(
         f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.grad_norm}"

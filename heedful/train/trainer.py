@@ -1,4 +1,4 @@
-"""Trainer: `for step in trainer:` trains, and what stands below that line is the extension point."""
+"""Trainer: `for step in trainer:` trains a model on samples, with gradient accumulation and data parallelism."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
-from heedful.data.sampler import BatchPlan, BatchSampler, assign_to_ranks, derive_seed, group, split_microbatches
+from heedful.data.sampler import BatchPlan, BatchSampler, derive_seed
 from heedful.device import resolve_device, resolve_dtype
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.model.stack import Transformer
 from heedful.objectives import Objective, PerEpochSamples, Sample
 from heedful.objectives.base import term_scales
+from heedful.random_streams import Stream
 from heedful.train.compiled import CompiledBlocks
 from heedful.train.ddp import Replicated, trainable_parameters
 from heedful.train.ema import WeightAverage
 from heedful.train.lazy_embedding import LazyRows, make_embeddings_lazy
+from heedful.train.microbatch import MicroBatch, RankShare, is_out_of_memory, seeded
 from heedful.train.optim import Optimizer, lr_factor
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import TrainSettings
@@ -43,11 +45,13 @@ __all__ = [
     "select_prefix",
 ]
 
-DROPOUT = 1  # what a seed is mixed with, so that what it draws here is drawn nowhere else
-
 
 class Trainer:
-    """Trains a model on samples; `loaded` is in eval mode, and has the current weights, in float32, once it settled."""
+    """Trains a model by an objective on samples.
+
+    `loaded` stays in eval mode between steps, with float32 weights. Call `loaded.flush()` to apply pending lazy
+    updates of embeddings before reading its weights.
+    """
 
     def __init__(
         self,
@@ -57,177 +61,190 @@ class Trainer:
         settings: TrainSettings,
         ranks: Ranks = SINGLE_PROCESS,
         *,
-        later: Sequence[Stage] = (),
+        later_stages: Sequence[Stage] = (),
     ) -> None:
-        self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the stage
-        self._tables: list[nn.Embedding] = []
-        self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
+        self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the current stage
+        self._lazy_tables: list[nn.Embedding] = []
+        extra_module = objective.beside
+        self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
         self.loaded = loaded
         self.device = next(loaded.parameters()).device if settings.device is None else resolve_device(settings.device)
         for model in self._models:
             model.to(self.device)
-        self._mode(train=False)
-        self.stages = (Stage(0.0, samples, objective=objective), *later)
+        self._set_mode(train=False)
+        self.stages = (Stage(0.0, samples, objective=objective), *later_stages)
         self._objectives = [stage.objective or objective for stage in self.stages]
         if not all(len(stage.samples) for stage in self.stages):
-            raise HeedfulError("there is nothing to train on: no example gave a sample")
+            raise HeedfulError("there are no samples to train on: check that the examples can be learned from")
         self._orders = [
             BatchSampler(
                 count=len(stage.samples),
-                batch=round_to_groups(stage.batch_size or settings.batch_size, learned.together),
+                batch=round_to_groups(stage.batch_size or settings.batch_size, of_stage.together),
                 seed=settings.seed,
             )
-            for stage, learned in zip(self.stages, self._objectives, strict=True)
+            for stage, of_stage in zip(self.stages, self._objectives, strict=True)
         ]
-        self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
+        self.stage = 0  # number of the current stage
+        self._stage_step, self._stage_epoch = 0, 0.0  # step and epoch in which it began
         self.precision = resolve_dtype(settings.precision, self.device)
-        self.step = 0  # updates done
-        self.seconds, self.read = 0.0, 0  # spent in them, resumed runs included; tokens of them, over all ranks
-        self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
-        self._tokens = settings.max_tokens_per_microbatch
-        self._skipped = 0  # steps in a row
-        self._together = _together(loaded, objective.beside, settings, ranks)
+        self.step = 0  # updates so far
+        self.seconds, self.tokens_seen = 0.0, 0  # over all updates and ranks, resumed runs included
+        self.stop_requested = False  # set it at any moment: all ranks stop after the same step
+        self._max_tokens = settings.max_tokens_per_microbatch
+        self._skipped = 0  # consecutive steps
+        self._data_parallel = _data_parallel(loaded, extra_module, settings, ranks)
         self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
-        self._parameters = self._together.parameters
+        self._parameters = self._data_parallel.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimizer)
         self.average = WeightAverage(self._parameters, settings.ema_decay)
         if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
-            self._tables = make_embeddings_lazy(self._models, self._parameters, self._optimizer)
+            self._lazy_tables = make_embeddings_lazy(self._models, self._parameters, self._optimizer)
             loaded.flush = LazyRows(self._optimizer)
-        for model in (part for module in self._models for part in module.modules() if isinstance(part, Transformer)):
-            model.execution = replace(model.execution, gradient_checkpointing=settings.gradient_checkpointing)
+        for part in (part for module in self._models for part in module.modules() if isinstance(part, Transformer)):
+            part.execution = replace(part.execution, gradient_checkpointing=settings.gradient_checkpointing)
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """Those of the stage."""
+        """The samples of the current stage."""
         return self.stages[self.stage].samples
 
     @property
     def order(self) -> BatchSampler:
-        """That of the stage."""
+        """The order of the samples of the current stage."""
         return self._orders[self.stage]
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """All that is trained here, by name; what stands beside the model has its names behind "beside."."""
-        self._optimizer.settle()
+        """All trained parameters by name, up to date; those of the extra module are prefixed "beside."."""
+        self._optimizer.flush()
         return dict(self._parameters)
 
-    def whole(self) -> AbstractContextManager[None]:
-        """While all weights are in the model, on every rank; all ranks come here. Elsewhere each may have a part."""
-        self._optimizer.settle()
-        return self._together.whole()
+    def full_params(self) -> AbstractContextManager[None]:
+        """Context in which the model has all weights, on every rank; all ranks enter it."""
+        self._optimizer.flush()
+        return self._data_parallel.full_params()
 
     @property
-    def parted(self) -> bool:
-        """Whether this rank has a part of the state only."""
-        return self._together.copies < self.ranks.size
+    def is_sharded(self) -> bool:
+        """Whether each rank has shards of the state only."""
+        return self._data_parallel.num_replicas < self.ranks.size
 
     @property
-    def copies(self) -> int:
-        """How many ranks have the same state."""
-        return self._together.copies
+    def num_replicas(self) -> int:
+        """The number of ranks that have the same state."""
+        return self._data_parallel.num_replicas
 
-    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a state with what they are parts of, where they are parts."""
-        return self._together.placed(tensors)
+    def as_dtensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a state, shards as DTensors."""
+        return self._data_parallel.as_dtensors(tensors)
 
     @property
     def epoch(self) -> float:
-        """How many times the samples have been seen."""
-        return self._epoch(self.step)
+        """Passes over the samples so far."""
+        return self._epoch_after(self.step)
 
     @property
-    def total(self) -> int | None:
-        """How many steps there will be; None: until the time is over."""
+    def total_steps(self) -> int | None:
+        """The number of steps of the whole training; None with a time budget."""
         if self.settings.epochs is not None:
             return max(1, round(self.settings.epochs * self._orders[0].steps))
         return self.settings.max_steps
 
     @property
-    def done(self) -> float:
-        """The share of the whole, from 0 to 1."""
+    def progress(self) -> float:
+        """The share of training that is done, from 0 to 1."""
         if (budget := self.settings.budget_seconds) is not None:
             return min(1.0, self.seconds / budget)
-        assert self.total is not None
-        return self.step / self.total
+        assert self.total_steps is not None
+        return self.step / self.total_steps
 
     def __iter__(self) -> Iterator[Step]:
-        """Steps until the end, or until a stop was asked for."""
+        """Train until the end, or until a stop is requested; yields the record of each step."""
         try:
-            while self.done < 1:
+            while self.progress < 1:
                 try:
-                    step = self.advance()
+                    step = self.train_step()
                 except StoppedError:
                     return
                 yield step
         finally:
-            self._optimizer.settle()
+            self._optimizer.flush()
 
-    def advance(self) -> Step:
-        """One update over one batch of samples."""
+    def train_step(self) -> Step:
+        """Run one optimizer update over one batch of samples.
+
+        Raises:
+            DivergedError: If the loss or the gradient is not finite, in more consecutive steps than settings allow.
+            StoppedError: If a stop was requested on some rank.
+        """
         start = time.perf_counter()
-        self._enter()
-        mine = self._gradients(self.order.turn(self.step - self._begun, self.objective.num_static_masks))
-        gradients = self._together.gradients()
-        everyone = self.ranks.numbers(*mine, self._tokens, self.stopping)
-        losses, counts, tokens, budgets, stops = zip(*everyone, strict=True)
+        self._enter_stage()
+        own = self._accumulate_gradients(self.order.turn(self.step - self._stage_step, self.objective.num_static_masks))
+        gradients = self._data_parallel.reduce_gradients()
+        gathered = self.ranks.all_gather_scalars(*own, self._max_tokens, self.stop_requested)
+        losses, counts, tokens, budgets, stops = zip(*gathered, strict=True)
         if any(stops):
-            self._forget()
+            self._data_parallel.zero_grad()
             raise StoppedError
-        self._tokens = int(min(budgets))  # one for all ranks, so that a checkpoint of the first one knows it
+        self._max_tokens = int(min(budgets))  # the same on all ranks, so that rank 0's checkpoint has it
         count = sum(counts)
-        scale, share = 1 / count if count else 0.0, self._factor()
-        loss, norm = sum(losses) * scale, self._together.norm(self._optimizer.norm(gradients, scale=scale))
-        moved = math.isfinite(loss) and math.isfinite(norm)
-        if moved:
-            self._optimizer.step(gradients, factor=share, scale=scale, norm=norm)
+        scale, factor = 1 / count if count else 0.0, self._lr_factor()
+        loss = sum(losses) * scale
+        norm = self._data_parallel.global_norm(self._optimizer.grad_norm(gradients, scale=scale))
+        updated = math.isfinite(loss) and math.isfinite(norm)
+        if updated:
+            self._optimizer.step(gradients, lr_factor=factor, scale=scale, grad_norm=norm)
             self.average.update(self.step + 1)
-        number, rate = self.step + 1, share * max(self._optimizer.rates.values())
-        spent = self._agreed(time.perf_counter() - start)
-        step = Step(number, self._epoch(number), loss, rate, norm, int(sum(tokens)), spent, moved)
-        if not moved and self._skipped >= self.settings.max_nonfinite_steps:
+        number, lr = self.step + 1, factor * max(self._optimizer.peak_lrs.values())
+        seconds = self._agree_on_seconds(time.perf_counter() - start)
+        step = Step(number, self._epoch_after(number), loss, lr, norm, int(sum(tokens)), seconds, updated)
+        if not updated and self._skipped >= self.settings.max_nonfinite_steps:
             raise divergence_error(step, gradients)
-        self._forget()
-        self._skipped = 0 if moved else self._skipped + 1
-        self.step, self.seconds, self.read = number, self.seconds + spent, self.read + step.tokens
+        self._data_parallel.zero_grad()
+        self._skipped = 0 if updated else self._skipped + 1
+        self.step, self.seconds, self.tokens_seen = number, self.seconds + seconds, self.tokens_seen + step.tokens
         return step
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain values from which `load_state` goes on, to the last bit; the tensors are not copies."""
+        """Return tensors and plain values from which `load_state` resumes bit for bit; tensors are not copied."""
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
         weights |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
         optimizer = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
-        values = {"step": self.step, "seconds": self.seconds, "tokens": self._tokens, "skipped": self._skipped}
-        values["read"] = self.read
-        stage = {"stage": self.stage, "begun": self._begun, "epochs": self._epochs} if self.stages[1:] else {}
-        return weights | optimizer, values | stage | self._counted()
+        values = {"step": self.step, "seconds": self.seconds, "tokens": self._max_tokens, "skipped": self._skipped}
+        values["read"] = self.tokens_seen
+        stage = {"stage": self.stage, "begun": self._stage_step, "epochs": self._stage_epoch} if self.stages[1:] else {}
+        return weights | optimizer, values | stage | self._sample_counts()
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from there; what does not fit is refused, before anything has changed."""
-        for name, now in self._counted().items():
-            if values[name] != now:
-                raise HeedfulError(
-                    f"the checkpoint was made with {name} = {values[name]:,}, but now it is {now:,}, so that its steps "
-                    "would take other samples: put the data and the settings back, or start anew in another folder"
+        """Resume from a state.
+
+        Raises:
+            RunError: If it is of other samples or of another model; then nothing has changed.
+        """
+        for name, count in self._sample_counts().items():
+            if values[name] != count:
+                raise RunError(
+                    f"the checkpoint was made with {name} = {values[name]:,}, but now it is {count:,}, so that its "
+                    "steps would take other samples: restore the data and the settings, or start again in another "
+                    "folder"
                 )
         weights = select_prefix("model/", tensors)
-        shapes = [{name: tensor.shape for name, tensor in each.items()} for each in (weights, self._parameters)]
+        shapes = [{name: tensor.shape for name, tensor in group.items()} for group in (weights, self._parameters)]
         if shapes[0] != shapes[1]:
-            raise HeedfulError("the checkpoint is of another model: its parameters have other names or shapes")
+            raise RunError("the checkpoint is of another model: its parameters have other names or shapes")
         self._optimizer.load_state(select_prefix("optimizer/", tensors))
         with torch.no_grad():
             for name, tensor in weights.items():
                 self._parameters[name].copy_(tensor)
         self.average.load(select_prefix("average/", tensors))
-        self.step, self.seconds, self.read = values["step"], values["seconds"], values.get("read", 0)
-        self._tokens, self._skipped = values["tokens"], values["skipped"]
+        self.step, self.seconds, self.tokens_seen = values["step"], values["seconds"], values.get("read", 0)
+        self._max_tokens, self._skipped = values["tokens"], values["skipped"]
         if self.stages[1:]:
-            self.stage, self._begun, self._epochs = values["stage"], values["begun"], values["epochs"]
+            self.stage, self._stage_step, self._stage_epoch = values["stage"], values["begun"], values["epochs"]
             self.objective = self._objectives[self.stage]
 
-    def _counted(self) -> dict[str, int]:
-        """What decides which samples a step takes."""
+    def _sample_counts(self) -> dict[str, int]:
+        """The numbers that decide which samples a step takes."""
         first, *others = self._orders
         later = {f"samples_{number}": order.count for number, order in enumerate(others, 1)}
         later |= {
@@ -235,174 +252,136 @@ class Trainer:
         }
         return {"samples": first.count, "batch_size": first.batch, "seed": first.seed} | later
 
-    def _enter(self) -> None:
-        """The next stage, once the share of the whole is done from which it counts."""
-        while self.stages[self.stage + 1 :] and self.done >= self.stages[self.stage + 1].share:
-            self._epochs = self._epoch(self.step)
-            self.stage, self._begun = self.stage + 1, self.step
+    def _enter_stage(self) -> None:
+        """Switch to the next stage, if training has reached its share."""
+        while self.stages[self.stage + 1 :] and self.progress >= self.stages[self.stage + 1].share:
+            self._stage_epoch = self._epoch_after(self.step)
+            self.stage, self._stage_step = self.stage + 1, self.step
             self.objective = self._objectives[self.stage]
 
-    def _epoch(self, step: int) -> float:
-        """How many times the samples have been seen after that step."""
-        return self._epochs + (step - self._begun) / self.order.steps
+    def _epoch_after(self, step: int) -> float:
+        return self._stage_epoch + (step - self._stage_step) / self.order.steps
 
-    def _mode(self, *, train: bool) -> None:
+    def _set_mode(self, *, train: bool) -> None:
         for model in self._models:
             model.train(train)
-        for table in self._tables:
+        for table in self._lazy_tables:
             table.sparse = train
 
-    def _gradients(self, turn: BatchPlan) -> tuple[float, float, int]:
-        """This rank's part of a step: the summed loss, its count and the tokens; gradients are summed up in `grad`.
+    @contextmanager
+    def _train_mode(self) -> Iterator[None]:
+        self._set_mode(train=True)
+        try:
+            yield
+        finally:
+            self._set_mode(train=False)
 
-        Where memory is not enough, the part is done again in smaller micro-batches, or an error says how large one was.
+    def _accumulate_gradients(self, turn: BatchPlan) -> tuple[float, float, int]:
+        """Run the micro-batches of this rank; gradients accumulate in `grad`.
+
+        If memory runs out, all of them run again in smaller micro-batches. If a stop is requested, the rest is left
+        out, unless other ranks would wait for it.
+
+        Returns:
+            The summed loss, its count, and the number of tokens.
         """
-        known = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
-        samples = [known[number] for number in turn.numbers.tolist()]
-        groups = group(len(samples), self.objective.together)
-        sizes = [sum(len(samples[number]) for number in group) for group in groups]
-        mine = assign_to_ranks(sizes, self.ranks.size)[self.ranks.rank]
-        scales = self._scales(
-            *([values[number] for unit in mine for number in groups[unit]] for values in (samples, turn.keys))
-        )
+        samples = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
+        taken = [samples[number] for number in turn.numbers.tolist()]
+        share = RankShare(taken, turn.keys, self.objective.together, self.ranks.rank, self.ranks.size)
+        scales = self._term_scales(share)
         while True:
-            batches = split_microbatches([sizes[unit] for unit in mine], self._tokens)
-            members = [[number for place in batch for number in groups[mine[place]]] for batch in batches]
-            parts = [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members]
-            fillers = 0
-            if self._together.even:
-                fillers = int(max(most for (most,) in self.ranks.numbers(len(parts)))) - len(parts)
-                least = min(groups, key=lambda group: sum(len(samples[each]) for each in group))
-                parts += [([samples[each] for each in least], [turn.keys[each] for each in least])] * fillers
-            try:
-                return self._run(parts, scales, fillers)
-            except _FullError as error:
-                full = error.number
-            self._make_smaller(sum(len(samples[each]) for each in members[full]), alone=len(batches[full]) == 1)
+            self._data_parallel.zero_grad()
+            loss_sum, count, tokens, failed = 0.0, 0.0, 0, None
+            micro_batches = self._micro_batches(share)
+            for number, micro in enumerate(micro_batches):
+                if self.stop_requested and not self._data_parallel.needs_equal_steps:
+                    break
+                seed = derive_seed(self.settings.seed, Stream.DROPOUT, self.step, number, self.ranks.rank)
+                try:
+                    with self._train_mode(), seeded(seed, self.device):
+                        batch = replace(self.objective.batch(micro.samples, micro.keys), scales=scales)
+                        batch = batch.to(self.device)
+                        with self._compiled:
+                            loss = self._data_parallel.backward(
+                                self.objective,
+                                batch,
+                                precision=self.precision,
+                                weight=float(not micro.is_filler),
+                                last=number == len(micro_batches) - 1,
+                            )
+                    if not micro.is_filler:
+                        loss_sum, count = loss_sum + loss.sum.item(), count + loss.count
+                        tokens += sum(len(sample) - sample.filler for sample in micro.samples)
+                except (MemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    failed = micro
+                    break
+            if failed is None:
+                return loss_sum, count, tokens
+            self._shrink_micro_batches(failed)
 
-    def _scales(self, samples: list[Any], keys: list[Any]) -> tuple[float, ...]:
-        """How the terms of the loss are brought to one count over all micro-batches and ranks, where it has several."""
+    def _micro_batches(self, share: RankShare) -> list[MicroBatch]:
+        """The micro-batches of this rank, as many on all ranks if they have to run in step."""
+        batches = share.split(self._max_tokens)
+        if not self._data_parallel.needs_equal_steps:
+            return batches
+        most = int(max(count for (count,) in self.ranks.all_gather_scalars(len(batches))))
+        return batches + share.fillers(most - len(batches))
+
+    def _term_scales(self, share: RankShare) -> tuple[float, ...]:
+        """Factors that turn the sums of several loss terms into means over the whole step, on all ranks."""
         terms = len(self.objective.balance)
         if terms == 1:
             return ()
-        counts = self.objective.batch(samples, keys).counts if samples else (0.0,) * terms
-        return term_scales([sum(each) for each in zip(*self.ranks.numbers(*counts), strict=True)])
+        counts = self.objective.batch(share.samples, share.keys).counts if share.samples else (0.0,) * terms
+        return term_scales([sum(column) for column in zip(*self.ranks.all_gather_scalars(*counts), strict=True)])
 
-    def _run(
-        self, parts: Sequence[tuple[list[Sample], list[int]]], scales: tuple[float, ...], fillers: int
-    ) -> tuple[float, float, int]:
-        """The same of micro-batches, each the samples and their keys; the last ones only fill up, and count nothing.
-
-        A stop that was asked for cuts it short, unless other ranks would wait.
-        """
-        self._forget()
-        total, count, tokens = 0.0, 0.0, 0
-        for number, (samples, keys) in enumerate(parts):
-            if self.stopping and not self._together.even:
-                break
-            try:
-                seed = derive_seed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
-                real, last = number < len(parts) - fillers, number == len(parts) - 1
-                loss = self._learn(samples, keys, scales, seed, real=real, last=last)
-            except (MemoryError, RuntimeError) as error:
-                if not _no_memory(error):
-                    raise
-                raise _FullError(number) from None
-            if not real:
-                continue
-            total, count = total + loss[0], count + loss[1]
-            tokens += sum(len(each) - each.filler for each in samples)
-        return total, count, tokens
-
-    def _learn(
-        self, samples: list[Sample], keys: list[int], scales: tuple[float, ...], seed: int, *, real: bool, last: bool
-    ) -> tuple[float, float]:
-        """Add the gradient of a micro-batch; its summed loss and count."""
-        self._mode(train=True)
-        try:
-            with _seeded(seed, self.device):
-                batch = replace(self.objective.batch(samples, keys), scales=scales).to(self.device)
-                with self._compiled:
-                    loss = self._together.learn(
-                        self.objective, batch, precision=self.precision, weight=float(real), last=last
-                    )
-        finally:
-            self._mode(train=False)
-        return loss.sum.item(), loss.count
-
-    def _forget(self) -> None:
-        """The gradients, and the memory that they take."""
-        self._together.forget()
-
-    def _make_smaller(self, tokens: int, *, alone: bool) -> None:
-        """Micro-batches, after memory was not enough for one of so many tokens."""
+    def _shrink_micro_batches(self, failed: MicroBatch) -> None:
+        """Halve micro-batches after one did not fit into memory, or raise a RunError that says what helps."""
+        tokens = failed.num_tokens
         what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
-        if alone:
-            more = "Set train.gradient_checkpointing = true, or use shorter sequences"
-            raise HeedfulError(f"{what}, which cannot be parted; nothing was changed. {more}")
+        if failed.groups == 1:
+            advice = "Set train.gradient_checkpointing = true, or use shorter sequences"
+            raise RunError(f"{what}, which cannot be split; nothing was changed. {advice}")
         if not self.settings.shrink_batch_on_oom:
-            raise HeedfulError(
+            raise RunError(
                 f"{what}; nothing was changed. Set train.max_tokens_per_microbatch below {tokens:,}, "
                 "train.shrink_batch_on_oom = true or train.gradient_checkpointing = true"
             )
-        gc.collect()  # an error's frames may hold each other, and with them what was computed
-        self._tokens = max(1, tokens // 2)
-        warnings.warn(f"{what}; from here on they have {self._tokens:,} at most", HeedfulWarning, stacklevel=2)
+        gc.collect()  # the frames of an error may hold each other, and with them activations
+        self._max_tokens = max(1, tokens // 2)
+        warnings.warn(f"{what}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
 
-    def _factor(self) -> float:
+    def _lr_factor(self) -> float:
         if (budget := self.settings.budget_seconds) is not None:
             return lr_factor(self.settings.schedule, self.seconds, budget)
-        assert self.total is not None
-        return lr_factor(self.settings.schedule, self.step, self.total)
+        assert self.total_steps is not None
+        return lr_factor(self.settings.schedule, self.step, self.total_steps)
 
-    def _agreed(self, seconds: float) -> float:
-        """The first rank's clock counts where the schedule follows it."""
-        return self.ranks.numbers(seconds)[0][0] if self.settings.time_budget is not None else seconds
+    def _agree_on_seconds(self, seconds: float) -> float:
+        """The time of rank 0 if the schedule follows the clock, else this rank's own."""
+        if self.settings.time_budget is None:
+            return seconds
+        return self.ranks.all_gather_scalars(seconds)[0][0]
 
 
 def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin with the prefix, without it."""
+    """Return the tensors whose names begin with the prefix, by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _together(
-    loaded: ModelBundle, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks
+def _data_parallel(
+    loaded: ModelBundle, extra_module: nn.Module | None, settings: TrainSettings, ranks: Ranks
 ) -> Replicated | Sharded:
-    """Who has which weights."""
-    if not trainable_parameters(loaded, beside):
-        raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
-    half = settings.grad_reduce_dtype == "bfloat16"
-    parts = ranks.size if settings.data_parallel_shard_degree == "all" else settings.data_parallel_shard_degree
-    if parts == 1:
-        return Replicated(loaded, beside, ranks, half=half, early=not settings.shrink_batch_on_oom)
+    """Replicate or shard the weights, as settings say."""
+    if not trainable_parameters(loaded, extra_module):
+        raise HeedfulError("no parameter of the model requires a gradient: unfreeze some, or give it a new head")
+    reduce_bf16 = settings.grad_reduce_dtype == "bfloat16"
+    degree = ranks.size if settings.data_parallel_shard_degree == "all" else settings.data_parallel_shard_degree
+    if degree == 1:
+        overlap = not settings.shrink_batch_on_oom
+        return Replicated(loaded, extra_module, ranks, reduce_bf16=reduce_bf16, overlap=overlap)
     from heedful.train.fsdp import Sharded
 
-    return Sharded(loaded, beside, ranks, parts, half=half)
-
-
-class _FullError(Exception):
-    """Memory was not enough for the micro-batch of that number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def _no_memory(error: BaseException) -> bool:
-    said = ("can't allocate memory", "bad_alloc")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in str(error) for each in said)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators draw from the seed inside."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
-    before = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+    return Sharded(loaded, extra_module, ranks, degree, reduce_bf16=reduce_bf16)

@@ -13,7 +13,7 @@ from heedful.train.fit import EvalResult
 from heedful.train.trainer import Step, Trainer
 
 SCORED = EvalResult(
-    metric_value=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0}
+    metric_value=0.9, metrics={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0}
 )
 
 

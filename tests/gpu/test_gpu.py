@@ -186,8 +186,8 @@ def test_the_optimizer_moves_the_same() -> None:
             gradients = {
                 name: torch.randn(each.shape, generator=generator).to(device) for name, each in tensors.items()
             }
-            norm = optimizer.norm(gradients, scale=0.5)
-            optimizer.step(gradients, factor=0.7, scale=0.5, norm=norm)
+            norm = optimizer.grad_norm(gradients, scale=0.5)
+            optimizer.step(gradients, lr_factor=0.7, scale=0.5, grad_norm=norm)
         results.append([each.cpu() for each in tensors.values()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
@@ -231,7 +231,7 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
 
         def step(self, step: Step, trainer: Trainer) -> None:
             assert {each.device.type for each in trainer.loaded.parameters()} == {"cuda"}
-            trainer.stopping = step.number == 4
+            trainer.stop_requested = step.number == 4
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
     more = {"train.device": "cuda", "train.epochs": 6, "fit.async_checkpoint": behind}

@@ -149,7 +149,7 @@ def test_bytes_are_read_as_characters() -> None:
 def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     run = make(tmp_path / "run", "single")
     final = heedful.load(run)
-    CheckpointManager(run / "state").commit(
+    CheckpointManager(run / "state").save(
         3, {f"model/{name}": each + 1 for name, each in final.named_tensors().items()}, {}
     )
     folder = run / "state" / "step-00000003"

@@ -92,7 +92,7 @@ def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Produ
     turn = trainer.order.turn(0)
     batch = trainer.objective.batch([trainer.samples[number] for number in turn.numbers], turn.keys)
     with Products() as products:
-        step = trainer.advance()
+        step = trainer.train_step()
     assert step.tokens == len(batch.packed.tokens)
     layers = [each for each in trainer.loaded.modules() if isinstance(each, nn.Linear)]
     weights = {(min(each.weight.shape), max(each.weight.shape)) for each in layers}

@@ -39,7 +39,9 @@ class Falling:
     def __call__(self, task: Any, shares: list[Any]) -> EvalResult:
         self.number += 1
         found = self.score(task, shares)
-        return EvalResult(metric_value=found.metric_value - self.number, tie=found.tie, numbers=found.numbers)
+        return EvalResult(
+            metric_value=found.metric_value - self.number, tie_breaker=found.tie_breaker, metrics=found.metrics
+        )
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, mo
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
-        patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), numbers={}))
+        patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), metrics={}))
         found = tune("classify", given, tmp_path / "run", MANY, reporter=told).results
     (sentence,) = [each for each in told.messages if each.startswith("dev is too small to choose")]
     assert sentence in found["notes"] and "0.0100 above" in sentence

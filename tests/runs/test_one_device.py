@@ -58,7 +58,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         models = [trainer.loaded, *([] if trainer.objective.beside is None else [trainer.objective.beside])]
         assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
         with OneDevice():  # type: ignore[no-untyped-call]
-            assert trainer.advance().tokens
+            assert trainer.train_step().tokens
         raise SeenError
 
     def known(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

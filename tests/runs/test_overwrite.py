@@ -10,8 +10,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.overwrite import overwriting
 from heedful.runs.results import RESULTS
 from heedful.runs.run_folder import SETTINGS
-from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.ranks import SINGLE_PROCESS
+from heedful.train.run_lock import LOCK, lock_run
 
 
 def write_run(folder: Path, content: str, *names: str) -> Path:

@@ -28,9 +28,9 @@ from heedful.runs import run as run_module
 from heedful.runs import run_folder as folder_module
 from heedful.runs.evaluate import evaluate_glue
 from heedful.runs.finetune import run as module
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
+from heedful.train.run_lock import lock_run
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError, Step, Trainer
 from tests.support.generated_data import as_csv, assignments, classified, data, labelled, tune

@@ -45,7 +45,7 @@ class Messages(Reporter):
         self._stop_after = stop_after
 
     def step(self, step: Any, trainer: Any) -> None:
-        trainer.stopping = step.number == self._stop_after
+        trainer.stop_requested = step.number == self._stop_after
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -27,6 +27,6 @@ class Told(Reporter):
 
     def step(self, step: Step, trainer: Trainer) -> None:
         """Stop, or die."""
-        trainer.stopping = trainer.stopping or step.number == self.stop
+        trainer.stop_requested = trainer.stop_requested or step.number == self.stop
         if step.number == self.die and not self.after:
             raise KeyError("the power failed")

@@ -98,9 +98,9 @@ def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
 def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Updates, and what memory and open files there are at 20 moments after the first tenth."""
     seen = []
-    assert trainer.total is not None
+    assert trainer.total_steps is not None
     for step in trainer:
-        if step.number % (trainer.total // 20) == 0 and step.number >= trainer.total // 10:
+        if step.number % (trainer.total_steps // 20) == 0 and step.number >= trainer.total_steps // 10:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             seen.append((step.number, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
     return {"seen": seen}
@@ -110,16 +110,16 @@ def together(job: Job, trainer: Trainer) -> dict[str, Any]:
     """What ranks say to each other."""
     mine = trainer.ranks
     tensors = [torch.arange(5.0), torch.ones(6) * mine.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
-    begun = [mine.begin(tensor) for tensor in tensors]
+    begun = [mine.all_reduce_async(tensor) for tensor in tensors]
     for each in begun:
-        mine.finish(each)
-    mine.wait()
+        mine.wait(each)
+    mine.barrier()
     return {
         "added": [tensor.tolist() for tensor in tensors],
-        "numbers": mine.numbers(mine.rank, 0.1, True, 2**53),
-        "none": mine.numbers(),
-        "gathered": mine.gather({"rank": mine.rank, "text": "ü" * mine.rank}),
-        "first": mine.first,
+        "numbers": mine.all_gather_scalars(mine.rank, 0.1, True, 2**53),
+        "none": mine.all_gather_scalars(),
+        "gathered": mine.all_gather_object({"rank": mine.rank, "text": "ü" * mine.rank}),
+        "first": mine.is_main,
     }
 
 
@@ -168,7 +168,7 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
             trainer.objective = Faulty(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop)
     operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank and not again else [0]
     told = DONE[job.what](job, trainer) | {"operations": operations[0]}
-    with trainer.whole():
+    with trainer.full_params():
         torch.save(
             {name: each.detach() for name, each in loaded.named_tensors().items()},
             Path(job.out) / f"rank-{ranks.rank}.pt",

@@ -14,7 +14,7 @@ class Messages(Reporter):
         self._stop_after = stop_after
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        trainer.stopping = trainer.stopping or step.number == self._stop_after
+        trainer.stop_requested = trainer.stop_requested or step.number == self._stop_after
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -167,7 +167,7 @@ def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_
 def wave(trainer: Trainer) -> EvalResult:
     """The best is at step 7, or beside it; it depends on the weights too."""
     score = -abs(trainer.step - 7) + trainer.loaded.named_tensors()["embedding.norm.bias"].sum().item()
-    return EvalResult(metric_value=score, numbers={"score": score})
+    return EvalResult(metric_value=score, metrics={"score": score})
 
 
 class Spy(Objective):

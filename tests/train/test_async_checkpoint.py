@@ -25,24 +25,24 @@ class Slow(CheckpointManager):
         super().__init__(folder)
         self.go = threading.Event()
 
-    def commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
         assert self.go.wait(60)
-        return super().commit(step, tensors, values)
+        return super().save(step, tensors, values)
 
 
 def test_t12_changed_at_once(tmp_path: Path) -> None:
     made, store = trainer(), Slow(tmp_path / "state")
-    saver = AsyncCheckpointer(store, made, behind=True)
-    made.advance()
+    saver = AsyncCheckpointer(store, made, background=True)
+    made.train_step()
     expected = everything(made)
     saver.save(made.step, *made.state())
-    made.advance()
+    made.train_step()
     with torch.no_grad():
         for tensor in made.state()[0].values():
             tensor.fill_(7)
     assert store.load() is None
     store.go.set()
-    saver.finish()
+    saver.wait()
     saved = store.load()
     assert saved is not None and saved.step == 1 == saved.values["step"]
     assert same(saved.tensors, expected[0])
@@ -62,8 +62,8 @@ def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:
 def test_an_error_comes_with_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "state").touch()
-    saver = AsyncCheckpointer(CheckpointManager(tmp_path / "run" / "state"), trainer(), behind=True)
+    saver = AsyncCheckpointer(CheckpointManager(tmp_path / "run" / "state"), trainer(), background=True)
     saver.save(1, {}, {})
     with pytest.raises(HeedfulError, match="step 1 could not be saved: File exists"):
         saver.save(2, {}, {})
-    saver.finish()
+    saver.wait()

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.train import resume
-from heedful.train.checkpoint import LOCK, Checkpoint, CheckpointManager, lock_run
+from heedful.train import run_lock
+from heedful.train.checkpoint import Checkpoint, CheckpointManager
+from heedful.train.run_lock import LOCK, lock_run
 
 FILES = ["tensors.safetensors", "values.json", "manifest.json"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool]
@@ -41,7 +42,7 @@ def loaded(store: CheckpointManager) -> Checkpoint:
 
 def fill(store: CheckpointManager, *steps: int) -> None:
     for step in steps:
-        store.commit(step, {"weight": torch.arange(40.0) + step, "step": torch.tensor(step)}, {"step": step})
+        store.save(step, {"weight": torch.arange(40.0) + step, "step": torch.tensor(step)}, {"step": step})
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
         "a name, é\n\ud800": torch.ones(1),
     }
     store = CheckpointManager(tmp_path)
-    folder = store.commit(7, tensors, {})
+    folder = store.save(7, tensors, {})
     saved = loaded(store)
     assert (saved.step, saved.folder, saved.values) == (7, folder, {})
     assert saved.tensors.keys() == tensors.keys()
@@ -104,7 +105,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     tensors = {str(dtype): torch.ones(3, 5).to(dtype) for dtype in DTYPES} | {"": torch.zeros(()), "é": torch.ones(0)}
-    read = load_file(CheckpointManager(tmp_path).commit(1, tensors, {}) / "tensors.safetensors")
+    read = load_file(CheckpointManager(tmp_path).save(1, tensors, {}) / "tensors.safetensors")
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
@@ -113,14 +114,14 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 
 def test_the_order_of_the_tensors_changes_nothing(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(2), "a": torch.tensor(1, dtype=torch.int8), "c": torch.ones(3, dtype=torch.float64)}
-    one = CheckpointManager(tmp_path / "1").commit(1, tensors, {})
-    two = CheckpointManager(tmp_path / "2").commit(1, dict(reversed(tensors.items())), {})
+    one = CheckpointManager(tmp_path / "1").save(1, tensors, {})
+    two = CheckpointManager(tmp_path / "2").save(1, dict(reversed(tensors.items())), {})
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in FILES)
 
 
 def test_nothing_but_a_step_can_be_saved(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
-    store.commit(0, {}, {})
+    store.save(0, {}, {})
     assert loaded(store)[2:] == ({}, {})
 
 
@@ -135,7 +136,7 @@ def test_nothing_but_a_step_can_be_saved(tmp_path: Path) -> None:
 )
 def test_a_tensor_that_cannot_be_saved_is_refused(tmp_path: Path, name: str, tensor: Tensor, what: str) -> None:
     with pytest.raises(HeedfulError, match=rf"the tensor '{name}', .*{what}") as caught:
-        CheckpointManager(tmp_path / "state").commit(1, {name: tensor}, {})
+        CheckpointManager(tmp_path / "state").save(1, {name: tensor}, {})
     assert "expected a dense one of F64, F32" in str(caught.value)
     assert not (tmp_path / "state").exists()
 
@@ -148,7 +149,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
         "rest": {"": None, "yes": True, "no": [False, [], {}, [[{"a": [1]}]]]},
     }
     store = CheckpointManager(tmp_path)
-    store.commit(1, {}, values)
+    store.save(1, {}, values)
     assert repr(loaded(store).values) == repr(values)
 
 
@@ -167,7 +168,7 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
 )
 def test_values_that_would_come_back_otherwise_are_refused(tmp_path: Path, value: Any, where: str) -> None:
     with pytest.raises(HeedfulError, match=where):
-        CheckpointManager(tmp_path / "state").commit(1, {}, {"a": {"b": [1, value]}})
+        CheckpointManager(tmp_path / "state").save(1, {}, {"a": {"b": [1, value]}})
     assert not (tmp_path / "state").exists()
 
 
@@ -175,7 +176,7 @@ def test_values_that_would_come_back_otherwise_are_refused(tmp_path: Path, value
 
 
 def test_the_newest_is_found_and_the_oldest_go(tmp_path: Path) -> None:
-    store = CheckpointManager(tmp_path / "state", keep=3)
+    store = CheckpointManager(tmp_path / "state", keep_last=3)
     assert store.load() is None
     for step in (5, 10, 15, 99_999_999, 123_456_789):
         fill(store, step)
@@ -224,7 +225,7 @@ def test_a_step_that_is_there_and_the_same_stays(store: CheckpointManager) -> No
 
 def test_a_step_that_is_there_and_another_is_replaced(store: CheckpointManager) -> None:
     for turn in (2, 3):
-        assert store.commit(20, {"weight": torch.ones(1)}, {"turn": turn}).name == f"step-00000020-{turn}"
+        assert store.save(20, {"weight": torch.ones(1)}, {"turn": turn}).name == f"step-00000020-{turn}"
         assert loaded(store).values == {"turn": turn}
         assert (store.folder / "latest").read_text() == f"step-00000020-{turn}\n"
         assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", f"step-00000020-{turn}"]
@@ -263,7 +264,7 @@ def test_a_step_before_a_valid_one_is_refused(store: CheckpointManager) -> None:
 
 def test_at_least_one_stays(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="keep is 0; expected 1 or more"):
-        CheckpointManager(tmp_path, keep=0)
+        CheckpointManager(tmp_path, keep_last=0)
 
 
 # -- T5: damage ----------------------------------------------------------------------------------------------------
@@ -419,21 +420,21 @@ def test_t5_lost_ones_are_an_error(store: CheckpointManager) -> None:
 def test_room_is_asked_for(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5000, 2000, 3000))
-    store.need(3000)  # two are there, and stay
+    store.check_space(3000)  # two are there, and stay
     with pytest.raises(
         HeedfulError, match=r"state: 3,000 bytes are free there, expected 3,001: 1 checkpoints of 3,001"
     ):
-        store.need(3001)
+        store.check_space(3001)
     fresh = CheckpointManager(store.folder / "a" / "b")
-    fresh.need(1000)
+    fresh.check_space(1000)
     assert not (store.folder / "a").exists()
     with pytest.raises(HeedfulError, match=r"expected 3,003: 3 checkpoints of 1,001, since 2 stay while the next"):
-        fresh.need(1001)
+        fresh.check_space(1001)
 
 
 def test_room_is_made_of_what_was_left(store: CheckpointManager) -> None:
     (store.folder / f".step-00000030.{2**22 + 1}.part").mkdir()
-    store.need(1)
+    store.check_space(1)
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", "step-00000020"]
 
 
@@ -540,7 +541,7 @@ def test_t13_a_second_run_is_refused(tmp_path: Path) -> None:
         raise KeyError
     with lock_run(run):
         assert (run / LOCK).read_text().startswith(f"pid {os.getpid()}, host ")
-    assert not resume._held
+    assert not run_lock._handles
 
 
 def test_t13_a_worker_that_outlives_its_run_does_not_hold_it(tmp_path: Path) -> None:
@@ -583,7 +584,7 @@ def test_t13_an_odd_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def unsupported(handle: int, how: int) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(resume.fcntl, "flock", unsupported)
+    monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
     what = "cannot be locked: Function not implemented; a second run"
     with pytest.warns(HeedfulWarning, match=what), lock_run(tmp_path):
         pass

@@ -16,7 +16,7 @@ import sys
 import torch
 import heedful
 from heedful.packed import Packed
-from heedful.train.compiled import Compiled
+from heedful.train.compiled import CompiledBlocks
 
 folder, device = sys.argv[1:]
 loaded = heedful.load(folder, dtype=torch.float64).to(device).train(device == "cpu")  # elsewhere it drops otherwise
@@ -37,7 +37,7 @@ names = list(loaded.state_dict())
 batches = [Packed.of([[5] * each for each in lengths]).to(device) for lengths in ((7, 9, 3), (2, 9, 8), (18, 1))]
 plain = [learn(batch) for batch in batches]
 options = {"backend": pieces, "dynamic": False} if device == "cpu" else {}
-blocks = Compiled(loaded, **options)
+blocks = CompiledBlocks(loaded, **options)
 plainly = learn(batches[0])
 assert not made, "outside they are as they were"
 with blocks:
@@ -97,7 +97,7 @@ steps = []
 for compile in (False, True):
     kept = tiny_runs.trainer("tag", 0.1)
     trainer = Trainer(kept.loaded, kept.objective, kept.samples, replace(kept.settings, compile=compile))
-    steps.append([trainer.advance().record for _ in range(3)])
+    steps.append([trainer.train_step().record for _ in range(3)])
     count = len(made)
     trainer.loaded.hidden_states(kept.objective.batch(list(kept.samples[:2]), [0, 0]).packed)
     assert len(made) == count, "answers are given by the blocks as they are"

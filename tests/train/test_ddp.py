@@ -35,38 +35,40 @@ class Echo(Ranks):
         object.__setattr__(self, "events", events)
         object.__setattr__(self, "dtype", dtype)
 
-    def begin(self, flat: Tensor) -> Any:
+    def all_reduce_async(self, flat: Tensor) -> Any:
         self.events.append(flat.numel())  # type: ignore[attr-defined]
         assert flat.dtype == self.dtype  # type: ignore[attr-defined]
         return flat.mul_(2)
 
-    def finish(self, begun: Any) -> None:
+    def wait(self, work: Any) -> None:
         pass
 
-    def numbers(self, *values: int | float) -> list[list[float]]:
+    def all_gather_scalars(self, *values: int | float) -> list[list[float]]:
         return [list(values)] * 2
 
 
 @pytest.mark.parametrize(("half", "least"), [(False, 1e-5), (True, 1e-2)])
 def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch, half: bool, least: float) -> None:
-    monkeypatch.setattr(ddp, "BUCKET", 3000)
+    monkeypatch.setattr(ddp, "BUCKET_NUMEL", 3000)
     loaded, objective, samples = MADE["packed"](0.0)
     events: list[Any] = []
     loaded.named_tensors()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
-    made = Replicated(loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), half=half, early=True)
+    made = Replicated(
+        loaded, None, Echo(events, torch.bfloat16 if half else torch.float32), reduce_bf16=half, overlap=True
+    )
     order = [bucket.names for bucket in made._buckets]
     assert [TABLE] in order and [name for names in order for name in names] == list(reversed(made.parameters))
     batch = objective.batch(samples[:3], [1, 2, 3])
-    made.learn(objective, batch, precision=torch.float32, weight=1.0, last=True)
+    made.backward(objective, batch, precision=torch.float32, weight=1.0, last=True)
     sizes = [sum(made.parameters[name].numel() for name in names) for names in order]
     assert order[-1] == [TABLE] and len(order) > 3
     assert events == [*sizes[:-1], "table", sizes[-1]], "the others have gone off before"
-    found = made.gradients()
-    made.forget()
-    other = Replicated(loaded, None, Ranks(), half=False, early=True)
+    found = made.reduce_gradients()
+    made.zero_grad()
+    other = Replicated(loaded, None, Ranks(), reduce_bf16=False, overlap=True)
     for _ in range(2):
-        other.learn(objective, batch, precision=torch.float32, weight=1.0, last=False)
-    assert distance(found, other.gradients()) < least
+        other.backward(objective, batch, precision=torch.float32, weight=1.0, last=False)
+    assert distance(found, other.reduce_gradients()) < least
 
 
 @dataclass

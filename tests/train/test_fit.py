@@ -41,7 +41,7 @@ class Told(Reporter):
         self.steps.append(step.number)
         self.after(step)
         if step.number == self.stop:
-            trainer.stopping = True
+            trainer.stop_requested = True
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         self.scores.append((step, result.metric_value, best))
@@ -101,11 +101,16 @@ def test_what_a_run_leaves(whole: tuple[Run, FitResult]) -> None:
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
     assert end == FitResult(
-        stop_reason="completed", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0
+        stop_reason="completed",
+        best_step=end.best_step,
+        best_metric=end.best_metric,
+        last_metric=end.last_metric,
+        resumed_from=0,
     )
     assert (
         end.best_step in (6, 8)
-        and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["metric_value"]
+        and end.best_metric
+        == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["metric_value"]
     )
 
 
@@ -129,7 +134,9 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, scores=None)
-    assert run.fit() == FitResult(stop_reason="completed", best_step=0, best=None, last=None, resumed_from=0)
+    assert run.fit() == FitResult(
+        stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0
+    )
     assert not [record for record in lines(tmp_path) if "dev" in record]
     assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
 
@@ -154,23 +161,25 @@ def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expecte
 
 def test_patience_ends_it(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
-    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), metrics={}))
     seen = Told()
     end = run.fit(seen, patience=3)
     assert seen.texts == ["early stopping: 3 evaluations without a better metric (fit.patience)"]
     assert end == FitResult(
-        stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=0
+        stop_reason="early_stopping", best_step=8, best_metric=0.3, last_metric=0.2, resumed_from=0
     )  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
     assert same(run.now(), run.weights[8])
-    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers={}))
+    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, metrics={}))
     told = Told()
     assert again.fit(told, patience=3) == FitResult(
-        stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=10
+        stop_reason="early_stopping", best_step=8, best_metric=0.3, last_metric=0.2, resumed_from=10
     )
     assert told.steps == [] and same(again.now(), run.now())
-    more = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
-    assert more.fit(patience=0) == FitResult(stop_reason="completed", best_step=12, best=0.9, last=0.9, resumed_from=10)
+    more = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), metrics={}))
+    assert more.fit(patience=0) == FitResult(
+        stop_reason="completed", best_step=12, best_metric=0.9, last_metric=0.9, resumed_from=10
+    )
 
 
 TIED = {  # main number and tie of six evaluations, at steps 2 to 12; the best one
@@ -190,19 +199,19 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
 
     def score(trainer: Trainer) -> EvalResult:
         main, tie = scores[trainer.step // 2 - 1]
-        return EvalResult(metric_value=main, tie=tie, numbers={})
+        return EvalResult(metric_value=main, tie_breaker=tie, metrics={})
 
     if stopped:  # what decides is in the checkpoint
         assert Run(tmp_path, score).fit(Told(stop=9)).stop_reason == "interrupted"
     run = Run(tmp_path, score)
     end = run.fit()
-    assert (end.best_step, end.best, end.last) == (best, scores[best // 2 - 1][0], scores[-1][0])
+    assert (end.best_step, end.best_metric, end.last_metric) == (best, scores[best // 2 - 1][0], scores[-1][0])
     if not stopped:
         assert same(run.now(), run.weights[best])
 
 
 def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=0.5, tie=trainer.step, numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=0.5, tie_breaker=trainer.step, metrics={}))
     end = run.fit(patience=2)
     assert (end.stop_reason, end.best_step, run.trainer.step) == ("early_stopping", 6, 6)
 
@@ -210,7 +219,7 @@ def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
 def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path: Path) -> None:
     for name, steps, load_best in (("early", [3, 2, 1], True), ("late", [1, 2, 3], True), ("last", [3, 2, 1], False)):
         scores, seen = iter(steps), []
-        run = Run(tmp_path / name, lambda trainer, scores=scores: EvalResult(metric_value=next(scores), numbers={}))
+        run = Run(tmp_path / name, lambda trainer, scores=scores: EvalResult(metric_value=next(scores), metrics={}))
         how = settings({}, {"load_best_at_end": load_best, "eval_every_epochs": 1.0})[1]
         fit(
             run.trainer,
@@ -225,14 +234,14 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
 
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=math.nan, numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=math.nan, metrics={}))
     with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its metric, so the model is"):
         run.fit()
 
 
 def test_a_loss_that_is_no_number_beside_a_good_score_is_refused(tmp_path: Path) -> None:
     numbers = {"loss": math.nan, "accuracy": 1.0, "perplexity": math.inf, "count": 3}
-    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers=numbers))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, metrics=numbers))
     with pytest.raises(
         DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*optimizer.lr"
     ):
@@ -244,13 +253,13 @@ def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.Monke
     now = 0.0
     monkeypatch.setattr(fit_module, "time", SimpleNamespace(monotonic=lambda: now))
     saved: list[int] = []
-    original = CheckpointManager.commit
+    original = CheckpointManager.save
 
     def commit(store: CheckpointManager, step: int, *given: Any) -> Path:
         saved.append(step)
         return original(store, step, *given)
 
-    monkeypatch.setattr(CheckpointManager, "commit", commit)
+    monkeypatch.setattr(CheckpointManager, "save", commit)
 
     def tick(step: Step) -> None:
         nonlocal now
@@ -268,18 +277,18 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_counts_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = [0]
-    keep, commit = Journal.keep, CheckpointManager.commit
+    keep, commit = Journal.sync, CheckpointManager.save
 
     def kept(journal: Journal) -> None:
         keep(journal)
-        synced.append(journal.size)
+        synced.append(journal.num_bytes)
 
     def committed(store: CheckpointManager, step: int, tensors: Any, values: dict[str, Any]) -> Path:
         assert values["journal"] == synced[-1] > synced[-2]
         return commit(store, step, tensors, values)
 
-    monkeypatch.setattr(Journal, "keep", kept)
-    monkeypatch.setattr(CheckpointManager, "commit", committed)
+    monkeypatch.setattr(Journal, "sync", kept)
+    monkeypatch.setattr(CheckpointManager, "save", committed)
     assert Run(tmp_path).fit().stop_reason == "completed"
     assert len(synced) == 13
 
@@ -297,7 +306,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     told = Told()
     second = Run(tmp_path)
     end = second.fit(told)
-    assert (end.resumed_from, end.stop_reason, end.best, end.best_step) == (
+    assert (end.resumed_from, end.stop_reason, end.best_metric, end.best_step) == (
         stop,
         "completed",
         whole[1].best,
@@ -360,7 +369,7 @@ def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path,
 
 def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(CheckpointManager, "need", lambda store, count: asked.append(count))
+    monkeypatch.setattr(CheckpointManager, "check_space", lambda store, count: asked.append(count))
     run = Run(tmp_path, scores=None)
     run.fit(Told(stop=1))
     numbers = run.trainer.loaded.count()
@@ -476,21 +485,23 @@ def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
 
 def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
     scores = iter([0.3, 0.2])
-    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), metrics={}))
 
     class Late(Told):
         def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
-            run.trainer.stopping = not best
+            run.trainer.stop_requested = not best
 
     assert run.fit(Late(), patience=1).stop_reason == "interrupted"
-    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers={}))
+    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, metrics={}))
     assert again.fit(patience=1).stop_reason == "early_stopping" and again.trainer.step == run.trainer.step
 
 
 def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run = Run(tmp_path)
-    run.trainer.stopping = True
-    assert run.fit() == FitResult(stop_reason="interrupted", best_step=0, best=None, last=None, resumed_from=0)
+    run.trainer.stop_requested = True
+    assert run.fit() == FitResult(
+        stop_reason="interrupted", best_step=0, best_metric=None, last_metric=None, resumed_from=0
+    )
     assert not (tmp_path / "state").exists()
     assert Run(tmp_path).fit().stop_reason == "completed"
     assert left(tmp_path) == left(whole[0].folder)

@@ -28,7 +28,7 @@ def test_a_line_for_each_record(path: Path) -> None:
     book = Journal(path)
     for record in told:
         book.write(record)
-        assert book.size == path.stat().st_size  # nothing waits in the process
+        assert book.num_bytes == path.stat().st_size  # nothing waits in the process
     assert list(read_journal(path)) == told
     assert path.read_bytes().count(b"\n") == 3 and "für ☃" in path.read_text(encoding="utf-8")
     book.close()
@@ -63,13 +63,13 @@ def test_rewound_it_goes_on_from_there(path: Path) -> None:
     book = Journal(path)
     sizes = []
     for step in range(5):
-        sizes.append(book.size)
+        sizes.append(book.num_bytes)
         book.write({"step": step})
     book.close()
     for size in (sizes[3], sizes[1], 0):
         book = Journal(path)
         book.rewind(size)
-        assert book.size == path.stat().st_size == size
+        assert book.num_bytes == path.stat().st_size == size
         book.write({"again": True})
         book.close()
         assert list(read_journal(path)) == [*({"step": step} for step in range(sizes.index(size))), {"again": True}]
@@ -90,7 +90,7 @@ def test_lines_that_are_lost_are_an_error(path: Path) -> None:
 def test_a_torn_last_line_is_left_out(path: Path, torn: bytes) -> None:
     book = Journal(path)
     book.write({"step": 1})
-    size = book.size
+    size = book.num_bytes
     book.close()
     with path.open("ab") as file:
         file.write(torn)
@@ -122,7 +122,7 @@ def test_it_is_on_the_disk_before_a_checkpoint_counts_on_it(path: Path, monkeypa
     book = Journal(path)
     assert synced == [path.parents[2].name, "a", "run"]  # the names of the folders, and the file's own
     book.write({"step": 1})
-    book.keep()
+    book.sync()
     assert synced[3:] == ["journal.jsonl"]
     book.close()
 
@@ -149,7 +149,7 @@ def test_t17_where_it_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(journal.os, "fsync", refused(5))
         with pytest.raises(HeedfulError, match="cannot be written: Input/output error"):
-            book.keep()
+            book.sync()
     book.close()
 
 

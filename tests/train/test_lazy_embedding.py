@@ -69,7 +69,7 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
         table, draw = begin.clone(), torch.Generator().manual_seed(3)
         optimizer = Optimizer({"table": table}, settings)
         if how != "dense":
-            optimizer.lag("table")
+            optimizer.make_lazy("table")
         for step in range(150):
             rows, values = torch.randint(0, 30, (5,), generator=draw), torch.randn(5, 48, generator=draw)
             gradient = torch.sparse_coo_tensor(rows[None], values, (60, 48), check_invariants=True).coalesce()
@@ -78,10 +78,10 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
             else:
                 optimizer.catch_up("table", None if how == "each" else rows)
             gradients = {"table": gradient}
-            norm = optimizer.norm(gradients, scale=0.5)
-            optimizer.step(gradients, factor=(step % 37) / 37, scale=0.5, norm=norm)
+            norm = optimizer.grad_norm(gradients, scale=0.5)
+            optimizer.step(gradients, lr_factor=(step % 37) / 37, scale=0.5, grad_norm=norm)
             if how == "now and then" and step % 13 == 0:
-                optimizer.settle()
+                optimizer.flush()
         state = optimizer.state()
         return table, state
 
@@ -98,33 +98,33 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
 def test_lag_refuses_rows_that_are_no_whole_vectors(shape: tuple[int, ...]) -> None:
     optimizer = Optimizer({"table": torch.zeros(shape)}, AdamW(lr=1e-2))
     with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float32 \[.*width is a multiple of 16"):
-        optimizer.lag("table")
+        optimizer.make_lazy("table")
 
 
 def test_lag_refuses_float64_and_unknown_names() -> None:
     optimizer = Optimizer({"table": torch.zeros(4, 32, dtype=torch.float64)}, AdamW(lr=1e-2))
     with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float64 \[4, 32\]"):
-        optimizer.lag("table")
+        optimizer.make_lazy("table")
     with pytest.raises(HeedfulError, match="other is not among the trained tensors"):
-        optimizer.lag("other")
+        optimizer.make_lazy("other")
 
 
 def test_lag_without_kernels_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_library_or_reason", lambda: "no compiler")
     with pytest.raises(HeedfulError, match="rows of table cannot lag: no compiler"):
-        Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2)).lag("table")
+        Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2)).make_lazy("table")
 
 
 def test_sparse_gradients_are_rows_of_a_table_that_lags() -> None:
     optimizer = Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2))
 
     def step(gradient: Tensor) -> None:
-        optimizer.step({"table": gradient}, factor=1.0, scale=1.0, norm=1.0)
+        optimizer.step({"table": gradient}, lr_factor=1.0, scale=1.0, grad_norm=1.0)
 
     twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 32), (4, 32), check_invariants=True)
     with pytest.raises(HeedfulError, match=r"gradient of table is sparse: call lag"):
         step(twice.coalesce())
-    optimizer.lag("table")
+    optimizer.make_lazy("table")
     with pytest.raises(HeedfulError, match="sparse in 1 dimensions, not coalesced; expected rows"):
         step(twice)
     with pytest.raises(HeedfulError, match="sparse in 2 dimensions, coalesced; expected rows"):
@@ -235,7 +235,7 @@ def test_a_copy_of_the_model_goes_its_own_way() -> None:
     for _ in range(3):
         next(steps)
     copied = [copy.deepcopy(mine.loaded), pickle.loads(pickle.dumps(mine.loaded))]
-    assert mine._optimizer._lagging and not any(lag.steps for lag in mine._optimizer._lagging.values())
+    assert mine._optimizer._lazy and not any(pending.steps for pending in mine._optimizer._lazy.values())
     at = weights(mine.loaded)
     next(steps)
     for each in (*copied, pickle.loads(pickle.dumps(mine.loaded.model))):
@@ -279,9 +279,9 @@ def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[Mo
     steps = iter(mine)
     for _ in range(3):
         next(steps)
-    assert any(lag.steps for lag in mine._optimizer._lagging.values())
+    assert any(pending.steps for pending in mine._optimizer._lazy.values())
     read(mine.loaded)
-    assert not any(lag.steps for lag in mine._optimizer._lagging.values())
+    assert not any(pending.steps for pending in mine._optimizer._lazy.values())
 
 
 def test_a_state_dict_in_a_step_is_that_of_rows_that_do_not_lag() -> None:
@@ -326,14 +326,14 @@ def test_a_gradient_of_the_whole_table_comes_after_the_steps_before() -> None:
     for often in (False, True):
         table, draw = begin.clone(), torch.Generator().manual_seed(3)
         optimizer = Optimizer({"table": table}, settings)
-        optimizer.lag("table")
+        optimizer.make_lazy("table")
         for step in range(9):
             rows, values = torch.arange(step, step + 5), torch.randn(5, 48, generator=draw)
             gradient = torch.sparse_coo_tensor(rows[None], values, (30, 48), check_invariants=True).coalesce()
             if often:
-                optimizer.settle()
+                optimizer.flush()
             given = {"table": gradient.to_dense() if step == 4 else gradient}
-            optimizer.step(given, factor=1.0, scale=1.0, norm=1.0)
-        optimizer.settle()
+            optimizer.step(given, lr_factor=1.0, scale=1.0, grad_norm=1.0)
+        optimizer.flush()
         found.append(table)
     assert torch.equal(*found)

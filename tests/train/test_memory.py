@@ -13,7 +13,7 @@ from heedful.train import memory
 
 FAULTS = """
 import resource, torch
-from heedful.train.memory import keep_freed
+from heedful.train.memory import disable_malloc_trim
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -22,7 +22,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
-given_back, kept = faults(), keep_freed()
+given_back, kept = faults(), disable_malloc_trim()
 faults()
 print(kept, given_back, faults())
 """
@@ -34,16 +34,16 @@ from heedful.train import memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-memory.keep_freed()
-memory.RELEASE_EVERY = 0.0
-freed = memory.FreedMemory()
+memory.disable_malloc_trim()
+memory.TRIM_SECONDS = 0.0
+freed = memory.MemoryTrimmer()
 before = resident()
 tensors = [torch.ones(2**18) for _ in range(200)]  # 1 MiB each
 last = tensors[-1]
 del tensors
-print(resident() - before, freed.release(), resident() - before)
-memory.RELEASE_EVERY = 3600.0
-print(freed.release())
+print(resident() - before, freed.trim(), resident() - before)
+memory.TRIM_SECONDS = 3600.0
+print(freed.trim())
 """
 
 

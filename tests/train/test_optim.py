@@ -152,8 +152,8 @@ def gradients(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor
 
 
 def take(optimizer: Optimizer, given: dict[str, Tensor], factor: float = 1.0, scale: float = 1.0) -> float:
-    norm = optimizer.norm(given, scale=scale)
-    optimizer.step(given, factor=factor, scale=scale, norm=norm)
+    norm = optimizer.grad_norm(given, scale=scale)
+    optimizer.step(given, lr_factor=factor, scale=scale, grad_norm=norm)
     return norm
 
 
@@ -165,7 +165,7 @@ def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kernels."""
     if request.param == "not fused":
-        monkeypatch.setattr(optim, "_FUSED", frozenset())
+        monkeypatch.setattr(optim, "_FUSED_DEVICES", frozenset())
 
 
 def close(given: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -299,7 +299,7 @@ def test_the_norm_of_a_large_table_is_exact() -> None:
     generator = torch.Generator().manual_seed(0)
     large = {"embedding.tokens.weight": torch.randn(30_522, 128, generator=generator), "head.bias": torch.ones(40_000)}
     exact = math.sqrt(sum(float(each.double().square().sum()) for each in large.values()))
-    assert Optimizer({}, AdamW(lr=0.1)).norm(large, scale=0.5) == pytest.approx(0.5 * exact, rel=1e-6)
+    assert Optimizer({}, AdamW(lr=0.1)).grad_norm(large, scale=0.5) == pytest.approx(0.5 * exact, rel=1e-6)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -312,10 +312,10 @@ def test_nothing_moves_by_a_number_that_is_not_finite(bad: float, name: str) -> 
     before, state = copies(ours), copies(optimizer.state())
     given = gradients(1)
     given[name].view(-1)[-1] = bad
-    norm = optimizer.norm(given, scale=1.0)
+    norm = optimizer.grad_norm(given, scale=1.0)
     assert not math.isfinite(norm)
     with pytest.raises(HeedfulError, match=r"norm of the gradients is (nan|inf), and nothing was changed"):
-        optimizer.step(given, factor=1.0, scale=1.0, norm=norm)
+        optimizer.step(given, lr_factor=1.0, scale=1.0, grad_norm=norm)
     assert all(torch.equal(each, before[name]) for name, each in ours.items())
     assert all(torch.equal(each, state[name]) for name, each in optimizer.state().items())
 
@@ -534,7 +534,7 @@ def test_depth_of_a_decoder_alone() -> None:
     assert found["embedding.tokens.weight"] == 13 and found["head.decoder.bias"] == 0
     assert [found[f"decoder.blocks.{number}.mlp.up.weight"] for number in (0, 1, 10, 11)] == [12, 11, 2, 1]
     optimizer = Optimizer(loaded.named_tensors(), HALVED)
-    assert optimizer.rates == layer_lrs(loaded.named_tensors(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
+    assert optimizer.peak_lrs == layer_lrs(loaded.named_tensors(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
     assert len(Optimizer(loaded.named_tensors(), AdamW(lr=0.1))._groups) == 2
 
 

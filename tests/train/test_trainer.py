@@ -24,7 +24,7 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.families.names import to_hf_names
 from heedful.objectives import Batch, Sample
-from heedful.train import loop
+from heedful.train import trainer as trainer_module
 from heedful.train.optim import AdamW, Constant, Linear, lr_factor
 from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
 from tests.support import tiny_runs
@@ -108,7 +108,7 @@ def test_trap_33_the_loss_is_the_mean_over_all_targets() -> None:
                 batch = made.objective.batch([made.samples[number]], [0])
                 scores = made.loaded.head(made.loaded.model(batch.packed)[batch.rows], batch.packed)
                 losses += F.cross_entropy(scores, batch.targets, reduction="none").tolist()
-        assert made.advance().loss == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+        assert made.train_step().loss == pytest.approx(sum(losses) / len(losses), rel=1e-6)
 
 
 def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
         rate = schedule.get_last_lr()[0]
         optimizer.step()
         schedule.step()
-        step = made.advance()
+        step = made.train_step()
         assert step.loss == pytest.approx(loss.item(), rel=1e-5)
         assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
         assert step.lr == pytest.approx(rate)
-    assert made.done == 1
+    assert made.progress == 1
     ours = to_hf_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named_tensors())
     assert distance(ours, dict(theirs.named_parameters())) < 1e-5
     before = tiny("bert", "BertForSequenceClassification", **off)
@@ -168,8 +168,8 @@ def test_a_step_without_targets_moves_nothing_by_itself() -> None:
     chosen = settings({"optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}}, {})[0]
     made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], chosen)
     before = weights(made)
-    made.advance()
-    step = made.advance()
+    made.train_step()
+    step = made.train_step()
     assert (step.loss, step.grad_norm, step.updated) == (0.0, 0.0, True)
     assert same(weights(made), before)
 
@@ -215,7 +215,7 @@ def test_how_long_it_takes() -> None:
     loaded, task, samples = tiny_runs.classify()
 
     def total(**duration: Any) -> int | None:
-        return Trainer(loaded, task, samples, TrainSettings(batch_size=5, **duration)).total
+        return Trainer(loaded, task, samples, TrainSettings(batch_size=5, **duration)).total_steps
 
     assert total(epochs=2.0) == 8 and total(epochs=0.5) == 2 and total(epochs=0.01) == 1
     assert total(max_steps=7) == 7 and total(time_budget="1h") is None
@@ -240,8 +240,8 @@ def journey() -> tuple[list[Step], list[tuple[dict[str, Tensor], dict[str, Any]]
 def elsewhere() -> Trainer:
     """Another process would not have these weights, nor these moments."""
     made = trainer()
-    made.advance()
-    made.advance()
+    made.train_step()
+    made.train_step()
     with torch.no_grad():
         for tensor in made.loaded.named_tensors().values():
             tensor.normal_()
@@ -272,9 +272,9 @@ def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ..
         spy = Spy(made)
         made.load_state(*state)
         while made.step < stop:
-            found.append(made.advance())
+            found.append(made.train_step())
         state = everything(made)
-        made.advance()  # and this one is lost
+        made.train_step()  # and this one is lost
         taken += spy.seen[
             : len(spy.seen) - len(split_microbatches([len(made.samples[n]) for n in made.order.turn(stop).numbers], 30))
         ]
@@ -301,7 +301,7 @@ def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
 
 def test_a_state_of_something_else_is_refused() -> None:
     made = trainer()
-    made.advance()
+    made.train_step()
     before = everything(made)
     tensors, values = everything(trainer())
     smaller = {name: tensor[:1] if tensor.ndim else tensor for name, tensor in tensors.items()}
@@ -326,12 +326,12 @@ def test_a_state_of_something_else_is_refused() -> None:
 def test_a_stop_that_is_asked_for_between_steps() -> None:
     made = trainer()
     for step in made:
-        made.stopping = step.number == 3
+        made.stop_requested = step.number == 3
     assert made.step == 3
     assert list(made) == []
     with pytest.raises(StoppedError):
-        made.advance()
-    made.stopping = False
+        made.train_step()
+    made.stop_requested = False
     assert [step.number for step in made] == list(range(4, 13))
 
 
@@ -339,7 +339,7 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
     made, whole = trainer(), trainer()
 
     def stop(batch: Batch) -> None:
-        made.stopping = made.step == 5
+        made.stop_requested = made.step == 5
 
     spy = Spy(made, stop)
     assert len(list(made)) == 5
@@ -351,7 +351,7 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
         + 1
     )
     assert made.seconds > 0
-    made.stopping = False
+    made.stop_requested = False
     made.objective = spy.task
     list(made)
     list(whole)
@@ -379,7 +379,7 @@ def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:
     seeded()
     list(made)
     with pytest.raises(KeyError):
-        broken.advance()
+        broken.train_step()
     assert drawn() == expected
 
 
@@ -446,7 +446,7 @@ def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
 
 
 def gradients(made: Trainer) -> Tensor:
-    made._gradients(made.order.turn(0))
+    made._accumulate_gradients(made.order.turn(0))
     return torch.cat(
         [tensor.grad.flatten() for tensor in made.loaded.named_tensors().values() if tensor.grad is not None]
     )
@@ -489,15 +489,15 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         now += 1.5  # it is asked at the start and at the end of a step
         return now
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=clock))
     chosen = TrainSettings(time_budget=0.5, batch_size=5, schedule=Linear(warmup_ratio=0.2), precision="float32")
     loaded, task, samples = tiny_runs.classify()
     made = Trainer(loaded, task, samples, chosen)
-    assert made.total is None and made.done == 0
+    assert made.total_steps is None and made.progress == 0
     steps = []
     for step in made:
         steps.append(step)
-        assert made.done == pytest.approx(len(steps) / 20)
+        assert made.progress == pytest.approx(len(steps) / 20)
         if len(steps) == 8:
             state = everything(made)
     assert len(steps) == 20 and made.seconds == pytest.approx(30)

@@ -31,10 +31,10 @@ def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
     made = trainer()
     made.objective = Faulty(made.objective, made, FAULTS[fault], at=6)
     for _ in range(5):
-        made.advance()
+        made.train_step()
     before = everything(made)
     with pytest.raises(DivergedError, match=r"^step 6: the loss is .* and the norm of the gradient ") as caught:
-        made.advance()
+        made.train_step()
     assert "The weights are those from before this step. Lower train.optimizer.lr" in str(caught.value)
     name = "encoder.blocks.0.mlp.up.weight" if fault == "nan gradient" else "embedding.tokens.weight"
     assert (f"gradients that are not finite: {name}" in str(caught.value)) == (fault != "nan loss alone")
@@ -79,7 +79,7 @@ def test_t6_not_more_in_a_row_than_is_asked_for() -> None:
     made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
     for _ in range(3):
-        made.advance()
+        made.train_step()
     again = trainer(max_nonfinite_steps=2)
     again.load_state(*everything(made))
     again.objective = Faulty(again.objective, again, FAULTS["nan gradient"], at=4, steps=2)
@@ -111,13 +111,13 @@ def test_t14_torch_says_it_in_these_words() -> None:
 @pytest.mark.parametrize("error", [lambda: RuntimeError(SAID), MemoryError, lambda: RuntimeError("std::bad_alloc")])
 def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception]) -> None:
     made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
-    made.advance()
+    made.train_step()
     before = everything(made)
     spy = Spy(made, full_above(20, error))
     with pytest.raises(
         HeedfulError, match=r"^step 2: memory was not enough for a micro-batch of (\d\d) tokens"
     ) as caught:
-        made.advance()
+        made.train_step()
     (number,) = [int(word) for word in str(caught.value).split() if word.isdecimal() and int(word) > 20]
     assert (
         f"nothing was changed. Set train.max_tokens_per_microbatch below {number}, train.shrink_batch_on_oom = true or"
@@ -187,7 +187,7 @@ def test_t14_other_errors_are_not_taken_for_it() -> None:
     made = trainer(shrink_batch_on_oom=True)
     Spy(made, full_above(0, lambda: RuntimeError("something else")))
     with pytest.raises(RuntimeError, match=r"^something else$"):
-        made.advance()
+        made.train_step()
     assert not made.loaded.training
 
 
@@ -219,7 +219,7 @@ chosen = TrainSettings(
 )
 trainer = Trainer(loaded, task, samples, chosen)
 small = Trainer(loaded, task, samples[:2], chosen)
-small._gradients(small.order.turn(0))
+small._accumulate_gradients(small.order.turn(0))
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)
 try:

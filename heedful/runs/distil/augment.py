@@ -57,12 +57,12 @@ def augmented_examples(
         ranks: The processes that train together.
         log: Receives a sentence.
     """
-    if ranks.first and not path.exists():
+    if ranks.is_main and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         variants = augmented_inputs(load_masked_lm(teacher, settings), examples, settings, seed)
         with atomic_path(path) as part:
             write_synced(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
-    ranks.wait()
+    ranks.barrier()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return list(SPECS[task].example.from_inputs(rows, label))

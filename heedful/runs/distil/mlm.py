@@ -46,9 +46,9 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_json, write_file
 from heedful.settings import from_file, to_toml
 from heedful.tasks.answering import require_tokenizer
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
+from heedful.train.run_lock import lock_run
 
 SETTINGS, OUTPUTS, BASELINE_FOLDER = "distil.toml", "outputs", "baseline"
 PROJECT = 7  # mixed with a seed, for the projections from the student's width to the teacher's
@@ -90,10 +90,10 @@ def distil_masked(
                 return replace(student, status="interrupted", results={})
         if not (folder / VERDICT).exists():
             _judge(teacher, settings, run, load_components(pretrain, run, on_bad_row), baseline)
-        if ranks.first:
+        if ranks.is_main:
             write_pretrained_card(folder)  # again, with the verdict
-        ranks.wait()
-        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
+        ranks.barrier()
+        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
 def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDistilSettings:
@@ -180,7 +180,7 @@ def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadR
     """Pre-train the same student without the teacher, on the text that the student has read."""
     student.reporter.message("the same student, without the teacher")
     run = Run(folder=student.folder / BASELINE_FOLDER, reporter=student.reporter, ranks=student.ranks)
-    with lock_run(run.folder) if run.ranks.first else nullcontext():
+    with lock_run(run.folder) if run.ranks.is_main else nullcontext():
         run.begin(partial(init_run_folder, run.folder, pretrain))
         learner = TextLearner(pretrain, run, base=STUDENT_BEFORE)
         return run.execute(PretrainTraining(pretrain, run, learner, on_bad_row, student.folder / CORPUS))
@@ -194,7 +194,7 @@ def _judge(
     if baseline is not None:
         models["baseline"] = load(baseline.output_dir / RUN_MODEL, head="masked_lm")
     quality = _masked_accuracy(models, components)
-    if run.ranks.first:
+    if run.ranks.is_main:
         counts = {name: models[name].count() for name in ("teacher", "student")}
         paths = {"teacher": settings.teacher, "student": str(run.folder / RUN_MODEL)}
         speeds = compare_speeds(paths, settings.verdict)

@@ -57,9 +57,9 @@ from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_json
 from heedful.settings import to_mapping
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.task import EncodedSplit, Task
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
+from heedful.train.run_lock import lock_run
 from heedful.train.settings import FitSettings, TrainSettings
 
 OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
@@ -146,14 +146,14 @@ def distil_task(
             baseline = _train_baseline(learner, student)
             if baseline.status == "interrupted":
                 return replace(student, status="interrupted", results={})
-        if ranks.first:
+        if ranks.is_main:
             if not (folder / VERDICT).exists():
                 without_teacher = None if baseline is None else baseline.output_dir
                 plan.teacher.to(CPU)
                 judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
             write_finetuned_card(folder)  # again, with the verdict
-        ranks.wait()
-        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.first else {}))
+        ranks.barrier()
+        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
 def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
@@ -176,7 +176,7 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
     run.reporter.message("the same student, without the teacher")
     train, fit = _baseline_duration(learner, student)
     plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student has reported them
-    with lock_run(run.folder) if ranks.first else nullcontext():
+    with lock_run(run.folder) if ranks.is_main else nullcontext():
         counts = plan.survey.counts
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, counts, lambda _: plan.source))
         return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), on_its_own=False))
@@ -198,12 +198,12 @@ def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[Tra
             steps = train.max_steps
         else:  # a time budget, in which each seed makes its own number of steps
             steps_of_seeds = [seed["steps"] for seed in student.results.get("seeds", ())]
-            steps = round(fmean(learner.run.ranks.gather(steps_of_seeds)[0]))
+            steps = round(fmean(learner.run.ranks.all_gather_object(steps_of_seeds)[0]))
         epochs = steps / steps_per_epoch
     if settings.verdict.baseline == "steps":
         fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * steps_per_epoch / baseline_steps_per_epoch)
-        return train.lasting(max_steps=steps), fit
-    return train.lasting(epochs=epochs), fit
+        return train.with_duration(max_steps=steps), fit
+    return train.with_duration(epochs=epochs), fit
 
 
 class BaselineLearner:
@@ -264,7 +264,7 @@ class TeacherLearner:
             HeedfulError: If no loss reaches the student's head, or tokens of the two do not fit.
         """
         seed, teacher = self._settings.train.seed, self.plan.teacher
-        if (self.run.folder / start_name(self.student_plan.settings, seed)).exists() or not self.run.ranks.first:
+        if (self.run.folder / start_name(self.student_plan.settings, seed)).exists() or not self.run.ranks.is_main:
             return
         student = self._build_student(seed)
         resolve_losses(self._settings.loss, student, teacher)
@@ -294,10 +294,10 @@ class TeacherLearner:
         """Load the student before training, which the run folder holds."""
         name = start_name(self.student_plan.settings, seed)
         if seed == self._settings.train.seed:
-            if self._student is not None and self.run.ranks.first:
+            if self._student is not None and self.run.ranks.is_main:
                 save(self._student, self.run.folder / name)
                 self._student = None
-            self.run.ranks.wait()
+            self.run.ranks.barrier()
             base = load(self.run.folder / name)
         else:
             base = self.run.saved_once(name, partial(self._build_student, seed))

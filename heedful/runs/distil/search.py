@@ -31,9 +31,9 @@ from heedful.runs.plots.style import save_png
 from heedful.runs.results import JsonObject, RunResult
 from heedful.runs.run_folder import read_json, visible_names, write_file
 from heedful.tasks.specs import SPECS
-from heedful.train.checkpoint import LOCK, lock_run
 from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
+from heedful.train.run_lock import LOCK, lock_run
 
 MAX_SHAPES = 6
 MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))
@@ -104,15 +104,17 @@ def search(
         )  # fmt: skip
 
     plan: DistilPlan | None = None
-    if ranks.first and not (folder / SEARCH_FILE).exists():  # errors in the data are raised before anything is written
+    if (
+        ranks.is_main and not (folder / SEARCH_FILE).exists()
+    ):  # errors in the data are raised before anything is written
         plan = plan_distil(model, overrides, data, on_bad_row=on_bad_row, exclude=folder)
-    with lock_run(folder) if ranks.first else nullcontext():
-        state = ranks.gather(_begin(folder, {"teacher": str(teacher), "shapes": names}))[0]
+    with lock_run(folder) if ranks.is_main else nullcontext():
+        state = ranks.all_gather_object(_begin(folder, {"teacher": str(teacher), "shapes": names}))[0]
         state |= {"max_latency": max_latency, "min_quality": min_quality}
         if plan is not None and "tried" not in state:
             state["tried"] = _time_shapes(plan, names, reporter)
             write_file(folder / SEARCH_FILE, state)
-        state = ranks.gather(state)[0]  # with the times of the first rank
+        state = ranks.all_gather_object(state)[0]  # with the times of the first rank
         quick = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
         seen: list[JsonObject] = []
         while (shape := next_shape(state["tried"], seen, max_latency, min_quality)) is not None:
@@ -122,24 +124,24 @@ def search(
             done = distil_shape(shape["name"], shape["folder"], quick)  # a finished one is not trained again
             if done.status == "interrupted":
                 return done
-            verdict = ranks.gather(done.results.get("verdict"))[0]
+            verdict = ranks.all_gather_object(done.results.get("verdict"))[0]
             student = verdict["models"]["student"]  # the trained weights decide in which precision it can be served
             shape |= {"quality": student["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
             shape |= {name: student[name] for name in MEASURED}
             state |= {"metric": verdict["metric"], "split": verdict["split"]}
-            if ranks.first:
+            if ranks.is_main:
                 write_file(folder / SEARCH_FILE, state)
         best = choose_student(state["tried"], max_latency, min_quality)
         if best is None:
             raise HeedfulError(no_student_message(state["tried"], max_latency, min_quality))
         reporter.message(f"{best['name']} is taken" + ("" if state["split"] == "dev" else f", {FLATTERED}"))
-        if ranks.first:
+        if ranks.is_main:
             _swap_best(folder, state.get("taken"), best["name"])
             state["taken"] = best["name"]
             write_file(folder / SEARCH_FILE, state)
-        ranks.wait()
+        ranks.barrier()
         done = distil_shape(best["name"], BEST_FOLDER, {})
-        if done.status == "completed" and ranks.first:
+        if done.status == "completed" and ranks.is_main:
             make_folder(folder / "plots")
             trained = [shape for shape in state["tried"] if "quality" in shape]
             chosen_on = read_json(folder / best["folder"] / VERDICT)

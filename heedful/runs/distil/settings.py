@@ -400,7 +400,7 @@ def distil_settings(
         task=task_settings or defaults.task,
         teacher="?",
         data=data,
-        train=defaults.train.lasting(epochs=2 * defaults.train.epochs),
+        train=defaults.train.with_duration(epochs=2 * defaults.train.epochs),
         fit=replace(defaults.fit, eval_every_epochs=1.0),
     )
     settings = resolve_distil(overrides, settings)

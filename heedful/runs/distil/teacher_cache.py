@@ -125,7 +125,7 @@ def cache_teacher_outputs(
     }
     if cache_format.top is not None:
         about["temperature"] = cache_format.temperature
-    if ranks.first:
+    if ranks.is_main:
         make_folder(folder)
         _begin(folder / ABOUT, json.loads(json.dumps(about)))
         missing = [part for part in range(-(-count // PART)) if not (folder / part_name(part)).exists()]
@@ -145,7 +145,7 @@ def cache_teacher_outputs(
                 _need(folder, len(data) * len(missing))
             with atomic_path(folder / part_name(part)) as temporary:
                 write_synced(temporary, [data])
-    ranks.wait()
+    ranks.barrier()
     return CachedOutputs(folder, count)
 
 

@@ -108,7 +108,7 @@ def dry_run(
         tokens=encoded.tokens,
         parameters=loaded.count(),
         seeds=settings.seeds,
-        steps=trainer.total,
+        steps=trainer.total_steps,
         seconds=seconds,
         tokens_per_second=speed,
         memory=peak_memory() + extra,

@@ -13,8 +13,8 @@ from heedful.errors import RunError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
 from heedful.runs.results import JsonObject
-from heedful.train.checkpoint import lock_run
 from heedful.train.fit import Reporter
+from heedful.train.run_lock import lock_run
 
 MARK = ".gitignore"
 MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"

@@ -209,7 +209,7 @@ class FinetuneTraining:
             if results is None:
                 return False
             finished.append((folder, results))
-        if self.run.ranks.first:
+        if self.run.ranks.is_main:
             self._write_results(base.source, finished)
         return True
 
@@ -244,16 +244,16 @@ class FinetuneTraining:
             folder,
             settings.fit,
             evaluate=partial(self._dev_share, task, model, trainer.precision) if "dev" in self.splits else None,
-            score=partial(eval_result, task),
+            merge_evaluations=partial(eval_result, task),
             save_last=partial(self._save_last, settings, task, model, folder),
             reporter=self.run.reporter,
         )
         if fitted.stop_reason == "interrupted":
             return None
-        with trainer.whole():
+        with trainer.full_params():
             results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
         self._tidy(folder)
-        self.run.ranks.wait()
+        self.run.ranks.barrier()
         return results
 
     def _evaluate(
@@ -268,7 +268,7 @@ class FinetuneTraining:
             self._save(model, folder)
         splits = {split: self._evaluate_split(task, model, split, folder) for split in self.splits}
         entry = checkpoint_entry(
-            fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end
+            fitted.best_step, fitted.best_metric, trainer.step, fitted.last_metric, settings.fit.load_best_at_end
         )
         small_dev = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
         if small_dev:
@@ -284,7 +284,7 @@ class FinetuneTraining:
             "label_scaling": model.label_scaling,
             "notes": [*notes, *filter(None, [small_dev])],
         }
-        if self.run.ranks.first:
+        if self.run.ranks.is_main:
             results |= self._baseline(task, model, trainer, lesson.encoded, folder)
             write_file(folder / SEED, results)
         return results
@@ -298,7 +298,7 @@ class FinetuneTraining:
             return
         self.run.reporter.message("the score before training")
         baseline = baseline_before_training({split: self._evaluate_split(task, model, split) for split in self.splits})
-        if self.run.ranks.first:
+        if self.run.ranks.is_main:
             write_file(folder / BEFORE, baseline)
 
     def _baseline(
@@ -327,7 +327,7 @@ class FinetuneTraining:
     # -- models and scores --------------------------------------------------------------------------------------------
 
     def _save(self, model: ModelBundle, folder: Path, name: str = RUN_MODEL) -> None:
-        if self.run.ranks.first:
+        if self.run.ranks.is_main:
             save(model, folder / name, overwrite=True)
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
@@ -339,7 +339,7 @@ class FinetuneTraining:
 
     def _tidy(self, folder: Path) -> None:
         """Remove the training state of a seed that is evaluated, unless checkpoints are kept."""
-        if self.run.ranks.first and not self.settings.fit.keep_checkpoints:
+        if self.run.ranks.is_main and not self.settings.fit.keep_checkpoints:
             remove_training_state(folder)
 
     def _dev_share(self, task: Task, model: ModelBundle, dtype: torch.dtype) -> EvalMetrics:
@@ -350,7 +350,7 @@ class FinetuneTraining:
     def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
         """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
         self.run.reporter.message(f"measuring {split}")
-        path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.first else None
+        path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
         dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
         task, model = task.on_split(model, lambda: self.survey, split)
         measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)

@@ -25,12 +25,12 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
     Returns:
         Seconds of training, and tokens a second.
     """
-    steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
+    steps = [trainer.train_step() for _ in range(1 + PROBE)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     if (budget := trainer.settings.budget_seconds) is not None:
         return budget, speed
-    assert trainer.total is not None
-    return tokens * trainer.total / trainer.order.steps / speed, speed
+    assert trainer.total_steps is not None
+    return tokens * trainer.total_steps / trainer.order.steps / speed, speed
 
 
 def training_time_note(
@@ -45,11 +45,11 @@ def training_time_note(
         return ""
     try:
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)
-        if trainer.total is None or trainer.total < LEAST:
+        if trainer.total_steps is None or trainer.total_steps < LEAST:
             return ""
         seconds, speed = estimate_seconds(trainer, tokens)
     except HeedfulError:  # training raises it again, if it gets there
         return ""
     shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-    pace = f"{trainer.total:,} steps at {speed:,.0f} tokens/s"
+    pace = f"{trainer.total_steps:,} steps at {speed:,.0f} tokens/s"
     return f"training is going to take about {shown}, without evaluations: {pace}"

@@ -71,11 +71,11 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
     if budget is not None:
         seconds = budget
     else:
-        assert trainer.total is not None
+        assert trainer.total_steps is not None
         tables = {id(each.weight) for each in trainer.loaded.modules() if isinstance(each, nn.Embedding)}
         weights = sum(each.numel() for each in trainer.loaded.parameters() if id(each) not in tables)
         speed = FLOPS.get(trainer.device.type, FLOPS_OF_OTHERS)
-        seconds = 6 * weights * tokens * trainer.total / trainer.order.steps / speed
+        seconds = 6 * weights * tokens * trainer.total_steps / trainer.order.steps / speed
     return min(SECONDS, max(LEAST, SHARE * seconds))
 
 

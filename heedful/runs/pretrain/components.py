@@ -95,9 +95,9 @@ def _tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | N
     if corpus is not None and (corpus.folder / TOKENIZER).is_dir():
         return Tokenizer.load(corpus.folder / TOKENIZER)
     folder = run.folder / TOKENIZER
-    if run.ranks.first and not (folder / "tokenizer.json").exists():  # which is written last
+    if run.ranks.is_main and not (folder / "tokenizer.json").exists():  # which is written last
         _train_tokenizer(settings, run).save(folder)
-    run.ranks.wait()
+    run.ranks.barrier()
     return Tokenizer.load(folder)
 
 
@@ -126,12 +126,12 @@ def _corpus(
                 f"{corpus.folder} was made with another tokenizer: give that one with --tokenizer, or the files "
                 "themselves"
             )
-        if run.ranks.first:
+        if run.ranks.is_main:
             _check_same_corpus(corpus, run.folder)
         return corpus
     if corpus_folder is not None:
         return Corpus.open(corpus_folder)
-    if run.ranks.first:
+    if run.ranks.is_main:
         build_corpus(
             [Path(path) for path in settings.data],
             tokenizer,
@@ -141,7 +141,7 @@ def _corpus(
             on_bad_row=Quarantine(file=run.folder / BAD_ROWS) if on_bad_row == "skip" else Raise(),
             exclude=run.folder,
         )
-    run.ranks.wait()
+    run.ranks.barrier()
     return Corpus.open(run.folder / CORPUS)
 
 

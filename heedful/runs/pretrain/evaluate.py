@@ -29,7 +29,7 @@ def measure_share(
             for name, (total, count) in objective.measure(trainer.loaded, batch).items():
                 before = found.get(name, (0.0, 0.0))
                 found[name] = before[0] + total, before[1] + count
-    if ranks.first:
+    if ranks.is_main:
         found |= {name: (score, 1.0) for name, score in probe_scores(probes, trainer.loaded).items()}
     return found
 
@@ -53,5 +53,7 @@ def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[f
     if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
         total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))
     return EvalResult(
-        metric_value=numbers.get(accuracy, -loss), tie=-loss, numbers=total | numbers | {"count": sums[terms[0]][1]}
+        metric_value=numbers.get(accuracy, -loss),
+        tie_breaker=-loss,
+        metrics=total | numbers | {"count": sums[terms[0]][1]},
     )

@@ -219,13 +219,15 @@ class PretrainTraining:
             f"parameters; {len(lesson.samples[0]):,} rows of up to {settings.pack_length:,} tokens, "
             f"{settings.train.batch_size} in a step"
         )
-        if run.ranks.first:
+        if run.ranks.is_main:
             warn_of_stalling(settings, components.corpus, lesson.samples[0])
         later_phases = [
             Stage(phase.start_fraction, rows, phase.batch_size, objective)
             for phase, rows, objective in zip(settings.phases, lesson.samples[1:], lesson.objectives[1:], strict=True)
         ]
-        trainer = Trainer(model, lesson.objectives[0], lesson.samples[0], settings.train, run.ranks, later=later_phases)
+        trainer = Trainer(
+            model, lesson.objectives[0], lesson.samples[0], settings.train, run.ranks, later_stages=later_phases
+        )
         measure = partial(measure_share, trainer, lesson.evaluated, validation, components.probes)
         self._score_before_training(trainer, measure, lesson.evaluated)
         fitted = fit(
@@ -233,21 +235,21 @@ class PretrainTraining:
             run.folder,
             replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps),
             evaluate=measure,
-            score=partial(combine_shares, lesson.evaluated),
+            merge_evaluations=partial(combine_shares, lesson.evaluated),
             save_last=partial(self._save_last, components, model),
             reporter=run.reporter,
         )
         if fitted.stop_reason == "interrupted":
             return False
         entry = checkpoint_entry(
-            fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end
+            fitted.best_step, fitted.best_metric, trainer.step, fitted.last_metric, settings.fit.load_best_at_end
         )
-        with trainer.whole():
-            shares = run.ranks.gather(measure())
-            if run.ranks.first:
+        with trainer.full_params():
+            shares = run.ranks.all_gather_object(measure())
+            if run.ranks.is_main:
                 scores = combine_shares(lesson.evaluated, shares)
                 self._write_results(components, model_to_save(model, components), trainer, scores, entry)
-        run.ranks.wait()
+        run.ranks.barrier()
         return True
 
     def finish(self) -> None:
@@ -263,22 +265,22 @@ class PretrainTraining:
             ModelError: If a number is not finite.
         """
         init_from, path, ranks = self.settings.model.init_from, self.run.folder / BEFORE, self.run.ranks
-        if not init_from or init_from != self.learner.base or ranks.gather(path.exists())[0]:
+        if not init_from or init_from != self.learner.base or ranks.all_gather_object(path.exists())[0]:
             return
         self.run.reporter.message("the score before training")
-        with trainer.whole():
-            shares = ranks.gather(measure())
-        numbers = combine_shares(objective, shares).numbers
+        with trainer.full_params():
+            shares = ranks.all_gather_object(measure())
+        numbers = combine_shares(objective, shares).metrics
         if not all(map(math.isfinite, numbers.values())):
             raise ModelError(
                 f"{init_from} has a validation loss of {numbers['loss']}: training cannot start from its weights"
             )
-        if ranks.first:
+        if ranks.is_main:
             write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
 
     def _save_last(self, components: Components, model: ModelBundle) -> None:
         """Save the last weights beside the best ones, which become the model."""
-        if self.run.ranks.first:
+        if self.run.ranks.is_main:
             save(model_to_save(model, components), self.run.folder / CHECKPOINTS / LAST, overwrite=True)
 
     def _write_results(
@@ -291,14 +293,14 @@ class PretrainTraining:
         learned = {
             "task": "pretrain",
             "objective": self.settings.kind,
-            "metric": next((name for name in scores.numbers if name.endswith("_accuracy")), "loss"),
+            "metric": next((name for name in scores.metrics if name.endswith("_accuracy")), "loss"),
             "base": self.learner.base,
             "steps": trainer.step,
             "checkpoints": entry,
             "epochs": trainer.epoch,
-            "tokens": trainer.read,
+            "tokens": trainer.tokens_seen,
             "seconds": round(trainer.seconds, 1),
-            "splits": {"validation": {"numbers": scores.numbers}},
+            "splits": {"validation": {"numbers": scores.metrics}},
             "corpus": {key: corpus[key] for key in CORPUS_KEYS if key in corpus},
         }
         baseline = read_json(folder / BEFORE) if (folder / BEFORE).exists() else None

@@ -119,11 +119,11 @@ class TeacherRun:
             return None
         cache = self._filled(place, corpus, texts, "texts among which nearest ones are looked up")
         path = place / "nearest.npy"
-        if self.ranks.first and not path.exists():
+        if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()
             with atomic_path(path) as part, part.open("wb") as file:
                 np.save(file, nearest_texts(vectors))
-        self.ranks.wait()
+        self.ranks.barrier()
         return Neighbours(texts=texts, nearest=np.load(path, allow_pickle=False))
 
     def _filled(self, place: Path, corpus: Corpus, windows: Ranges, what: str) -> VectorCache:
@@ -138,7 +138,7 @@ class TeacherRun:
                 self.on_message(f"the teacher encodes {what}: {done:,} of {count:,}")
 
         cache.fill(self._ordinary, rank=self.ranks.rank, size=self.ranks.size, on_progress=report)
-        self.ranks.wait()
+        self.ranks.barrier()
         return cache
 
     @cached_property
@@ -188,7 +188,7 @@ class TeacherRun:
         basis of those principal components.
         """
         path, about = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
-        if self.ranks.first and not path.exists():
+        if self.ranks.is_main and not path.exists():
             make_folder(path.parent)
             start = Path(self.init_from)
             earlier = (start.parent if start.name == RUN_MODEL else start) / FOLDER / STATISTICS
@@ -199,7 +199,7 @@ class TeacherRun:
                 self.teacher.prepare([rows[number] for number in some], self._ordinary)
             with atomic_path(path) as part:
                 save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
-        self.ranks.wait()
+        self.ranks.barrier()
         self.teacher.load_statistics(load_file(path))
 
 

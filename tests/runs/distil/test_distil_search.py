@@ -25,7 +25,7 @@ from heedful.runs.distil.settings import parse_student, preview_distil_settings
 from heedful.runs.distil.students import single_stack
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import RunResult
-from heedful.train.checkpoint import lock_run
+from heedful.train.run_lock import lock_run
 from tests.support.distillation import NO_BASELINE, QUICK, Told
 from tests.support.model_folders import make
 

@@ -64,7 +64,7 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
         """Asks for a stop after the second step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
-            trainer.stopping = step.number == 2
+            trainer.stop_requested = step.number == 2
 
     assert tune("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).status == "interrupted"
     assert tune("classify", files, tmp_path / "other", CLASSIC).status == "completed"

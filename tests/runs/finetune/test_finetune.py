@@ -891,7 +891,7 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
 
     class Late(Reporter):
         def step(self, step: Any, trainer: Any) -> None:
-            trainer.stopping = trainer.done >= 1
+            trainer.stop_requested = trainer.progress >= 1
 
     settings = {"init.kind": "scratch", "seeds": 2, "train.epochs": 1}
     done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, reporter=Late())

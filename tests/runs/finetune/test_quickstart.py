@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
 from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
 from heedful.runs.results import RunResult
-from heedful.train.checkpoint import lock_run
+from heedful.train.run_lock import lock_run
 
 
 @pytest.fixture

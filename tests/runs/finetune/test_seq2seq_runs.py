@@ -260,7 +260,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         """Asks for a stop after the second step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
-            trainer.stopping = step.number == 2
+            trainer.stop_requested = step.number == 2
 
     def run(folder: str, reporter: Reporter | None = None) -> RunResult:
         return finetune(

@@ -135,7 +135,7 @@ class Seen(Reporter):
         longest = max(stop - start for start, stop in pairwise(row.bounds))
         self.stages.append((trainer.stage, longest))
         if step.number == self.stop:
-            trainer.stopping = True
+            trainer.stop_requested = True
 
     def message(self, text: str) -> None:
         self.sentences.append(text)

@@ -106,7 +106,7 @@ class StopAfter(Reporter):
     def step(self, step: Step, trainer: Trainer) -> None:
         learned: Any = trainer.objective
         self.seen.append((step.number, trainer.order.batch, learned.names, learned.mask_prob))
-        trainer.stopping = trainer.stopping or step.number == self.at
+        trainer.stop_requested = trainer.stop_requested or step.number == self.at
 
 
 def everything(place: Path) -> dict[str, Any]:

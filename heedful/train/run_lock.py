@@ -1,0 +1,66 @@
+"""The lock of a run's folder: a second run in the same folder is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from heedful.errors import HeedfulWarning, RunError
+
+LOCK = "run.lock"
+
+_handles: set[int] = set()  # of locks that this process holds
+
+
+def _close_handles() -> None:
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_close_handles)  # a forked worker that outlives its run must not hold the lock
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which is created if it is missing; the lock dies with the process.
+
+    Raises:
+        RunError: If another run holds it, or the folder cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise RunError(f"{folder} cannot hold a run: {error.strerror}") from None
+    _handles.add(handle)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        if handle in _handles:
+            _handles.remove(handle)
+            os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(handle, 300, 0).decode(errors="replace").strip()
+        raise RunError(
+            f"another run, {owner if owner.isprintable() else repr(owner)}, holds {folder}: wait for it, stop it, or "
+            "give this run another folder"
+        ) from None
+    except OSError as error:
+        what = f"{folder} cannot be locked: {error.strerror}; a second run in it would not be noticed"
+        warnings.warn(what, HeedfulWarning, stacklevel=2)
+        return
+    with suppress(OSError):  # it is only for the message
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()}, host {socket.gethostname()}\n".encode(), 0)
