@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 BEAT_SECONDS = 0.5  # between two heartbeats
 SILENCE_SECONDS = 5 * BEAT_SECONDS  # without a heartbeat after which a rank counts as dead

@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from heedful.errors import RunError, SettingError
@@ -43,7 +44,8 @@ class Ranks:
     def all_reduce_async(self, flat: Tensor) -> dist.Work | None:
         """Begin to sum a tensor over all ranks, in place; all ranks begin the same sums in the same order."""
         with self.translate_errors():
-            return dist.all_reduce(flat, group=self.process_group, async_op=True)
+            work: dist.Work | None = dist.all_reduce(flat, group=self.process_group, async_op=True)
+        return work
 
     def wait(self, work: dist.Work | None) -> None:
         """Wait for the end of `all_reduce_async`."""
@@ -159,7 +161,7 @@ def _timeout() -> timedelta:
     return timeout
 
 
-def _store_of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
+def _store_of_this_start(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """Return a store that the ranks of this start share, once all are connected, without keys of earlier starts.
 
     torchrun keeps its store when it restarts ranks (pytorch#135712, #167288), so that they would look for ranks that
@@ -190,5 +192,5 @@ def _store_of_this_start(store: dist.Store, rank: int, size: int, timeout: timed
     return shared
 
 
-def _prefixed(store: dist.Store, name: str) -> dist.Store:
+def _prefixed(store: Store, name: str) -> Store:
     return dist.distributed_c10d.PrefixStore(f"heedful/{name}", store)
