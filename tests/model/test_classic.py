@@ -190,8 +190,8 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     learning = {name.split(".")[0] for name, each in loaded.named_tensors().items() if each.requires_grad}
     assert learning == {"over", "head"}
     loaded.train()
-    inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
-    again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
+    inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
+    again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
     assert torch.equal(inner, again), "nothing is dropped out"
     assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
     before = {name: each.detach().clone() for name, each in loaded.named_tensors().items()}

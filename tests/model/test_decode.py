@@ -248,7 +248,7 @@ def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, 
     ours, stop = made(name, tmp_path)
     assert ours.head is not None
     batches = {
-        (number, most): {"how": how, "max_new_tokens": most, "stop": [stop], "seed": number}
+        (number, most): {"method": how, "max_new_tokens": most, "stop": [stop], "seed": number}
         | given("gpt2" if name == "gpt2" else "t5")
         for number, how in enumerate(HOWS)
         for most in (1, 4, 11)
@@ -340,7 +340,7 @@ def test_what_cannot_be_written() -> None:
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
             Sampling(**wrong)  # type: ignore[arg-type]
     for strength in (float("nan"), 1e9):
-        with pytest.raises(heedful.HeedfulError, match=r"strength is .*; expected a number from -10 to 10"):
+        with pytest.raises(heedful.HeedfulError, match=r"length_penalty is .*; expected a number from -10 to 10"):
             BeamSearch(length_penalty=strength)
     with pytest.raises(heedful.HeedfulError, match="num_return_sequences is 3"):
         BeamSearch(num_beams=2, num_return_sequences=3)

@@ -270,7 +270,7 @@ def test_what_is_refused() -> None:
             RecurrentSeq2Seq(**wrong)
     with pytest.raises(HeedfulError, match="local_m attention compares some of them"):
         LocalM(score="location")
-    with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 places"):
+    with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 positions"):
         made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
             Packed.of(SOURCE), Packed.of(TARGET)
         )

@@ -392,7 +392,7 @@ def test_rows_that_fill_up_change_nothing(rows: int) -> None:
     batch = Packed.of([[number % 7 for number in range(rows)]])
     with torch.no_grad():
         plain = model.double()(batch)
-        filled = model._run(batch.pad_to_bucket(), None, None, 1, None)[:rows]
+        filled = model(batch.pad_to_bucket())[:rows]
     torch.testing.assert_close(filled, plain, atol=1e-12, rtol=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model.float()(batch).shape[0] == rows

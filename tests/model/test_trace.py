@@ -103,7 +103,7 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
         calls.append((given[3], more["rows"].tolist(), more["heads"].tolist()))
         return scores(*given, **more)
 
-    monkeypatch.setattr(trace_module, "scores_of", counted)
+    monkeypatch.setattr(trace_module, "attention_scores", counted)
     trace = Trace(what=["scores"], parts=["cross"], layers=[1], heads=[2, 0], sequences=[1, 3], rows=[4, 20])
     ours.model(batch, target(ours, batch), trace=trace)
     assert calls == [(1, [4, 20], [2, 0]), (3, [4], [2, 0])]  # sequence 3 has 12 rows

@@ -244,7 +244,7 @@ def test_attention_is_measured_with_the_bias_of_the_model(
 ) -> None:
     calls: list[AttentionArgs] = []
     usual = module.attend_with
-    monkeypatch.setattr(module, "attend_as", lambda q, k, v, call: calls.append(call) or usual(q, k, v, call))
+    monkeypatch.setattr(module, "attend_with", lambda q, k, v, call: calls.append(call) or usual(q, k, v, call))
     save_tiny(tmp_path, family, architecture)
     loaded = load(tmp_path)
     way = module.fastest_plan(loaded, "float32")
