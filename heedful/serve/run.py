@@ -113,7 +113,7 @@ class RunningServer:
 
     port: int
     service: Service
-    create_server: Server
+    server: Server
 
     @property
     def url(self) -> str:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.csrc import Kernels
 from heedful.nn import cpu_ops as of
-from heedful.nn import native_attention as attending
+from heedful.nn import cpu_attention as attending
 from heedful.nn.attend import attend_with, choose_kernel
 from heedful.nn.inference_linear import Int8Linear, NativeLinear
 from heedful.nn.layers import Mlp

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from seqeval.metrics import accuracy_score, classification_report
     from seqeval.metrics.sequence_labeling import get_entities
     from seqeval.scheme import IOB2, IOBES
-    from seqeval.scheme import EntityScores as Oracle
+    from seqeval.scheme import Entities as Oracle
 
 MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
 SCHEMES = {"strict-iob2": IOB2, "strict-iobes": IOBES}
