@@ -97,7 +97,7 @@ def distil(
     disable_malloc_trim()
     with (
         connect_ranks() as group,
-        Progress(quiet=as_json or not group.first) as progress,
+        Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):
         reporter = with_trackers(progress, track)
@@ -122,10 +122,10 @@ def distil(
                 teacher, files, folder, overrides=overrides, on_bad_row=bad_rows, reporter=reporter, ranks=group
             )
     if result.status == "interrupted":
-        if group.first:
+        if group.is_main:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)
-    if not group.first:
+    if not group.is_main:
         return
     if as_json:
         return write_json({"folder": str(result.output_dir)} | result.results)

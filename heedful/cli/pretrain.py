@@ -100,16 +100,16 @@ def pretrain(
 
     with (
         connect_ranks() as group,
-        Progress(quiet=as_json or not group.first) as progress,
+        Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):
         policy, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
         result = pretrain_with(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
     if result.status == "interrupted":
-        if group.first:
+        if group.is_main:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")
         raise SystemExit(130)
-    if not group.first:
+    if not group.is_main:
         return
     if as_json:
         return write_json({"folder": str(folder)} | result.results)

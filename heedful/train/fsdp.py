@@ -124,7 +124,7 @@ class Sharded:
             assert isinstance(module, nn.Module)
             saved_hooks.append((module, module._forward_pre_hooks, module._forward_hooks))
             # the hooks gather weights; without them, ranks need not run the model equally often
-            module._forward_pre_hooks, module._forward_hooks = {}, {}  # type: ignore[assignment]
+            module._forward_pre_hooks, module._forward_hooks = {}, {}
         self._has_full_params = True
         try:
             yield

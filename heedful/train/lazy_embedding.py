@@ -23,8 +23,8 @@ def make_embeddings_lazy(
     """Make the optimizer update embeddings lazily that are used only for lookup and not tied to an output layer.
 
     A lookup updates its rows first; `state_dict`, `load_state_dict`, `ModelBundle.named_tensors` and copies of a
-    `ModelBundle` update all rows. Call `loaded.flush()` before reading a table in another way, as through `loaded.parameters()`. While
-    `sparse` is set on a table, its gradient has the used rows alone.
+    `ModelBundle` update all rows. Call `loaded.flush()` before reading a table in another way, as through
+    `loaded.parameters()`. While `sparse` is set on a table, its gradient has the used rows alone.
 
     Returns:
         The tables that are updated lazily.

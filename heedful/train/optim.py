@@ -10,7 +10,7 @@ Weight decay applies to tensors of two dimensions or more: all others are biases
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -268,7 +268,7 @@ class Optimizer:
         )
 
     def _update_by_kernel(
-        self, tensors: list[tuple[Tensor, ...]], lr: float, decay: float, step: float, scale: float
+        self, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float, step: float, scale: float
     ) -> None:
         """Update by our kernel, which reads and writes every number once."""
         library = kernels()

@@ -128,7 +128,7 @@ def connect_ranks() -> Iterator[Ranks]:
         store = _store_of_this_start(store, rank, size, start_timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
+        heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)  # type: ignore[attr-defined]  # missing in torch's stubs
     except RuntimeError as error:
         environment = os.environ
         raise RunError(

@@ -125,6 +125,7 @@ def search(
             if done.status == "interrupted":
                 return done
             verdict = ranks.all_gather_object(done.results.get("verdict"))[0]
+            assert verdict is not None, "the main rank has results"
             student = verdict["models"]["student"]  # the trained weights decide in which precision it can be served
             shape |= {"quality": student["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
             shape |= {name: student[name] for name in MEASURED}
