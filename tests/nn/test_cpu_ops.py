@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.csrc import Kernels
-from heedful.nn import cpu_ops as of
 from heedful.nn import cpu_attention as attending
+from heedful.nn import cpu_ops as of
 from heedful.nn.attend import attend_with, choose_kernel
 from heedful.nn.inference_linear import Int8Linear, NativeLinear
 from heedful.nn.layers import Mlp
