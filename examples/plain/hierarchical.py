@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from heedful import Packed
-from heedful.model.classic_config import Hierarchical
-from heedful.model.pooling import HierarchicalReader
+from heedful.model.classic_config import HierarchicalPooling
+from heedful.model.pooling import HierarchicalPooler
 
 WIDTH, INNER, STOP = 6, 4, 9
 DOCUMENTS = [[5, 6, STOP, 7, 8, 5, STOP], [6, STOP]]  # token 9 ends a sentence
@@ -24,7 +24,7 @@ def read(rows: torch.Tensor, layer: nn.Linear, query: torch.Tensor) -> torch.Ten
 def main() -> torch.Tensor:
     """Return the vector of each document, after comparing it with the library's."""
     torch.manual_seed(0)
-    reader = HierarchicalReader(Hierarchical(over=None, sentences=None, inner=INNER, ends=(STOP,)), WIDTH)
+    reader = HierarchicalPooler(HierarchicalPooling(over=None, sentences=None, inner=INNER, ends=(STOP,)), WIDTH)
     for parameter in reader.parameters():
         nn.init.normal_(parameter)
     words, sentences = reader.words, reader.sentences

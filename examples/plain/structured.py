@@ -5,8 +5,8 @@ A = softmax(W2 tanh(W1 H^T)), M = A H, and |A A^T - I|^2 is added to the loss (L
 
 import torch
 
-from heedful.model.classic_config import Attention
-from heedful.model.pooling import Queries
+from heedful.model.classic_config import AttentionPooling
+from heedful.model.pooling import QueryPooler
 
 HOPS, WIDTH, INNER, ROWS = 3, 8, 5, 6
 
@@ -15,7 +15,7 @@ def main() -> torch.Tensor:
     """Return A for a random text, after comparing the mixtures M with the library's."""
     torch.manual_seed(0)
     h = torch.randn(ROWS, WIDTH)
-    queries = Queries(Attention(keys="tanh"), WIDTH, HOPS, INNER, bias=False)
+    queries = QueryPooler(AttentionPooling(keys="tanh"), WIDTH, HOPS, INNER, bias=False)
     for parameter in queries.parameters():
         torch.nn.init.normal_(parameter)
     w1, w2 = sorted((parameter.detach() for parameter in queries.parameters()), key=lambda w: w.shape[1], reverse=True)

@@ -7,8 +7,8 @@ on the words but not on their order.
 import torch
 from torch import nn
 
-from heedful.model.classic_config import Attention
-from heedful.model.pooling import Queries
+from heedful.model.classic_config import AttentionPooling
+from heedful.model.pooling import QueryPooler
 
 ROWS, WIDTH, CLASSES = 5, 8, 3
 
@@ -17,7 +17,9 @@ def main() -> torch.Tensor:
     """Return what each class reads, [classes, rows], after comparing the vectors with the library's."""
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
-    reader = Queries(Attention(keys="linear", values="linear", scaled=True), WIDTH, CLASSES, WIDTH, bias=False)
+    reader = QueryPooler(
+        AttentionPooling(keys="linear", values="linear", scaled=True), WIDTH, CLASSES, WIDTH, bias=False
+    )
     for parameter in reader.parameters():
         nn.init.normal_(parameter)
     with torch.no_grad():
