@@ -9,27 +9,27 @@ import torch
 from torch.nn import functional as F
 
 from heedful import Packed
-from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.model.config import NextToken
-from heedful.model.decode import Greedy, write
+from heedful.model.decode import Greedy, generate
 from heedful.runs.finetune.init_settings import Transformer
 from heedful.runs.finetune.seq2seq import transformer_config
 
 START, STOP, LETTERS, LENGTH = 1, 2, 5, 4  # letters are the tokens from 3
 
 
-def scores(model: Loaded, sources: list[list[int]], prefixes: list[list[int]]) -> torch.Tensor:
+def scores(model: ModelBundle, sources: list[list[int]], prefixes: list[list[int]]) -> torch.Tensor:
     """Scores of the next token at each position of each prefix, [rows, vocabulary]."""
     assert model.head is not None
     batch = Packed.of(prefixes)
     return model.head(model.model(Packed.of(sources), batch), batch)
 
 
-def train(steps: int) -> Loaded:
+def train(steps: int) -> ModelBundle:
     """Learn to reverse by teacher forcing: the input is [START, y1 ... y4], the target [y1 ... y4, STOP]."""
     torch.manual_seed(0)
     shape = Transformer(layers=1, width=32, heads=2, inner=64, dropout=0.0, norm_at="pre")
-    config = Config(family="heedful", model=transformer_config(shape, 3 + LETTERS), head=NextToken())
+    config = BundleConfig(family="heedful", model=transformer_config(shape, 3 + LETTERS), head=NextToken())
     model = create(config, seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(steps):
@@ -53,7 +53,7 @@ def main(steps: int = 200) -> list[int]:
                 break
             written.append(token)
     more = {"max_new_tokens": 2 * LENGTH, "stop": [STOP], "source": Packed.of([source])}
-    ((library,),) = write(model.model, model.head, Packed.of([[START]]), Greedy(), **more)
+    ((library,),) = generate(model.model, model.head, Packed.of([[START]]), Greedy(), **more)
     assert written[1:] == library.tokens == source[::-1]
     return library.tokens
 

@@ -7,7 +7,7 @@ used (Bengio et al. 2013). It is biased but has low variance; REINFORCE is unbia
 
 import torch
 
-from heedful.nn.scores import hard
+from heedful.nn.scores import hard_weights
 
 KEYS = 5
 
@@ -24,7 +24,7 @@ def main() -> None:
     torch.manual_seed(0)
     scores = torch.randn(1, KEYS, requires_grad=True)
     values = torch.randn(KEYS)
-    weights = (straight_through(scores), hard((scores,))[0])
+    weights = (straight_through(scores), hard_weights((scores,))[0])
     gradients = [torch.autograd.grad((w @ values).sum(), scores)[0] for w in weights]
     assert torch.allclose(*weights) and torch.allclose(*gradients)
 

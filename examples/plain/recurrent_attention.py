@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from heedful.nn.layout import Layout
-from heedful.nn.scores import Additive, align, read, soft
+from heedful.nn.scores import Additive, align, soft_weights, weighted_sum
 
 WIDTH, SOURCE, TARGET = 6, 5, 4
 
@@ -25,7 +25,7 @@ def main() -> torch.Tensor:
         weights = scores.softmax(-1)
         context = weights @ states
         layout = Layout.of([0, 1], [0, SOURCE])
-        library = read(soft(align(score, state, states, layout)), states, layout)
+        library = weighted_sum(soft_weights(align(score, state, states, layout)), states, layout)
         assert torch.allclose(context, library[0], atol=1e-6)
         state = cell(torch.cat([y, context])[None], state)
         alignment.append(weights)
