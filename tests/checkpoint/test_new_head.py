@@ -425,7 +425,7 @@ def test_the_limit_is_the_least_of_all(start: Start) -> None:
     assert (
         heedful.checkpoint.ModelBundle(
             BundleConfig(family="heedful", model=native().config.model, head=SentenceEmbedding(max_length=7))
-        ).limit
+        ).max_length
         == 7
     )
 
