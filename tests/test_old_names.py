@@ -51,6 +51,7 @@ REASONS = "asked patience done"
 LEFT_OUT = {  # files that may have them, by the beginning of their path
     "benchmarks/results/": "records of measurements, with the commands of their day",
     "scripts/compare/": "runs the commit of before the renames",
+    "benchmarks/checkouts.py": "runs the command line of before the renames",
     "tests/test_compare_trees.py": "maps of old names to new ones",
     "CHANGELOG.md": "may say what something was called",
     "heedful/assets/heedful-mini-en/tokenizer.json": "words of a vocabulary",

@@ -61,7 +61,7 @@ def test_module(path: Path) -> None:
         named = [(line, name) for line, name in names_and_literals(tree) if name not in methods]
         found = [(line, name) for line, name in named if words(name) & FAMILY_NAMES]
         assert not found, "families are data: their names stay in heedful/families"
-    elif path.name != "table.py":
+    elif path.name not in ("config_reader.py", "family.py", "family_facts.py", "names.py"):
         assert not [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)], "families are data"
 
 
