@@ -65,7 +65,6 @@ ALLOWED = {  # what looks like an old name in one file, and what it is there
     ("tests/runs/finetune/test_finetune.py", "task.weights"): "an attribute of a Task",
     ("", "corpus.documents"): "an attribute of a Corpus",
     ("", "model.start"): "an attribute of a ModelConfig",
-    ("heedful/runs/", "outputs.precision"): "an attribute of the settings of a teacher's cache",
 }
 
 
