@@ -235,7 +235,7 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, lambda trainer: EvalResult(metric_value=math.nan, metrics={}))
-    with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its metric, so the model is"):
+    with pytest.raises(DivergedError, match=r"^step 2: .*nan for its metric"):
         run.fit()
 
 
@@ -351,11 +351,11 @@ def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     Run(tmp_path).fit(Told(stop=3))
     before = left(tmp_path)
-    with pytest.raises(HeedfulError, match="made with batch_size = 5, but now it is 6"):
+    with pytest.raises(HeedfulError, match=r"batch_size = 5, .* 6"):
         Run(tmp_path, batch_size=6).fit()
     assert left(tmp_path) == before
     (tmp_path / "journal.jsonl").write_bytes(b"")
-    with pytest.raises(HeedfulError, match=r"journal.jsonl has 0 bytes, but the checkpoint was made when it had"):
+    with pytest.raises(HeedfulError, match=r"journal.jsonl has 0 bytes"):
         Run(tmp_path).fit()
 
 
@@ -546,7 +546,7 @@ def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
 
     Run(tmp_path).fit(Told(stop=3))
     monkeypatch.setattr(atomic_io, "_mkdir", refuse)
-    with pytest.raises(HeedfulError, match=r"state: step 4 could not be saved: Read-only file system; the checkpoints"):
+    with pytest.raises(HeedfulError, match=r"step 4 .*Read-only file system"):
         Run(tmp_path).fit()
     assert steps(tmp_path) == ["step-00000002", "step-00000003"]
 

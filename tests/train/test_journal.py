@@ -33,7 +33,7 @@ def test_a_line_for_each_record(path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3 and "für ☃" in path.read_text(encoding="utf-8")
     book.close()
     again = Journal(path)
-    assert again.size == path.stat().st_size
+    assert again.num_bytes == path.stat().st_size
     again.write({"step": 2})
     again.close()
     assert list(read_journal(path)) == [*told, {"step": 2}]
@@ -78,9 +78,7 @@ def test_rewound_it_goes_on_from_there(path: Path) -> None:
 def test_lines_that_are_lost_are_an_error(path: Path) -> None:
     book = Journal(path)
     book.write({"step": 1})
-    with pytest.raises(
-        HeedfulError, match=r"journal.jsonl has 12 bytes, but the checkpoint was made when it had 1,300: l"
-    ):
+    with pytest.raises(HeedfulError, match=r"journal.jsonl has 12 bytes, but 1,300"):
         book.rewind(1300)
     assert list(read_journal(path)) == [{"step": 1}]
     book.close()
@@ -106,7 +104,7 @@ def test_a_line_that_is_none_is_named(path: Path) -> None:
     path.write_bytes(b'{"step": 1}\n{"step": \n')
     found = read_journal(path)
     assert next(found) == {"step": 1}
-    with pytest.raises(HeedfulError, match=r"journal.jsonl:2: Expecting value.*; expected a line of JSON"):
+    with pytest.raises(HeedfulError, match=r"journal\.jsonl:2: "):
         next(found)
 
 
@@ -137,9 +135,7 @@ def refused(number: int) -> Any:
 def test_t17_where_it_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(atomic_io, "_mkdir", refused(30))
-        with pytest.raises(
-            HeedfulError, match=r"a/run/journal.jsonl cannot be written: Read-only file system. Make it"
-        ):
+        with pytest.raises(HeedfulError, match=r"a/run/journal.jsonl .*Read-only file system"):
             Journal(path)
     path.parent.parent.touch()
     with pytest.raises(HeedfulError, match=r"journal.jsonl cannot be written: File exists"):

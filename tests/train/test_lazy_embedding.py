@@ -97,21 +97,21 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
 @pytest.mark.parametrize("shape", [(4, 20), (4, 1), (64,), (2, 4, 16)], ids=str)
 def test_lag_refuses_rows_that_are_no_whole_vectors(shape: tuple[int, ...]) -> None:
     optimizer = Optimizer({"table": torch.zeros(shape)}, AdamW(lr=1e-2))
-    with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float32 \[.*width is a multiple of 16"):
+    with pytest.raises(HeedfulError, match=r"table cannot be updated lazily: .*float32 \["):
         optimizer.make_lazy("table")
 
 
 def test_lag_refuses_float64_and_unknown_names() -> None:
     optimizer = Optimizer({"table": torch.zeros(4, 32, dtype=torch.float64)}, AdamW(lr=1e-2))
-    with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float64 \[4, 32\]"):
+    with pytest.raises(HeedfulError, match=r"table .*float64 \[4, 32\]"):
         optimizer.make_lazy("table")
-    with pytest.raises(HeedfulError, match="other is not among the trained tensors"):
+    with pytest.raises(HeedfulError, match="other is not a trained tensor"):
         optimizer.make_lazy("other")
 
 
 def test_lag_without_kernels_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_library_or_reason", lambda: "no compiler")
-    with pytest.raises(HeedfulError, match="rows of table cannot lag: no compiler"):
+    with pytest.raises(HeedfulError, match="no compiler"):
         Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2)).make_lazy("table")
 
 
@@ -122,7 +122,7 @@ def test_sparse_gradients_are_rows_of_a_table_that_lags() -> None:
         optimizer.step({"table": gradient}, lr_factor=1.0, scale=1.0, grad_norm=1.0)
 
     twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 32), (4, 32), check_invariants=True)
-    with pytest.raises(HeedfulError, match=r"gradient of table is sparse: call lag"):
+    with pytest.raises(HeedfulError, match="gradient of table is sparse"):
         step(twice.coalesce())
     optimizer.make_lazy("table")
     with pytest.raises(HeedfulError, match="sparse in 1 dimensions, not coalesced; expected rows"):

@@ -323,7 +323,7 @@ def test_nothing_moves_by_a_number_that_is_not_finite(bad: float, name: str) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"head.y": torch.zeros(2)}, "a gradient for head.y, which is not among the trained tensors"),
+        ({"head.y": torch.zeros(2)}, "a gradient for head.y"),
         ({"head.x": torch.zeros(2)}, "the gradient of head.x is float32 [2]; expected float32 []"),
         ({"head.x": torch.zeros((), dtype=torch.bfloat16)}, "the gradient of head.x is bfloat16 []; expected float32"),
     ],
@@ -395,7 +395,7 @@ def test_a_state_that_does_not_fit_is_refused_whole() -> None:
         (fresh | {"head.x.m": torch.zeros(2)}, "head.x.m is float32 [2], expected float32 []"),
         (fresh | {"head.x.m": torch.zeros((), dtype=torch.float64)}, "head.x.m is float64 [], expected float32 []"),
         (Optimizer(parameters(), AdamW.without_bias_correction(0.1)).state(), "steps is missing"),
-        ({}, "and 8 more. Go on with the model and the settings of that run"),
+        ({}, "and 8 more"),
     ]
     for given, message in wrong:
         with pytest.raises(HeedfulError, match=re.escape(message)):
@@ -550,7 +550,7 @@ def test_depth_of_a_decoder_alone() -> None:
     ],
 )
 def test_a_name_of_unknown_depth(name: str) -> None:
-    with pytest.raises(HeedfulError, match=re.escape(f"the depth of {name} is not known")):
+    with pytest.raises(HeedfulError, match=re.escape(f"the level of {name} ")):
         layer_lrs(["embedding.tokens.weight", name], HALVED)
     assert layer_lrs([name], AdamW(lr=0.1)) == {name: 0.1}
 

@@ -307,7 +307,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     smaller = {name: tensor[:1] if tensor.ndim else tensor for name, tensor in tensors.items()}
     renamed = {name.replace("head", "tail"): tensor for name, tensor in tensors.items()}
     for changed, match in (
-        ((tensors, values | {"samples": 1234}), "made with samples = 1,234, but now it is 16, so that its steps would"),
+        ((tensors, values | {"samples": 1234}), "samples = 1,234, but now it is 16"),
         ((tensors, values | {"batch_size": 6}), "batch_size = 6, but now it is 5"),
         ((tensors, values | {"seed": 2}), "seed = 2, but now it is 1"),
         ((smaller, values), "of another model: its parameters have other names or shapes"),
@@ -425,9 +425,7 @@ def test_frozen_tensors_stay() -> None:
     assert moved == {name for name in before if not name.startswith("embedding.")}
     assert not [name for name in made.state()[0] if "embedding." in name]
     loaded.requires_grad_(False)
-    with pytest.raises(
-        HeedfulError, match=r"^there is nothing to train: no parameter of the model requires a gradient"
-    ):
+    with pytest.raises(HeedfulError, match="no parameter"):
         Trainer(loaded, task, samples, settings({}, {})[0])
 
 
@@ -553,5 +551,5 @@ def test_settings_that_do() -> None:
     chosen = TrainSettings(seed=2**63 - 1, schedule=Constant(), batch_size=5, max_steps=2, precision="float32")
     assert len(list(Trainer(*tiny_runs.classify(), chosen))) == 2
     loaded, task, _ = tiny_runs.classify()
-    with pytest.raises(HeedfulError, match=r"^there is nothing to train on: no example gave a sample"):
+    with pytest.raises(HeedfulError, match="no samples"):
         Trainer(loaded, task, [], TrainSettings(epochs=3.0))

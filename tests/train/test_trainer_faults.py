@@ -162,9 +162,7 @@ def test_t14_it_ends_where_a_sample_alone_is_too_large(most: int) -> None:
     if most >= max(map(len, made.samples)):
         assert len(list(made)) == 12
         return
-    with pytest.raises(
-        HeedfulError, match=r"\d+ tokens, which cannot be parted; nothing was changed. Set train.gradient_checkpointing"
-    ):
+    with pytest.raises(HeedfulError, match=r"\d+ tokens, which cannot be split.*train.gradient_checkpointing"):
         list(made)
     assert made.step == 0 and made.state()[1]["tokens"] <= 5
 
