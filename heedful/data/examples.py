@@ -325,7 +325,7 @@ def _texts(given: Any) -> dict[str, Any]:
 def normalise_text(text: str) -> str:
     """Remove case, punctuation and doubled white space; a text of only punctuation is returned as it is.
 
-    >>> normalised(" Don't  PANIC! "), normalised("?!")
+    >>> normalise_text(" Don't  PANIC! "), normalise_text("?!")
     ('don t panic', '?!')
     """
     if not text.isascii():
@@ -347,7 +347,7 @@ def in_dev_split(example: Example, share: float, seed: int) -> bool:
 def sort_labels(labels: set[str]) -> tuple[str, ...]:
     """Sort labels: numerically if all are numbers, else by characters.
 
-    >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})
+    >>> sort_labels({"10", "9"}), sort_labels({"pos", "neg", "10"})
     (('9', '10'), ('10', 'neg', 'pos'))
     """
     try:

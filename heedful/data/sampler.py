@@ -22,7 +22,7 @@ from heedful.errors import DataError
 def derive_seed(*numbers: int) -> int:
     """Hash whole numbers to a 63-bit seed, the same on every machine.
 
-    >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
+    >>> derive_seed(1, 2) == derive_seed(1, 2), derive_seed(1, 2) == derive_seed(2, 1)
     (True, False)
     """
     data = struct.pack(f"<{len(numbers)}q", *numbers)
@@ -64,7 +64,7 @@ class BatchSampler:
     def steps(self) -> int:
         """Number of steps in one epoch.
 
-        >>> Order(count=10, batch=4, seed=0).steps
+        >>> BatchSampler(count=10, batch=4, seed=0).steps
         3
         """
         return -(-self.count // self.batch)
@@ -88,7 +88,7 @@ class BatchSampler:
 def group(count: int, together: int) -> list[list[int]]:
     """Split range(count) into groups of `size` indices that stay in one micro-batch.
 
-    >>> units(5, 2)
+    >>> group(5, 2)
     [[0, 1], [2, 3], [4]]
     """
     return [list(range(start, min(start + together, count))) for start in range(0, count, together)]
@@ -97,7 +97,7 @@ def group(count: int, together: int) -> list[list[int]]:
 def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """Assign units to ranks by greedy load balancing: the largest first, each to the rank with the least load.
 
-    >>> share([5, 1, 4, 3], 2)
+    >>> assign_to_ranks([5, 1, 4, 3], 2)
     [[0, 1], [2, 3]]
     """
     loads, taken = [0] * ranks, [[] for _ in range(ranks)]  # type: tuple[list[int], list[list[int]]]
@@ -113,7 +113,7 @@ def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
 
     A unit that is larger than the budget gets a micro-batch of its own.
 
-    >>> cut([3, 3, 3, 9], 8)
+    >>> split_microbatches([3, 3, 3, 9], 8)
     [[3], [0, 2], [1]]
     """
     count = max(1, -(-sum(sizes) // budget))

@@ -17,7 +17,7 @@ SAID = {
 def parse_tag(tag: str) -> tuple[str, str]:
     """Split a tag into its mark and its type.
 
-    >>> read_tag("B-PER"), read_tag("L-a-b"), read_tag("O"), read_tag("I")
+    >>> parse_tag("B-PER"), parse_tag("L-a-b"), parse_tag("O"), parse_tag("I")
     (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
     """
     mark, _, kind = tag.partition("-")
@@ -55,9 +55,9 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
 def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
     """Convert tags of IOB2 to the scheme of a set of labels; a tag without a counterpart is unchanged.
 
-    >>> in_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
+    >>> to_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
     ('S-LOC', 'B-PER', 'E-PER')
-    >>> in_scheme(["B-LOC", "O", "B-PER"], ["O", "I-LOC", "B-PER", "I-PER"])
+    >>> to_scheme(["B-LOC", "O", "B-PER"], ["O", "I-LOC", "B-PER", "I-PER"])
     ('I-LOC', 'O', 'B-PER')
     """
     found: list[str] = []

@@ -46,7 +46,7 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
 def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
     """How a word of another vocabulary stands in texts that are read so; None: as several words, or not at all.
 
-    >>> one_word("Schön"), one_word("schön", lower_case=False), one_word("U.S.")
+    >>> as_single_word("Schön"), as_single_word("schön", lower_case=False), as_single_word("U.S.")
     ('schon', 'schön', None)
     """
     parts = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(written))

@@ -82,7 +82,7 @@ def lsh_bands(similarity: float) -> tuple[int, int]:
     Two documents of similarity s agree in a band of r rows with probability s^r, in one of b bands with
     1 - (1 - s^r)^b.
 
-    >>> bands(0.8), bands(0.5)
+    >>> lsh_bands(0.8), lsh_bands(0.5)
     ((18, 7), (42, 3))
     """
     for rows in range(PERMUTATIONS, 1, -1):

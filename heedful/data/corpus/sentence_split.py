@@ -26,7 +26,7 @@ def clean_text(text: str, *, lines: bool = False) -> str:
         lines: whether each line is a sentence: lines are separated by "\n", without paragraphs. Otherwise a single line
             end is a space.
 
-    >>> normalise("One  line\r\nand another.\n \n\nNext"), normalise("One.\r\n\nTwo.", lines=True)
+    >>> clean_text("One  line\r\nand another.\n \n\nNext"), clean_text("One.\r\n\nTwo.", lines=True)
     ('One line and another.\n\nNext', 'One.\nTwo.')
     """
     if not text.replace("\n", " ").isprintable() and _ODD.search(text):  # isprintable is faster, and mostly enough
@@ -80,7 +80,7 @@ def split_sentences(text: str, *, lines: bool = False) -> tuple[list[str], list[
     The sentences join to exactly the document: white space belongs to the sentence after it. With `lines`, each line
     is a sentence, and all are one paragraph.
 
-    >>> segments("Dr. No left at 5 p.m. on Monday. “Why?” asked J. Bond.\n\nNobody knew.")
+    >>> split_sentences("Dr. No left at 5 p.m. on Monday. “Why?” asked J. Bond.\n\nNobody knew.")
     (['Dr. No left at 5 p.m. on Monday.', ' “Why?” asked J. Bond.', '\n\nNobody knew.'], [True, False, True])
     """
     found: list[str] = []

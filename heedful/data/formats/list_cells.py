@@ -19,9 +19,9 @@ LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # beginning of a lis
 def parse_list_cell(value: Any, name: str) -> Any:
     """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
 
-    >>> listed('["B-ORG", "O"]', "tags"), listed("['B-ORG', 'O']", "tags"), listed("B-ORG O", "tags")
+    >>> parse_list_cell('["B-ORG", "O"]', "tags"), parse_list_cell("['B-ORG', 'O']", "tags"), parse_list_cell("B-ORG O", "tags")
     (['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O')
-    >>> listed("[ Applause ]", "words")
+    >>> parse_list_cell("[ Applause ]", "words")
     '[ Applause ]'
     """
     text = value.strip() if isinstance(value, str) else ""

@@ -269,7 +269,7 @@ def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
 def column_option(role: str, name: str) -> str:
     """The command-line option that chooses a column.
 
-    >>> column("text", "my review")
+    >>> column_option("text", "my review")
     "--data.columns.text='my review'"
     """
     return f"--data.columns.{role}={quote(name)}"

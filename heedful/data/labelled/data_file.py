@@ -129,7 +129,7 @@ class DataFile:
 def stem_and_suffix(path: Path) -> tuple[str, str]:
     """Split a file's name into stem and format suffix; a suffix of compression is removed.
 
-    >>> bare_name(Path("folder/dev-v1.1.json.gz")), bare_name(Path("eng.train"))
+    >>> stem_and_suffix(Path("folder/dev-v1.1.json.gz")), stem_and_suffix(Path("eng.train"))
     (('dev-v1.1', '.json'), ('eng.train', ''))
     """
     name = Path(path.name.removesuffix(path.suffix)) if path.suffix in COMPRESSED else Path(path.name)

@@ -131,7 +131,7 @@ def _choice(
 def fill_blank(question: str, option: str) -> str:
     """Insert an option into the question's only blank, or append it to the question.
 
-    >>> filled("He was _ .", "late"), filled("Why?", "He was late.")
+    >>> fill_blank("He was _ .", "late"), fill_blank("Why?", "He was late.")
     ('He was late .', 'Why? He was late.')
     """
     blanks = re.findall("_+", question)

@@ -64,7 +64,7 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
 def parse_split_name(path: Path) -> tuple[str, str]:
     """Return the split in a file's name ("" if none), and the name ("" if it is the split only).
 
-    >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("constraint.csv"))
+    >>> parse_split_name(Path("my-train.csv")), parse_split_name(Path("dev-00000-of-00002.parquet")), parse_split_name(Path("constraint.csv"))
     (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
     """
     stem = stem_and_suffix(path)[0]
@@ -103,7 +103,7 @@ def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
 def parse_data_arguments(words: Sequence[Path]) -> Any:
     """Parse the data arguments of a command: one or more files or folders, or all as SPLIT=FILE.
 
-    >>> as_said([Path("a.csv")]), as_said([Path("train=a.csv"), Path("valid=b.csv")])
+    >>> parse_data_arguments([Path("a.csv")]), parse_data_arguments([Path("train=a.csv"), Path("valid=b.csv")])
     (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
     """
     found: dict[str, list[Path]] = {}

@@ -46,7 +46,7 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     * strict-iobes: S-x, or B-x, any number of I-x, and E-x; anything else is nothing.
 
     >>> entity_spans(["I-PER", "I-PER"], "conlleval"), entity_spans(["I-PER", "I-PER"], "strict-iob2")
-    ([Span(kind='PER', start=0, stop=2)], [])
+    ([EntitySpan(kind='PER', start=0, stop=2)], [])
     """
     found: list[EntitySpan] = []
     begun: tuple[str, int] | None = None  # the type and the start of the entity that may go on
