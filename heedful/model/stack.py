@@ -344,6 +344,8 @@ class Transformer(nn.Module):
         if self._pads_to_bucket():
             source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
         x: Tensor = self.embedding(source)
+        if self.encoder is None and self.decoder is None:
+            x = select_rows(x, output_rows)
         if self.encoder is not None:
             encoder_rows = output_rows if self.decoder is None else None
             x = self.encoder(x, source, self.execution, trace=trace, sequences=sequences, output_rows=encoder_rows)

@@ -222,7 +222,7 @@ PLAUSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("masked", {"tie_word_embeddings": False}, r"missing: cls\.predictions\.decoder", "cls.predictions.decoder.weight"),
     ("masked", {"architectures": ["BertForTokenClassification"]}, "missing", "classifier.weight"),
-    ("masked", {"model_type": "distilbert"}, "dim is missing", "dim"),
+    ("masked", {"model_type": "distilbert"}, "architectures is", "DistilBertModel"),
     ("bert", {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": MORE}, "see .*id2label", "classifier.weight"),
     ("distilbert", {"dim": 64}, r"\[99, 64\] .see dim.", "distilbert.embeddings.word_embeddings.weight"),
     ("distilbert", {"n_layers": 3}, r"3 layers .see n_layers.", "distilbert.transformer.layer.2"),

@@ -248,7 +248,7 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
         ("layers=1", ["student.family=electric"], '"electric" is no family'),
         ("layers=1", ["student.family=gpt2"], "computed in another way than gpt2 does"),
         ("layers=1", ["loss.kd_weight=0"], "kd_weight is 0"),
-        ("layers=1", ["teacher_cache.top_k=3"], "teacher_cache.top_k is for a vocabulary"),
+        ("layers=1", ["teacher_cache.top_k=3"], "teacher_cache.top_k is for a masked"),
         ("layers=1", ["loss.relations.heads=7"], "cannot be split into 7 heads"),
         ("layers=1", ["augment.copies=1"], "replaced by a masked language model, and .* has no such head"),
         ("bag", ["data.dev_fraction=0", "student.skipgram_steps=-1"], "steps"),

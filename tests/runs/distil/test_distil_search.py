@@ -56,7 +56,7 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     ).results["search"]
     kept = {each.name for each in (tmp_path / "run").glob("best*")}
     assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
-    with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
+    with pytest.raises(HeedfulError, match="Lower the limits"):
         search(teacher, labelled, tmp_path / "run", min_quality=1.0, max_latency=1e-6, **given)
     with pytest.raises(HeedfulError, match="a run with other settings"):
         search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, loss="distilbert", **given)

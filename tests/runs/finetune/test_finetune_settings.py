@@ -191,7 +191,7 @@ def test_the_published_recipe_is_the_published_one() -> None:
         (["init.kind=scratch", "init.layers=0"], "init.layers is 0; expected a whole number from 1"),
         (["init.kind=classic", "init.width=64"], 'init.width is for init.kind = "scratch"'),
         (["init.width=64"], 'init.width is for init.kind = "scratch" or init.kind = "transformer"'),
-        (["init.kind=classic", "init.words.vectors=v.txt", "init.words.width=7"], "width is 7, but the vectors"),
+        (["init.kind=classic", "init.words.vectors=v.txt", "init.words.width=7"], "width conflicts with vectors"),
         (["init.model="], 'init.model is ""; give a folder or NAME[@REVISION]'),
         (
             ["init.kind=transformer", "init.dropout=1"],

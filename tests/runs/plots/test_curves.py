@@ -65,7 +65,7 @@ def test_the_columns() -> None:
     lines = [*losses([0.5, "NaN"]), {"step": 2, "dev": {"loss": 0.3, "accuracy": 1}, "metric_value": 1.0, "best": True}]
     lines += [*losses([0.1])[:1], {"step": 3, "dev": {}, "metric_value": 0.9, "best": False}]
     course = TrainingCurves.of(iter(lines))
-    assert course.step.tolist() == [1, 2, 1] and course.looked.tolist() == [2, 3]
+    assert course.step.tolist() == [1, 2, 1] and course.eval_steps.tolist() == [2, 3]
     np.testing.assert_array_equal(course.loss, [0.5, NAN, 0.1])
     np.testing.assert_array_equal(course.dev_loss, [0.3, NAN])
     assert course.score.tolist() == [1.0, 0.9] and course.best == 2

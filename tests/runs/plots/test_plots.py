@@ -258,7 +258,7 @@ def test_a_run_without_dev_and_test(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HeedfulError, match=r"has neither journal\.jsonl nor results\.json: it is no run folder"):
+    with pytest.raises(HeedfulError, match=r"has neither journal\.jsonl nor results\.json: it is not a run folder"):
         draw_run_plots(tmp_path)
     assert not list(tmp_path.iterdir())
 
