@@ -55,12 +55,12 @@ def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
         file.write("ragged\n")
     code, out, err = run(folder, "--file", one, two, "--rows", 4)
     assert code == 0 and "written" in out and "one-answers: 3 parts" in out
-    assert '1 rows have no answer; the column "error" says why: two.csv:5: has 1 cells' in err
+    assert '1 rows failed; see the column "error": two.csv:5: has 1 cells' in err
     assert 'one.csv: columns: text="text"; not used: "label"' in err
     table = pq.read_table(tmp_path / "one-answers")
     assert table.num_rows == 11 and table.column_names[:4] == ["file", "row", "line", "input"]
     code, out, err = run(folder, "--file", one, two, "--rows", 4)
-    assert code == 0 and "(all were there)" in out
+    assert code == 0 and "(all existed already)" in out
     code, out, err = run(folder, "--file", one, "--rows", 4)
     assert code == 2 and "holds answers of another run: columns two.csv was" in err
 
@@ -94,7 +94,7 @@ def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_pat
     code, _, err = run(trained, "--file", file, *other, "--output", "one")
     assert code == 0 and 'in.csv: columns: text="body"' in err
     assert (
-        "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; change that by --data.NAME=VALUE"
+        "of the run are used: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; change them with --data."
         in err
     )
     (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
@@ -113,7 +113,7 @@ def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: 
     given.mkdir()
     (given / "a.txt").write_text("the cat\n")
     code, _, err = run(trained, "--file", given, *other, "one")
-    assert code == 0 and 'a.txt: columns: text="text"' in err and "as the run read" not in err
+    assert code == 0 and 'a.txt: columns: text="text"' in err and "of the run are used" not in err
     (given / "b.csv").write_text("text,body\nx,the cat\n")
     code, _, err = run(trained, "--file", given, *other, "two")
     assert code == 0 and 'a.txt: columns: text="text"' in err and 'b.csv: columns: text="body"' in err
@@ -219,8 +219,8 @@ def test_json_lines_are_utf8_whatever_encoding_a_run_read(run: Any, folder: Path
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
     for given, told in (
-        (("a text", "--output", "x"), "--output is for files: name them with --file"),
-        (("a text", "--rows", "3"), "--rows is for files"),
+        (("a text", "--output", "x"), "--output needs files: name them with --file"),
+        (("a text", "--rows", "3"), "--rows needs files"),
         (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
         (("--file", file, "--rows", "0"), "rows is 0"),
         (("--file", file, "--pair", "x"), "--pair cannot be used with --file"),
@@ -255,13 +255,13 @@ SLOW = """
 import sys, time
 from heedful.infer.batch import file_prediction
 from heedful.cli import main
-file_prediction.CHUNK = 1
-made = file_prediction.answers_each
+file_prediction.CHUNK_ROWS = 1
+made = file_prediction.answer_encoded_each
 def slowly(*given, **more):
     print("chunk", flush=True)
     time.sleep(0.2)
     return made(*given, **more)
-file_prediction.answers_each = slowly
+file_prediction.answer_encoded_each = slowly
 main(sys.argv[1:])
 """
 

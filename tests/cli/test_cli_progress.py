@@ -31,10 +31,10 @@ def step(number: int, tokens: int = 100, seconds: float = 0.5) -> Step:
 class At(Trainer):
     """A trainer so far on its way, after so many seconds."""
 
-    done = 0.0
+    progress = 0.0
 
-    def __init__(self, done: float, seconds: float) -> None:
-        self.done, self.seconds = done, seconds
+    def __init__(self, progress: float, seconds: float) -> None:
+        self.progress, self.seconds = progress, seconds
 
 
 def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

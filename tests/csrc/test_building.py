@@ -133,7 +133,7 @@ HANGS = "trap '' TERM INT HUP; echo x >> {}; sleep 1000 & wait"  # with a child 
 def test_a_compiler_that_hangs_is_ended_with_its_children(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "SECONDS", 0.5)
+    monkeypatch.setattr(library, "COMPILE_SECONDS", 0.5)
     monkeypatch.setenv("CXX", compiler(tmp_path, HANGS.format(tmp_path / "calls")))
     assert kernels() is None and "timed out after" in unavailable_reason()
     assert (tmp_path / "calls").exists() and left(folder) == []
@@ -183,12 +183,12 @@ def test_a_build_of_another_process_is_waited_for_and_then_done_without(
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.3)
     monkeypatch.setenv("CXX", compiler(tmp_path, "exit 1"))
-    with cache.lock(folder / "kernels.lock", "building the kernels"):
+    with cache.lock(folder / "kernels.lock", "compiling the kernels"):
         said = f"process {os.getpid()}"
-        with pytest.warns(HeedfulWarning, match=f"waiting for {said}, which is building the kernels and holds"):
+        with pytest.warns(HeedfulWarning, match=f"waiting for {said}, which is compiling the kernels and holds"):
             assert kernels() is None
         with pytest.warns(HeedfulWarning, match="waiting for"):
-            assert unavailable_reason().startswith(f"{said} has been building the kernels for more than")
+            assert unavailable_reason().startswith(f"{said} has been compiling the kernels for more than")
 
 
 @pytest.mark.slow

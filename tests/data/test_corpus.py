@@ -443,7 +443,8 @@ def told(progress):
         print("going", flush=True)
 
 settings = corpus.CorpusSettings(shard_chars=20_000, dedup="exact")
-corpus.build(files, Tokenizer.load(folder / "tokenizer"), folder / "out", settings, processes=2, on_progress=told)
+tokenizer = Tokenizer.load(folder / "tokenizer")
+corpus.build_corpus(files, tokenizer, folder / "out", settings, processes=2, on_progress=told)
 print("done", flush=True)
 """
 
