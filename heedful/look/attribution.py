@@ -166,7 +166,7 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
         case Classes(labels=labels):
             chosen = int(outputs[0].argmax()) if label is None else _check_index(label, len(labels))
             name = f'the score of "{labels[chosen]}"'
-            is_binary = getattr(inspection.loaded.head, "one", False)
+            is_binary = getattr(inspection.loaded.head, "one_score", False)
             score = _binary_class_score(chosen) if is_binary else _class_score(chosen)
             return ExplainedScore(score, name, _pooled_row(inspection), chosen, (), tuple(enumerate(labels)))
         case TokenClasses(labels=labels):

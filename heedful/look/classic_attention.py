@@ -40,7 +40,7 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], str
         elif hasattr(head, "queries"):
             count = len(head.queries.queries)
             labels = loaded.config.head.labels if isinstance(loaded.config.head, Classes) else ()
-            names = labels if head.each else tuple(f"query {number}" for number in range(count))
+            names = labels if head.vector_per_class else tuple(f"query {number}" for number in range(count))
             parts.append(("reader", names, "text"))
     return parts
 

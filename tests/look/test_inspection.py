@@ -314,7 +314,9 @@ def test_recurrent_nets_show_what_they_looked_at() -> None:
     weights = inside.weights("cross", 0)[0]
     with torch.no_grad():
         read = model.reading(model.embedding(inside.source), inside.source.bounds)
-        states, _ = model.writing(model.embedding(inside.target), model._start(read, inside.source.bounds)[0][:, 0])
+        states, _ = model.writing(
+            model.embedding(inside.target), model._first_state(read, inside.source.bounds)[0][:, 0]
+        )
         rows = model.mix(torch.cat([weights @ read, states], -1)).tanh()
     assert torch.allclose(rows, inside.last_hidden_state, atol=1e-12) and torch.allclose(
         weights.sum(-1), torch.ones(5).double()

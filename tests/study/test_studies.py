@@ -126,7 +126,7 @@ def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> Non
 
 def test_complexities_of_few_rounds_get_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complexity, "THEORY", complexity.QUICK)
-    monkeypatch.setattr(complexity, "seconds", lambda run, x, least: float(x.shape[0] ** 2 * x.shape[1]))
+    monkeypatch.setattr(complexity, "cpu_seconds", lambda run, x, min_total: float(x.shape[0] ** 2 * x.shape[1]))
     assert complexity.run(StudyConfig(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
     told = dict(each.split(": ", 1) for each in complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts)
     assert list(told) == list(THEORY)
@@ -309,7 +309,7 @@ def test_files_that_cannot_be_written_lose_no_results(
     def full(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("heedful.study.runner.writable", full)
+    monkeypatch.setattr("heedful.study.runner.check_writable", full)
     with pytest.raises(SystemExit):
         main(command)
     assert len(begun) == 2 and "Read-only file system: give another folder with --output" in capsys.readouterr().err

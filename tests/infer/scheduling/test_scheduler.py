@@ -477,7 +477,7 @@ class Steps(Decoding):
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
         time.sleep(self.seconds)
-        self.texts = {number: text for number, text in self.texts.items() if number not in self._dropped}
+        self.texts = {number: text for number, text in self.texts.items() if number not in self._cancelled}
         self.log.append("+".join(self.texts.values()))
         if self.steps == 2 and any("!" in text for text in self.texts.values()):
             raise RuntimeError("poisoned")
