@@ -242,7 +242,7 @@ def test_a_copy_of_the_model_goes_its_own_way() -> None:
         each(Packed.of([[5, 6, 7]]))
         assert all(one.isfinite().all() for one in each.parameters())
     for each in copied:
-        assert all(torch.equal(one, at[name]) for name, one in each.named().items())
+        assert all(torch.equal(one, at[name]) for name, one in each.named_tensors().items())
     assert not mine.loaded.model.embedding.tokens.sparse
 
 
@@ -250,8 +250,8 @@ def test_a_table_that_scores_are_tied_to_has_whole_gradients() -> None:
     loaded = made(head=MaskedTokens(activation="gelu", norm_eps=1e-12))
     assert loaded.head is not None
     found = trainer(loaded)
-    assert not found._tables
-    assert [table.weight.shape[1] for table in trainer()._tables] == [32]
+    assert not found._lazy_tables
+    assert [table.weight.shape[1] for table in trainer()._lazy_tables] == [32]
 
 
 def test_several_ranks_have_whole_gradients() -> None:
@@ -260,7 +260,7 @@ def test_several_ranks_have_whole_gradients() -> None:
     loaded = made()
     task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
     samples = task.read([LabelledExample(text="a cat", label="good")]).samples
-    assert not Trainer(loaded, task, samples, TrainSettings(max_steps=1), Ranks(rank=0, size=2))._tables
+    assert not Trainer(loaded, task, samples, TrainSettings(max_steps=1), Ranks(rank=0, size=2))._lazy_tables
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_ids_of_any_kind(kind: torch.dtype) -> None:
     steps = iter(mine)
     for _ in range(2):
         next(steps)
-    table, count = mine._tables[0], tokenizer().size
+    table, count = mine._lazy_tables[0], tokenizer().size
     ids = torch.tensor([3, 3, 1, count - 1], dtype=kind)
     rows = table(ids)
     assert torch.equal(rows, weights(mine.loaded)["embedding.tokens.weight"][ids.long()])

@@ -19,8 +19,9 @@ from heedful.checkpoint.new_head import with_head
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
-from heedful.objectives import Batch, Sample, teacher_cache
+from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples
+from heedful.objectives.distillation import vector_cache
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher, mean_rows
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
@@ -368,7 +369,7 @@ def test_some_sequences_stay_unmasked() -> None:
 
 
 def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_cache, "CHUNK", 8)
+    monkeypatch.setattr(vector_cache, "CHUNK", 8)
     teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
     weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
     live = distillation(teacher, FEW, 8, term_weights=weights)
