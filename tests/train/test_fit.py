@@ -309,7 +309,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert (end.resumed_from, end.stop_reason, end.best_metric, end.best_step) == (
         stop,
         "completed",
-        whole[1].best,
+        whole[1].best_metric,
         whole[1].best_step,
     )
     assert told.steps == list(range(stop + 1, 13)) and told.texts == [f"resuming after step {stop}"]

@@ -215,7 +215,7 @@ def test_t7_the_others_end_and_say_so(server: ForkServer, job: Job, fault: str, 
     assert codes == [3, code, 3]
     for rank in (0, 2):
         assert told(job, rank)["error"].startswith(LOST.format(rank))
-        assert told(job, rank)["error"].endswith("started again, the run resumes from its newest checkpoint")
+        assert told(job, rank)["error"].endswith("resumes the run from its newest checkpoint")
         assert len(told(job, rank)["error"]) < 300
 
 
@@ -283,7 +283,7 @@ def test_ranks_that_have_not_the_same_are_refused(server: ForkServer, job: Job, 
     assert server.run(replace(job, stop=3)) == [0]
     assert server.run([job, replace(job, folder=str(tmp_path / "another"))]) == [3, 3]
     for rank in (0, 1):
-        assert "steps of the newest checkpoint and samples are [[2.0, 16.0], [0.0, 16.0]]" in told(job, rank)["error"]
+        assert "the numbers of their samples are [[2.0, 16.0], [0.0, 16.0]]" in told(job, rank)["error"]
 
 
 # -- torchrun -----------------------------------------------------------------------------------------------------
