@@ -119,7 +119,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "heedful"])
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
-    config = replace(decoder().config, family=family, origin={}, head=None)
+    config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
     assert no_answer_row(head) == -1 and no_answer_row(both("span").ours.config.head) == 0
 
