@@ -86,7 +86,11 @@ def test_formulas_take_stacks_of_matrices() -> None:
         ([0, 1], [0, -100], "the gold label of example 1 of this update is -100, .* leave out what should not count"),
         (["a", "d"], ["a", "b"], "the prediction of example 1 of this update is 'd', which is none of .* a, b, c"),
         ([0.0, np.nan], [0, 1], "the prediction of example 1 of this update is nan: a metric over it would mean"),
-        ([0.0, 0.5], [0, 1], "the prediction of example 1 of this update is 0.5, but the classes are the numbers 0 to 2"),
+        (
+            [0.0, 0.5],
+            [0, 1],
+            "the prediction of example 1 of this update is 0.5, but the classes are the numbers 0 to 2",
+        ),
         ([[0.1, 0.9]], [0], r"each prediction should be one class, got .* \(1, 2\): .* scores.argmax\(-1\)"),
         ([0], [0, 1], "there are 1 predictions for 2 gold labels: each example needs one of both"),
     ],

@@ -310,7 +310,7 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     part.unlink()
     cache_teacher_outputs(folder, asked, plain, CacheFormat(half=True), {"weights": "x"})
     assert part.read_bytes() == first
-    with pytest.raises(HeedfulError, match="outputs of another teacher, .*: weights changed"):
+    with pytest.raises(HeedfulError, match=r"outputs of another teacher, .*: weights changed"):
         cache_teacher_outputs(folder, asked, plain, CacheFormat(half=True), {"weights": "y"})
 
 
