@@ -249,7 +249,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
     import torch
 
     from heedful.device import resolve_dtype
-    from heedful.objectives import rows
+    from heedful.objectives import packing
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -280,7 +280,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         mean=fmean(found),
         tokens=case.row * case.batch,
         row=case.row,
-        full=rows.FULL,
+        full=packing.FULL,
         steps=case.steps,
         rate=SHARE,
         speed=RATE,

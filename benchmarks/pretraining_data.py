@@ -138,15 +138,14 @@ def corpus(tokens: int, vocabulary: int) -> Any:
 def windows(given: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
     from heedful.data.sampler import epoch_order
-    from heedful.objectives import rows
+    from heedful.objectives import packing
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
     frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), kinds=(0,))
-    ranges = rows.windows(given, np.arange(len(given)), frame.room(LENGTH))
-    made = rows.Rows(given, frame, ranges, case.row, SEED)
-    found = [
-        row for row in (made[number] for number in epoch_order(len(made), SEED, 0)) if len(row) >= rows.FULL * case.row
-    ]
+    ranges = packing.segment_windows(given, np.arange(len(given)), frame.room(LENGTH))
+    made = packing.PackedRows(given, frame, ranges, case.row, SEED)
+    drawn = (made[number] for number in epoch_order(len(made), SEED, 0))
+    found = [row for row in drawn if len(row) >= packing.FULL * case.row]
     assert len(found) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
     return found[: case.batch * case.steps]
 

@@ -17,7 +17,7 @@ from heedful.study.translation import (
     Budget,
     build_model,
     sample_sentences,
-    train_tokenizer,
+    train_joint_tokenizer,
     train_translator,
     translation_quality,
     translation_task,
@@ -28,7 +28,7 @@ def main(steps: int = 130) -> dict[str, object]:
     """Train both for so many steps; losses, right answers, one alignment."""
     budget = replace(Budget(), train=3200, test=50, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
-    tokenizer = train_tokenizer(data["train"])
+    tokenizer = train_joint_tokenizer(data["train"])
     found: dict[str, object] = {}
     for arm in (NO_ATTENTION, ATTENTION):
         loaded = build_model(arm, tokenizer, seed=1)

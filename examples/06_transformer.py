@@ -18,7 +18,7 @@ from heedful.study.translation import (
     Budget,
     build_model,
     sample_sentences,
-    train_tokenizer,
+    train_joint_tokenizer,
     train_translator,
     translation_task,
 )
@@ -37,7 +37,7 @@ def main(steps: int = 60) -> dict[str, object]:
     """Train for so many steps; what was found."""
     budget = replace(Budget(), train=1920, test=8, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
-    tokenizer = train_tokenizer(data["train"])
+    tokenizer = train_joint_tokenizer(data["train"])
     loaded = build_model(TRANSFORMER, tokenizer, seed=1)
     stack = loaded.config.model.encoder
     losses, _ = train_translator(loaded, translation_task(loaded, tokenizer), budget, data, seed=1)
