@@ -561,13 +561,13 @@ from pathlib import Path
 from heedful.infer.batch import file_prediction, writers
 from heedful.infer.batch import BatchSettings, predict_files
 folder, file, out, pause = sys.argv[1:5]
-file_prediction.CHUNK = 2
-made = file_prediction.answers_each
+file_prediction.CHUNK_ROWS = 2
+made = file_prediction.answer_encoded_each
 def slowly(*given, **more):
     print("chunk", flush=True)
     time.sleep(float(pause))
     return made(*given, **more)
-file_prediction.answers_each = slowly
+file_prediction.answer_encoded_each = slowly
 done = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
 print("done", done.made, done.rows, flush=True)
 """

@@ -155,7 +155,7 @@ def test_a_folder_has_what_others_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert ends(*command) == 2
     assert "exists and is not empty: give another name" in capsys.readouterr().err
     assert ends(*command, "--overwrite") == 0
-    assert "of the largest number" in capsys.readouterr().out
+    assert "of the largest output of the model" in capsys.readouterr().out
 
 
 def test_weights_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,7 +155,7 @@ def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytes
     rows(loaded)
     assert asked
     asked.clear()
-    monkeypatch.setattr(type(loaded.model.encoder.blocks[0]), "_residual", lambda self, x, *given: x)  # type: ignore[union-attr]
+    monkeypatch.setattr(type(loaded.model.encoder.blocks[0]), "_add", lambda self, x, *given: x)  # type: ignore[union-attr]
     loaded.train()
     rows(loaded)
     assert not asked

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """Each precision takes so long."""
-    monkeypatch.setattr(module, "timed", lambda runs, rounds: {name: seconds[name] for name in runs})
+    monkeypatch.setattr(module, "median_times", lambda runs, rounds: {name: seconds[name] for name in runs})
 
 
 def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
@@ -260,7 +260,7 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
         written.extend(each for run in runs.values() for each in run())
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
-    monkeypatch.setattr(module, "timed", timing)
+    monkeypatch.setattr(module, "median_times", timing)
     found = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
     assert fastest_accepted(found) == "bfloat16" and 0 < found[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
@@ -349,6 +349,6 @@ def test_what_was_found_without_measuring_ways_is_kept_apart(
     measure_precisions(folder)
     monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
     measure_precisions(folder)
-    monkeypatch.setattr(module, "measures", lambda: True)
+    monkeypatch.setattr(module, "autotune_enabled", lambda: True)
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder)
