@@ -19,8 +19,8 @@ LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # beginning of a lis
 def parse_list_cell(value: Any, name: str) -> Any:
     """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
 
-    >>> parse_list_cell('["B-ORG", "O"]', "tags"), parse_list_cell("['B-ORG', 'O']", "tags"), parse_list_cell("B-ORG O", "tags")
-    (['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O')
+    >>> [parse_list_cell(cell, "tags") for cell in ('["B-ORG", "O"]', "['B-ORG', 'O']", "B-ORG O")]
+    [['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O']
     >>> parse_list_cell("[ Applause ]", "words")
     '[ Applause ]'
     """

@@ -64,8 +64,9 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
 def parse_split_name(path: Path) -> tuple[str, str]:
     """Return the split in a file's name ("" if none), and the name ("" if it is the split only).
 
-    >>> parse_split_name(Path("my-train.csv")), parse_split_name(Path("dev-00000-of-00002.parquet")), parse_split_name(Path("constraint.csv"))
-    (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
+    >>> names = "my-train.csv", "dev-00000-of-00002.parquet", "constraint.csv"
+    >>> [parse_split_name(Path(name)) for name in names]
+    [('train', 'my-train'), ('dev', ''), ('', 'constraint')]
     """
     stem = stem_and_suffix(path)[0]
     shard = SHARD.fullmatch(stem)
