@@ -67,7 +67,7 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
     theirs = tiny(family, architecture, problem_type="multi_label_classification").config
     values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     config = read_config(values, "config.json")
-    written = write_config(heedful.checkpoint.Config(family=family, model=config.model, head=config.head))
+    written = write_config(heedful.checkpoint.BundleConfig(family=family, model=config.model, head=config.head))
     again = read_config(written, "written")
     assert (again.model, again.head) == (config.model, config.head)
     rebuilt = type(theirs)(**written)
@@ -167,7 +167,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
             assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
         heedful.load(tmp_path, head="question_answering")
-    with pytest.raises(heedful.HeedfulError, match=r"no head 'mask'.*did you mean \"masked_lm\""):
+    with pytest.raises(heedful.HeedfulError, match=r"'mask' is no head.*did you mean \"masked_lm\""):
         heedful.load(tmp_path, head="mask")
 
 

@@ -242,7 +242,7 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
             mlp.zero_grad()
             x = drawn(sum(LENGTHS), 192).requires_grad_()
             with torch.autocast("cpu", torch.bfloat16):
-                q, k, v = attending.parts(x, 2)
+                q, k, v = attending.split_qkv(x, 2)
                 mixed = attending.attention(q, k, v, AttentionArgs(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
                 z = of.add_norm(x[:, :64], mlp(mixed), norm, 0.1)
             assert z is not None and x.grad is None
@@ -258,7 +258,7 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
 
 def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
     rows = drawn(5, 96).requires_grad_()
-    q, k, v = attending.parts(rows, 2)
+    q, k, v = attending.split_qkv(rows, 2)
     out = attending.attention(q, k, v, AttentionArgs(layout=layout_of([5]), scale=1.0))
     (one,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
     (other,) = torch.autograd.grad(sum((each * out.detach()).sum() for each in (q, k, v)), rows)  # three of their own

@@ -35,7 +35,7 @@ def test_test_comes_before_dev() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, "has no results.json: no run has come to its end there"),
+        (None, "has no results.json: no run has finished there"),
         ("{", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("[]", 'lacks "task", "metric" or "splits"'),

@@ -219,7 +219,7 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
     told: list[bool] = []
 
     class Two(Ranks):
-        def gather(self, value: Any) -> list[Any]:
+        def all_gather_object(self, value: Any) -> list[Any]:
             return [value, (told[-1], "float32")]  # that a rank reads something else, counts for nothing
 
     monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)

@@ -40,12 +40,12 @@ def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyP
 
 
 def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelBundle, "limit", 64)
+    monkeypatch.setattr(ModelBundle, "max_length", 64)
     monkeypatch.setattr(ModelBundle, "forward", lambda self, batch, target: None)
     assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64"}
-    monkeypatch.setattr(ModelBundle, "limit", None)
+    monkeypatch.setattr(ModelBundle, "max_length", None)
     assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
-    monkeypatch.setattr(ModelBundle, "limit", 8)
+    monkeypatch.setattr(ModelBundle, "max_length", 8)
     assert measure_latency(single, rounds=2)["latency"] == {}
 
 

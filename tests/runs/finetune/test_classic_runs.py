@@ -85,7 +85,9 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     for word, row in (("cat", [1, 2]), ("zebra", [3, 4]), ("love", [5, 6]), ("yak", [7, 8])):
         number = made.tokenizer.id(word)
         assert number is not None and made.model.embedding.tokens.weight[number].tolist() == row
-    assert "1 of 26 words of the texts have a vector from the file, the others random ones; 3 more words" in "".join(said)
+    assert "1 of 26 words of the texts have a vector from the file, the others random ones; 3 more words" in "".join(
+        said
+    )
 
     by_steps = Classic(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
     learned = classic_model(by_steps, texts, 0, said.append)
@@ -257,7 +259,10 @@ def test_wrong_wishes(tmp_path: Path) -> None:
             tune("classify", files, tmp_path / "run", settings)
     for settings, message in (
         (CLASSIC, "init.words would change nothing: hidden states of"),
-        ({"init.kind": "classic", "init.skipgram_steps": 3}, "init.skipgram_steps would change nothing: the rows of"),
+        (
+            {"init.kind": "classic", "init.skipgram_steps": 3},
+            "init.skipgram_steps would change nothing: hidden states of",
+        ),
     ):
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings, model=BUNDLED_ENCODER)

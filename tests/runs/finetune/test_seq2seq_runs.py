@@ -409,7 +409,10 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
             ["predict", str(given / "both"), "a", "--num-beams", "2", "--temperature", "1"],
             "beam search does not sample",
         ),
-        (["predict", str(given / "both"), "a", "--pair", "b"], "--pair cannot be used with this model: its language_model head"),
+        (
+            ["predict", str(given / "both"), "a", "--pair", "b"],
+            "--pair cannot be used with this model: its language_model head",
+        ),
     ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
