@@ -195,7 +195,7 @@ def main() -> None:
         if given.rehearse:
             for arm in given.arms:
                 estimate = dry_run("seq2seq", data(folder), folder / arm, assignments=ARMS[arm])
-                print(arm, json.dumps(estimate.plain()), flush=True)
+                print(arm, json.dumps(estimate.to_dict()), flush=True)
             return
         found: dict[str, dict[str, Any]] = {}
         for arm in given.arms:

@@ -186,7 +186,7 @@ def ours(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Don
         precision="float32",
     )
     loaded = heedful.load(folder)
-    loss = Trainer(loaded, Given(), samples, chosen).advance().loss
+    loss = Trainer(loaded, Given(), samples, chosen).train_step().loss
     with tempfile.TemporaryDirectory() as out:
         heedful.save(loaded, Path(out) / "model")
         return Done(moved(folder, Path(out) / "model"), loss)

@@ -98,8 +98,8 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     axes.set_xticks(range(size), names, **text, **turned)
     sides = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
     axes.set_yticks(range(size), sides, **text)
-    axes.set_xlabel("prediction")
-    axes.set_ylabel("label (examples)", labelpad=8)
+    axes.set_xlabel("Prediction")
+    axes.set_ylabel("Label (examples)", labelpad=8)
     axes.hlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
     axes.vlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
     _cells(axes, shown, shares, cell)

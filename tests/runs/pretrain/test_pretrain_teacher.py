@@ -239,7 +239,7 @@ def test_a_probe_file_that_does_not_fit_is_refused_before_training(
             lambda: PretrainSettings(phases=(Phase(start_fraction=0.5, term_weights=TermWeights()),)),
             "term_weights of a phase",
         ),
-        (lambda: resolve_pretrain(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
+        (lambda: resolve_pretrain(["t"], objective="mlm+hidden", teacher="t"), "is not an objective"),
         (lambda: resolve_pretrain(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
         (lambda: resolve_pretrain(["t"], objective="mlm", teacher="t"), "objective.teacher is for objective.kind"),
     ],
