@@ -180,10 +180,10 @@ def precisions(folder: Path, family: str = "") -> Probes:
         if blocks or precision != "int8":
             prepare(loaded, precision)
             with torch.inference_mode():
-                found[precision] = digests(loaded(batch, batch.shift_right(0) if loaded.needs_target else None))
+                found[precision] = digests(loaded(batch, batch.shifted(0) if loaded.needs_target else None))
     plain = load(folder).train()
     torch.manual_seed(5)
-    given = plain(batch, batch.shift_right(0) if plain.needs_target else None)
+    given = plain(batch, batch.shifted(0) if plain.needs_target else None)
     sum(each.float().square().mean() for each in (given if isinstance(given, tuple) else [given])).backward()
     found["training"] = digests(given)
     found["gradients"] = sorted(digest(each.grad) for each in plain.parameters() if each.grad is not None)
@@ -194,7 +194,7 @@ def native_outputs(work: Path) -> Probes:
     """Heads of Heedful's own family."""
     from dataclasses import replace
 
-    from heedful.checkpoint import BundleConfig, create, save
+    from heedful.checkpoint import Config, create, save
     from heedful.checkpoint.attach import attach
     from heedful.families import FAMILIES
     from heedful.model.original import Shape, original
@@ -202,7 +202,7 @@ def native_outputs(work: Path) -> Probes:
     both = original(Shape(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
     found: Probes = {}
     for name, model in (("encoder", replace(both, decoder=None)), ("both", both)):
-        bare = create(BundleConfig(family="heedful", model=model), seed=2)
+        bare = create(Config(family="heedful", model=model), seed=2)
         for kind in FAMILIES["heedful"].kinds():
             if kind == "none" or (name == "both") != (kind in ("next_token", "next_token_choice")):
                 continue
@@ -216,35 +216,35 @@ def native_outputs(work: Path) -> Probes:
 
 def classic_outputs(work: Path) -> Probes:
     """Readers from before the Transformer, and a pair of recurrent nets that writes."""
-    from heedful.checkpoint import BundleConfig, create, save
+    from heedful.checkpoint import Config, create, save
     from heedful.checkpoint.attach import attach
     from heedful.model.classic_config import (
-        AttentionPooling,
-        BagPooling,
+        Attention,
+        Bag,
         ClassicConfig,
-        HierarchicalPooling,
+        Hierarchical,
         Recurrent,
-        RecurrentSeq2Seq,
-        StructuredPooling,
-        UntrainedSelfAttention,
+        SelfAttention,
+        Structured,
+        Writer,
     )
     from heedful.model.config import EmbeddingConfig
 
     lstm, gru = Recurrent(width=8, layers=2), Recurrent(cell="gru", width=8)
     readers: dict[str, Any] = {
-        "bag": BagPooling(),
-        "bag of sums": BagPooling(how="sum", binary="sigmoid"),
-        "attention": AttentionPooling(keys="linear", values="linear", scaled=True),
-        "queries": AttentionPooling(keys="tanh", queries="classes"),
-        "structured": StructuredPooling(over=lstm, hops=3, inner=5),
-        "hierarchical": HierarchicalPooling(over=gru, sentences=lstm, inner=5, ends=(10,)),
-        "cosines": BagPooling(over=UntrainedSelfAttention(score="cosine")),
-        "writer": RecurrentSeq2Seq(width=16),
+        "bag": Bag(),
+        "bag of sums": Bag(how="sum", binary="sigmoid"),
+        "attention": Attention(keys="linear", values="linear", scaled=True),
+        "queries": Attention(keys="tanh", queries="classes"),
+        "structured": Structured(over=lstm, hops=3, inner=5),
+        "hierarchical": Hierarchical(over=gru, sentences=lstm, inner=5, ends=(10,)),
+        "cosines": Bag(over=SelfAttention(score="cosine")),
+        "writer": Writer(width=16),
     }
     found: Probes = {}
     for name, reader in readers.items():
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=99, width=32), reader=reader)
-        bare = create(BundleConfig(family="heedful-classic", model=config), seed=2)
+        bare = create(Config(family="heedful-classic", model=config), seed=2)
         if name == "writer":
             made = attach(bare, "next_token", seed=1)
         else:
@@ -507,17 +507,15 @@ def drawing(work: Path, quick: bool) -> Probes:
 def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
-    from heedful.model.decode import BeamSearch, Greedy, Sampling
+    from heedful.model.decode import Beam, Greedy, Sample
     from heedful.tasks import Writing
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),
-        "sample": Sampling(temperature=1.3, top_k=6),
-        "nucleus": Sampling(temperature=0.9, top_p=0.8),
-        "beams": BeamSearch(num_beams=4, num_return_sequences=3),
-        "beams, gnmt": BeamSearch(
-            num_beams=3, num_return_sequences=2, normalization="gnmt", length_penalty=0.6, early_stopping="full"
-        ),
+        "sample": Sample(temperature=1.3, top_k=6),
+        "nucleus": Sample(temperature=0.9, top_p=0.8),
+        "beams": Beam(width=4, best=3),
+        "beams, gnmt": Beam(width=3, best=2, penalty="gnmt", strength=0.6, ends="full"),
     }
     found: Probes = {}
     for family in ("gpt2", "t5"):
