@@ -19,7 +19,7 @@ TEXTS = ("he sat on the bank of the river", "she took the money to the bank")
 
 
 def main() -> dict[str, float]:
-    """What was found, in numbers."""
+    """Return the numbers that the example shows."""
     loaded = heedful.load("heedful-mini-en")
     table, tokenizer = loaded.model.embedding.tokens.weight.detach(), loaded.tokenizer
     attend = SelfAttentionMean(UntrainedSelfAttention(score="cosine"))

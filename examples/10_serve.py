@@ -34,7 +34,7 @@ def over_http(text: str) -> dict[str, list]:
 
 
 def main() -> dict[str, object]:
-    """What is filled in alone, among others, and by the service."""
+    """Return the filled masks of one text alone, in a batch, and from the server."""
     engine = heedful.Engine("heedful-mini-en", head="masked_lm")
     (alone,) = engine([TEXT], top_k=3)
     among = engine([*OTHERS, TEXT], top_k=3)[-1]

@@ -1,4 +1,4 @@
-"""What ships with Heedful: the default encoder, by the name that `load` and `--model` know."""
+"""Models that ship with Heedful: the default encoder, by the name that `load` and `--model` know."""
 
 from __future__ import annotations
 

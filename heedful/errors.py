@@ -1,4 +1,4 @@
-"""What went wrong at the border, in the user's words."""
+"""Errors and warnings for users: what is wrong, the value given, what to do."""
 
 MAX_MESSAGE = 4_000  # characters of an error; it may quote untrusted files and requests
 

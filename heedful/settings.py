@@ -131,7 +131,7 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
-    """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
+    """Return the settings overlaid with plain data, table by table; another `kind` resets its table to its defaults."""
     mapping = to_mapping(settings)
     merge(mapping, to_plain_data(data, (), source), type(settings))
     return from_mapping(type(settings), mapping, source=source)

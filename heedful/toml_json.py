@@ -68,7 +68,7 @@ def _refuse_depth(text: str, source: str) -> None:
 
 
 def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
-    """The same data of dict, list, text, finite numbers, true, false and None; anything else is refused."""
+    """Return the data as dict, list, text, finite numbers, true, false and None; anything else is refused."""
     if len(path) > DEEPEST:
         raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
     match value:

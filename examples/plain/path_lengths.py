@@ -25,7 +25,7 @@ def attention(x: torch.Tensor, layer: int) -> torch.Tensor:
 
 
 def window(x: torch.Tensor, layer: int) -> torch.Tensor:
-    """The same, but a row sees only rows at most RADIUS places away."""
+    """Self-attention in which a row sees only rows at most RADIUS places away."""
     places = torch.arange(ROWS)
     far = (places[:, None] - places).abs() > RADIUS
     return (x @ x.T / WIDTH**0.5).masked_fill(far, -torch.inf).softmax(-1) @ x

@@ -54,7 +54,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionContext:
-    """What the rows that go through a stack can attend to: each other, and the encoder's rows (`memory`), if any."""
+    """Keys that the rows of a stack can attend to: their own sequence's rows, and the encoder's (`memory`), if any."""
 
     layout: Layout
     execution: ExecutionOptions

@@ -34,7 +34,7 @@ FileDigests = dict[str, dict[str, int | str]]  # size and SHA-256 by file name
 
 
 class DamageError(Exception):
-    """What is wrong with a checkpoint."""
+    """A damaged or incomplete checkpoint."""
 
 
 class TensorChunk(NamedTuple):

@@ -93,18 +93,18 @@ def _rows(lines: Iterable[str]) -> list[list[str]]:
     return [cells for cells in rows if cells[0] != BORDER]
 
 
-def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) -> bool:
+def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = False) -> bool:
     """Whether the first line names the columns: known names, and no later line has the last one as its tag.
 
     Args:
         head: beginning of the file.
         word: number of the word column, from 1.
         tag: number of the tag column; 0: the last column.
-        parted: require blank lines, which separate sentences and are rare in tables.
+        blank_lines: require blank lines, which separate sentences and are rare in tables.
     """
     lines = head.strip().split("\n")
     first, *others = _rows(lines) or [[""]]
-    if not others or len(first) < max(2, word, tag) or (parted and all(line.strip() for line in lines)):
+    if not others or len(first) < max(2, word, tag) or (blank_lines and all(line.strip() for line in lines)):
         return False
     tags = {cells[tag - 1] for cells in others if len(cells) == len(first)}
     named = first[word - 1].casefold() in WORDS and first[tag - 1].casefold() in TAGS
@@ -113,7 +113,7 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) 
 
 def is_conll(head: str) -> bool:
     """Whether the beginning of a file has columns of words whose last column has tags like B-x."""
-    rows = _rows(head.split("\n")[:400][:-1])[has_header(head, parted=True) :]
+    rows = _rows(head.split("\n")[:400][:-1])[has_header(head, blank_lines=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
 
 

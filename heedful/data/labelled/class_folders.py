@@ -130,7 +130,7 @@ def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
         except NoRowsError:
             continue
         head = read_head(file)
-        if labelled or conll.is_conll(head) or conll.has_header(head, parted=True):
+        if labelled or conll.is_conll(head) or conll.has_header(head, blank_lines=True):
             return False
     return True
 

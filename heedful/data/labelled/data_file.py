@@ -270,7 +270,7 @@ def _found(file: TextFile, kind: type[Example] | None) -> Format:
     if (kind is TaggedExample or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
         head = read_head(file)
         named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
-        columns = conll.is_conll(head) or conll.has_header(head, parted=True)
+        columns = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
         if kind in (None, TaggedExample) and (columns or (kind is TaggedExample and not named)):
             return "conll"
     if form in (None, "text") and (found := _found_labelled(file, kind, guess=kind is not None or form is None)):
