@@ -1,4 +1,4 @@
-"""T3, T4, T11: a commit that is cut, killed or refused anywhere costs at most itself.
+"""A commit that is cut off, killed or refused at any file operation costs at most itself.
 
 Every operation that has to last goes through six functions of atomic_io.py; here they are recorded, refused or made the
 last thing that a process does.
@@ -90,7 +90,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# -- T3: the power is cut ------------------------------------------------------------------------------------------
+# -- the power is cut -------------------------------------------------------------------------------------------------
 
 
 class File:
@@ -233,7 +233,7 @@ PLANS = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("count", [60, pytest.param(None, marks=pytest.mark.slow)])
-def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
+def test_a_returned_commit_survives_power_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, count: int | None
 ) -> None:
     keep, commits = PLANS[plan]
@@ -265,7 +265,7 @@ def test_t3_no_cut_of_the_power_costs_a_commit_that_returned(
         shutil.rmtree(tmp_path / "cut")
 
 
-# -- T4: the disk is full ------------------------------------------------------------------------------------------
+# -- the disk is full -------------------------------------------------------------------------------------------------
 
 
 def refusing(patch: pytest.MonkeyPatch, at: int, code: int) -> None:
@@ -289,7 +289,7 @@ def operations_of(work: Callable[[], None], names: tuple[str, ...]) -> list[str]
     return done
 
 
-def test_t4_a_full_disk_at_any_operation(tmp_path: Path) -> None:
+def test_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     folder = tmp_path / "counted"
     store = CheckpointManager(folder)
     commit(store, 1)
@@ -314,7 +314,7 @@ def test_t4_a_full_disk_at_any_operation(tmp_path: Path) -> None:
         assert sorted(os.listdir(folder)) == ["latest", "step-00000002", "step-00000003"]
 
 
-def test_t4_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
     count = len(operations_of(lambda: commit(CheckpointManager(tmp_path / "counted" / "state"), 1), REFUSABLE))
     for at in range(count):
         store = CheckpointManager(tmp_path / str(at) / "state")
@@ -328,7 +328,7 @@ def test_t4_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
         assert newest(store.folder) == 1
 
 
-def test_t4_an_interrupt_at_any_operation(tmp_path: Path) -> None:
+def test_an_interrupt_at_any_operation(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
     for at in itertools.count():
@@ -350,7 +350,7 @@ def test_t4_an_interrupt_at_any_operation(tmp_path: Path) -> None:
         commit(store, at + 2)
 
 
-def test_t4_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
 
@@ -370,7 +370,7 @@ def test_t4_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_t4_a_small_disk(tmp_path: Path) -> None:
+def test_a_small_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)]
@@ -398,7 +398,7 @@ def test_t4_a_small_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-# -- T1: the process is killed ------------------------------------------------------------------------------------
+# -- the process is killed --------------------------------------------------------------------------------------------
 
 
 def killed(folder: Path, at: int, step: int, half: bool) -> bool:
@@ -424,7 +424,7 @@ def killed(folder: Path, at: int, step: int, half: bool) -> bool:
     return code != 0
 
 
-def test_t1_killed_at_any_operation(tmp_path: Path) -> None:
+def test_killed_at_any_file_operation(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
     commit(store, 2)
@@ -446,7 +446,7 @@ def test_t1_killed_at_any_operation(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_t1_killed_again_after_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_again_while_recovering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # a killed process loses nothing that it wrote
     for first, second in itertools.product(range(32), repeat=2):
         folder = tmp_path / f"{first}-{second}"
@@ -487,7 +487,7 @@ def test_what_was_left_of_one_name_alone(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == {each for each in names if not each.startswith((".a.b.old", ".a.b.4"))}
 
 
-# -- T11: at any instant -------------------------------------------------------------------------------------------
+# -- at any instant ---------------------------------------------------------------------------------------------------
 
 
 def valid(folder: Path) -> bool:
@@ -502,7 +502,9 @@ def valid(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_t11_a_valid_one_before_every_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+def test_a_valid_checkpoint_exists_before_every_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
     store = CheckpointManager(tmp_path, keep_last=keep)
     commit(store, 1)
     if keep == 2:
@@ -520,7 +522,7 @@ def test_t11_a_valid_one_before_every_operation(tmp_path: Path, monkeypatch: pyt
         assert max(counts) == keep + 1
 
 
-def test_t11_a_watcher_always_finds_a_valid_one(tmp_path: Path) -> None:
+def test_a_concurrent_reader_always_finds_a_valid_checkpoint(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
     done, bad, looks = threading.Event(), [], list[Path]()

@@ -82,7 +82,7 @@ def bytes_(byte_folder: Path) -> Tokenizer:
     return Tokenizer.load(byte_folder)
 
 
-# Trap 22: WordPiece, written out from the rules of Devlin et al. 2019 (google-research/bert, tokenization.py).
+# WordPiece, written out from the rules of Devlin et al. 2019 (google-research/bert, tokenization.py).
 
 
 def is_space(character: str) -> bool:
@@ -245,7 +245,7 @@ def test_a_word_of_more_than_100_characters_is_unknown(words: Tokenizer) -> None
     assert len(greedy("a" * 101, {"a", "##a"}, longest=200)) == 101
 
 
-# Trap 23: offsets point into the text as it was given.
+# Offsets point into the text as it was given.
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_ascii_offsets_are_exactly_the_words(words: Tokenizer) -> None:
     assert found.words[1:6] == (0, 1, 2, 2, 2)
 
 
-# Trap 24: pairs and limits.
+# Pairs and limits.
 
 
 def test_pairs_have_type_0_up_to_and_with_the_first_separator(words: Tokenizer) -> None:

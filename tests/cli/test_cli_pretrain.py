@@ -203,7 +203,7 @@ main()
 
 
 @pytest.mark.slow
-def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
+def test_the_same_command_resumes(run: Any, text: Path, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     try:
         words = ["pretrain", str(text), "--objective", "mlm+nsp", *sets(**STEPS), "--output"]

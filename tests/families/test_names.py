@@ -133,7 +133,7 @@ def test_tied_tensors_that_are_stored_twice_are_one(tmp_path: Path) -> None:
 
 
 def test_old_names_of_norms(tmp_path: Path) -> None:
-    """Trap 10: gamma and beta, position_ids that older versions saved, and a folder without the prefix."""
+    """Gamma and beta, position_ids that older versions saved, and a folder without the prefix."""
     save_tiny(tmp_path, "bert", "BertForMaskedLM")
     expected = heedful.load(tmp_path)(packed("bert"))
 

@@ -154,7 +154,7 @@ def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture
 
 @each_model
 def test_a_changed_token_changes_nothing_in_its_neighbour(both: Both, family: str, architecture: str) -> None:
-    """Trap 12: packed by restarted positions alone, transformers fails this by 1.25."""
+    """Packed by restarted positions alone, transformers fails this by 1.25."""
     _, ours = both(family, architecture, torch.float32)
     ids, types = sequences(family)
     changed = [list(each) for each in ids]
@@ -169,7 +169,7 @@ def test_a_changed_token_changes_nothing_in_its_neighbour(both: Both, family: st
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_packed_is_padded(both: Both, family: str) -> None:
-    """Trap 11: transformers' padded batch with its mask agrees with ours without padding."""
+    """Transformers' padded batch with its mask agrees with ours without padding."""
     bare = next(architecture for each, architecture in MODELS if each == family)
     theirs, ours = both(family, bare, torch.float64)
     ids, types = sequences(family)

@@ -74,7 +74,7 @@ def test_without_targets_the_streams_are_one(tmp_path: Path) -> None:
 
 
 def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> None:
-    """Trap 30: another token at a target changes no row that predicts it, and nothing that came before it."""
+    """Another token at a target changes no row that predicts it, and nothing that came before it."""
     save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     batch, _ = permuted((9,))

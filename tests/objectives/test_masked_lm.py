@@ -43,7 +43,7 @@ CHOICES = ("tokens", "words", "spans")
 
 
 @pytest.mark.parametrize("choose", CHOICES)
-def test_trap_26_the_rate_and_80_10_10(words: Tokenizer, choose: Any) -> None:
+def test_mask_share_is_15_percent_split_80_10_10(words: Tokenizer, choose: Any) -> None:
     sample = rows_of(words, TEXTS)
     objective = MaskedLM(tokenizer=words, mask_unit=choose)
     free = int(objective.free[sample.tokens].sum())
@@ -69,7 +69,7 @@ def test_trap_26_the_rate_and_80_10_10(words: Tokenizer, choose: Any) -> None:
     assert abs(replaced - 0.1 * total + drawn) < spread and abs(kept - 0.1 * total - drawn) < spread
 
 
-def test_trap_27_any_token_may_replace_one(words: Tokenizer) -> None:
+def test_random_replacements_cover_the_vocabulary(words: Tokenizer) -> None:
     sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words)
     seen: set[int] = set()
     for key in range(400):
@@ -79,7 +79,7 @@ def test_trap_27_any_token_may_replace_one(words: Tokenizer) -> None:
     assert seen == set(range(words.size))
 
 
-def test_trap_28_whole_words(words: Tokenizer) -> None:
+def test_whole_words_are_masked_together(words: Tokenizer) -> None:
     sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="words")
     names = [words.name(int(id)) for id in sample.tokens]
     kinds = []
@@ -136,7 +136,7 @@ def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
-def test_trap_32_masks_depend_on_the_key_alone(one: int, two: int) -> None:
+def test_masks_depend_on_the_key_alone(one: int, two: int) -> None:
     objective = MaskedLM(tokenizer=tokenizer())
     first, second = (Sample.of([list(range(5, 25))], [[0] * 20]) for _ in range(2))
     alone = objective.batch([first], [one])

@@ -1,4 +1,4 @@
-"""Rows: every sequence once and rows full; windows and pairs as published (trap 29), anew in each epoch."""
+"""Rows: every sequence once and rows full; windows and pairs as published, anew in each epoch."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def planned(made: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
     return [(((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)]
 
 
-def test_trap_29_what_follows_and_what_does_not(corpus: Corpus, tokenizer: Tokenizer) -> None:
+def test_next_sentence_pairs_follow_or_do_not(corpus: Corpus, tokenizer: Tokenizer) -> None:
     owner, made = owners(corpus), pairs(corpus, tokenizer)
     room = made.frame.room(64)
     labels: Counter[int] = Counter()
@@ -225,13 +225,13 @@ def test_trap_29_what_follows_and_what_does_not(corpus: Corpus, tokenizer: Token
     assert single, "there are documents of one segment"
 
 
-def test_trap_29_a_chunk_of_one_segment_has_nothing_that_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_chunk_of_one_segment_makes_no_pair_that_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
     made = pairs(corpus_of(tmp_path, documents(20, sentences=(1, 1)), tokenizer), tokenizer)
     found = planned(made)
     assert len(found) == 20 and all(label == 1 for _, label in found)
 
 
-def test_trap_29_nothing_is_lost_but_what_truncation_cut(corpus: Corpus, tokenizer: Tokenizer) -> None:
+def test_pairs_lose_only_truncated_tokens(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """Segments that a random part displaced come back: without truncation, every one is used in every epoch."""
     made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9)
     for swapped in (False, True):
@@ -251,7 +251,7 @@ def test_trap_29_nothing_is_lost_but_what_truncation_cut(corpus: Corpus, tokeniz
                 assert (b - a) + (d - c) == room, f"only what is too long is cut, label {label}"
 
 
-def test_trap_29_random_parts_come_from_anywhere(corpus: Corpus, tokenizer: Tokenizer) -> None:
+def test_random_second_sentences_come_from_all_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
     owner, made = owners(corpus), pairs(corpus, tokenizer)
     others: Counter[int] = Counter()
     places = set()
@@ -266,7 +266,7 @@ def test_trap_29_random_parts_come_from_anywhere(corpus: Corpus, tokenizer: Toke
     assert sum(int(bound) in places for bound in corpus.segments[:-1]) > 0.9 * (len(corpus.segments) - 1)
 
 
-def test_trap_29_a_tenth_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_tenth_of_the_pairs_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """One length is drawn for a document, as in create_instances_from_document of Devlin et al. 2019."""
     long = corpus_of(tmp_path, documents(40, sentences=(60, 60)), tokenizer)
     owner, count = owners(long), 0
@@ -306,7 +306,7 @@ def test_truncation_takes_from_both_ends() -> None:
 
 
 def test_order(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """0: as written, 1: swapped; both parts lie side by side in one document (trap 29)."""
+    """0: as written, 1: swapped; both parts lie side by side in one document."""
     owner, made = owners(corpus), pairs(corpus, tokenizer, swapped=True)
     labels: Counter[int] = Counter()
     for epoch in range(10):

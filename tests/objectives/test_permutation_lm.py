@@ -1,4 +1,4 @@
-"""Permuted language modelling (trap 30): nothing leaks, any length, transformers' loss and gradients, and it learns."""
+"""Permuted language modelling: nothing leaks, any length, transformers' loss and gradients, and it learns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_predicted(objective: PermutationLM, given: list[list[list[int]]
 
 
 @KINDS
-def test_trap_30_what_each_row_sees(objective: PermutationLM) -> None:
+def test_each_row_attends_to_its_past_in_the_permutation(objective: PermutationLM) -> None:
     batch = objective.batch([sample(list(range(5, 56)), list(range(9, 20)))], [11])
     assert batch.packed.visibility is not None
     for n, places, sees in zip(batch.packed.key_lengths or (), queries(batch), batch.packed.visibility, strict=True):
@@ -106,7 +106,7 @@ def test_spans_are_of_1_to_5_tokens_in_contexts_six_times_as_long() -> None:
 
 
 @KINDS
-def test_trap_32_a_key_decides_and_nothing_else(objective: PermutationLM) -> None:
+def test_samples_depend_on_the_key_alone(objective: PermutationLM) -> None:
     one, other = sample(list(range(5, 50))), sample(list(range(20, 60)), [5, 6, 7])
     alone, company = objective.batch([one], [7]), objective.batch([other, one], [1, 7])
     assert alone.packed.visibility is not None and company.packed.visibility is not None
@@ -127,7 +127,7 @@ def tiny() -> ModelBundle:
 
 
 @KINDS
-def test_trap_30_no_prediction_changes_that_must_not_know(objective: PermutationLM) -> None:
+def test_predictions_do_not_depend_on_tokens_they_must_not_see(objective: PermutationLM) -> None:
     """Another token anywhere changes, to the bit, the predictions that may know it and no other."""
     loaded, ids = tiny(), list(range(5, 28))
     batch = objective.batch([sample(ids)], [3])

@@ -65,7 +65,7 @@ ONE = made(discriminator())
 
 
 @given(groups, st.integers(0, 2**40))
-def test_trap_26_what_is_hidden(given: list[list[list[int]]], key: int) -> None:
+def test_masked_positions_are_ordinary_tokens(given: list[list[list[int]]], key: int) -> None:
     """Of each sample 15 % of the text, behind the mask token and nothing else; special tokens never."""
     samples = [sample(*texts) for texts in given]
     batch = ONE.batch(samples, [key + number for number in range(len(samples))])
@@ -92,7 +92,7 @@ def test_any_place_as_likely() -> None:
     assert (abs(counts[1:-1] - 800 / 12) < 5 * (800 / 12) ** 0.5).all()
 
 
-def test_trap_32_a_key_decides_and_nothing_else() -> None:
+def test_samples_depend_on_the_key_alone() -> None:
     one, other = sample(list(range(5, 50))), sample(list(range(20, 60)), [5, 6, 7])
     alone, again, company = ONE.batch([one], [7]), ONE.batch([one], [8]), ONE.batch([other, one], [1, 7])
     count = len(alone.targets)

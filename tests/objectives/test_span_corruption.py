@@ -1,4 +1,4 @@
-"""Span corruption (trap 31): it can be undone, it takes what it should, its loss is transformers', and it learns."""
+"""Span corruption: it can be undone, it takes what it should, its loss is transformers', and it learns."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def restored(source: list[int], target: list[int], count: int = 30) -> tuple[lis
 
 
 @given(groups, st.integers(0, 2**63 - 1))
-def test_trap_31_the_text_can_be_put_together_again(given: list[list[list[int]]], key: int) -> None:
+def test_input_and_target_spans_restore_the_text(given: list[list[list[int]]], key: int) -> None:
     samples = [sample(*texts) for texts in given]
     batch = SPANS.batch(samples, [key + number for number in range(len(samples))])
     found = parts(batch)
@@ -103,7 +103,7 @@ def test_trap_31_the_text_can_be_put_together_again(given: list[list[list[int]]]
     assert batch.target.positions.tolist() == [place for _, target in found for place in range(len(target))]
 
 
-def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
+def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -> None:
     """Over many keys: each way to part 3 tokens in 2 spans, and 5 kept ones in 2, comes as often."""
     ids = list(range(3, 63)) * 8
     objective = SpanCorruption(tokenizer=words(100), start=PAD)
@@ -147,7 +147,7 @@ def test_what_cannot_be_is_refused() -> None:
         SpanCorruption(tokenizer=words(), start=PAD, mask_prob=1.5)
 
 
-def test_trap_32_a_key_decides_and_nothing_else() -> None:
+def test_samples_depend_on_the_key_alone() -> None:
     given, other = sample(list(range(3, 50))), sample(list(range(4, 40)), [5, 6, 7])
     alone = parts(SPANS.batch([given], [7]))
     assert parts(SPANS.batch([other, given], [1, 7]))[2:] == alone

@@ -1,5 +1,5 @@
 """The long forms of what hostile clients do: thousands that dribble or do not read, bodies and heads of every size,
-texts that are long to tokenise; how long each takes, and the memory (S8 to S10, S12)."""
+texts that are long to tokenise; how long each takes, and the memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
     for connection in crowd:
         connection.close()
     record(
-        "S8",
+        "oversized requests",
         what=name,
         connections=CROWD,
         all_closed_after_s=took,
@@ -156,7 +156,7 @@ def test_bodies_and_heads_cost_little(victim: Started) -> None:
         rises[name] = victim.memory("VmHWM") - before
         assert status_of(answer) in statuses | {0}, (name, answer[:200])
     record(
-        "S9, S10",
+        "slow and hostile requests",
         sent=len(sent),
         slowest_s=dict(sorted(times.items(), key=lambda each: -each[1])[:6]),
         largest_rise_MB=dict(sorted(rises.items(), key=lambda each: -each[1])[:6]),
@@ -225,7 +225,7 @@ def test_the_event_loop_is_not_held(victim: Started) -> None:
     stop.set()
     thread.join()
     record(
-        "S12",
+        "hostile texts",
         live_p50_p99_ms=[1e3 * statistics.median(waits), 1e3 * statistics.quantiles(waits, n=100)[-1]],
         median_ms={name: 1e3 * statistics.median(each) for name, each in took.items()},
         memory_MB=[before, victim.memory("VmHWM")],

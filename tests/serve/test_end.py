@@ -1,4 +1,4 @@
-"""heedful serve as a process: what it refuses to start with, and how it ends (S14, S20)."""
+"""heedful serve as a process: what it refuses to start with, and how it ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
         thread.join()
     statuses = Counter(reply.status for reply in replies)
     assert set(statuses) == {200, 503} and statuses[200] >= count and not refused, (statuses, refused)
-    record("S14", answered=statuses[200], refused=statuses[503], lost=sum(refused.values()))
+    record("shutdown", answered=statuses[200], refused=statuses[503], lost=sum(refused.values()))
     late = next(reply for reply in replies if reply.status == 503)
     assert late.json["error"] == "this server is stopping" and int(late.headers["retry-after"]) >= 1
 

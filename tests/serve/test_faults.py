@@ -1,5 +1,4 @@
-"""Load, deadlines, clients that leave, poison, panics, exchanged models, and answers under concurrency (S2 to S7, S11,
-S13, S18, S19)."""
+"""Load, deadlines, clients that leave, poison, panics, exchanged models, and answers under concurrency."""
 
 from __future__ import annotations
 
@@ -319,7 +318,7 @@ def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str
     with ThreadPoolExecutor(CLIENTS) as pool:
         numbers = [range(first, count, CLIENTS) for first in range(CLIENTS)]
         differences = [each for found in pool.map(run, numbers) for each in found]
-    record("S19", requests=len(differences), alone=len(alone), worst=max(differences))
+    record("determinism", requests=len(differences), alone=len(alone), worst=max(differences))
     assert len(differences) == count and max(differences) <= 1e-5
 
 

@@ -1,5 +1,5 @@
 """Under load: held, three times too much, clients that leave, a long request among short ones, a busy machine, and the
-memory that all this takes (S1, S2, S5, S6, S16, S17; F10)."""
+memory that all this takes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_held_load(minilm: Started, seconds: float) -> None:
     heard = asyncio.run(load(minilm.port, "/embed", bodies, 0.7 * most, seconds, seed=2))
     p50, p99, after = percentile(heard, 50), percentile(heard, 99), minilm.memory()
     record(
-        "S1",
+        "load",
         capacity=most,
         seconds=seconds,
         statuses=dict(heard.statuses),
@@ -106,7 +106,7 @@ def test_three_times_too_much(minilm: Started, seconds: float) -> None:
     after = asyncio.run(load(minilm.port, "/embed", bodies, 0.5 * most, brief, seed=5))
     goodput = heard.statuses[200] / (seconds + 3)  # those that were admitted at last had so long
     record(
-        "S2",
+        "overload",
         capacity=most,
         seconds=seconds,
         goodput=heard.statuses[200] / seconds,
@@ -140,7 +140,7 @@ def test_a_long_request_among_short_ones(minilm: Started) -> None:
     beside = asyncio.run(load(minilm.port, "/embed", shorts, 15, 2.0, seed=7))
     thread.join()
     rise = percentile(beside, 99) - percentile(alone, 99)
-    record("S6", batch_s=batch, p99_alone_s=percentile(alone, 99), p99_beside_s=percentile(beside, 99))
+    record("bystanders", batch_s=batch, p99_alone_s=percentile(alone, 99), p99_beside_s=percentile(beside, 99))
     assert found[0][1] == 200 and set(beside.statuses) == {200}
     assert rise <= 2 * batch + 0.2
 
@@ -159,7 +159,7 @@ def test_a_busy_machine_is_no_dead_server(minilm: Started, seconds: float) -> No
     for each in busy:
         each.kill()
         each.wait()
-    record("S17", asked=len(waits), longest_s=max(waits))
+    record("waiting", asked=len(waits), longest_s=max(waits))
     assert minilm.server == process and (max(waits) < 1 if seconds > 5 else sorted(waits)[len(waits) // 2] < 1)
 
 
@@ -244,7 +244,7 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
     late = sum(came.get(name, 0.0) > when for name, when in gone.items())
     later = sum(came.get(name, 0.0) > when + 0.02 for name, when in gone.items())
     record(
-        "S5",
+        "cancellation",
         clients=count,
         left=len(gone),
         left_while_queued_and_never_run=kept,

@@ -1,4 +1,4 @@
-"""A server in a cgroup that has its model's bytes and 512 MB, through all that may come (S16)."""
+"""A server in a cgroup that has its model's bytes and 512 MB, through all that may come."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
             peaks[name] = server.memory("VmHWM")
             assert ask(server.port, "/embed", {"inputs": "the cat"}).status == 200, name
         record(
-            "S16",
+            "memory bound",
             limit_MB=(weights + MORE) / 1e6,
             at_rest_MB=at_rest,
             peaks_MB=peaks,

@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what is told: bodies, heads, origins, keys, logs and errors (S8 to S12, S20 to S24)."""
+"""Who may ask, how much, and what is told: bodies, heads, origins, keys, logs and errors."""
 
 from __future__ import annotations
 

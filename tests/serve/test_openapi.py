@@ -1,4 +1,4 @@
-"""Requests that are generated from /openapi.json, right and wrong ones (S11)."""
+"""Requests that are generated from /openapi.json, right and wrong ones."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_generated_requests_meet_the_document(folders: dict[str, str], tmp_path:
         assert done.returncode == 0 and not re.search("[Nn]etwork error", done.stdout), done.stdout[-6000:]
         before = before or server.memory()
         sent = server.gauge("heedful_requests_total")
-        record("S11", seed=seed, requests=sent, failed=server.gauge("heedful_failed_inputs_total"))
+        record("generated requests", seed=seed, requests=sent, failed=server.gauge("heedful_failed_inputs_total"))
     wrong = [line for line in server.lines if '"status": 500' in line]
-    record("S11", requests=sent, status_500=len(wrong), seeds=seed, memory_MB=[before, server.memory()])
+    record("generated requests", requests=sent, status_500=len(wrong), seeds=seed, memory_MB=[before, server.memory()])
     assert not wrong and server.gauge("heedful_failed_inputs_total") == 0 and server.server == process
     assert ask(server.port, "/ready").json == {"ready": True} and server.stop() == 0

@@ -1,4 +1,4 @@
-"""A server that is killed is started again (S15), one whose keeper is killed ends, and nothing is tried for ever."""
+"""A server that is killed is started again, one whose keeper is killed ends, and nothing is tried for ever."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_killed_server_is_started_again(started: Started, engines: dict[str, E
     for thread in threads:
         thread.join()
     assert set(seen) <= {200, 503, "broken"} and seen["broken"] <= 2 * kills, seen
-    record("S15", kills=kills, seconds=max(took), seen={str(what): count for what, count in seen.items()})
+    record("restart", kills=kills, seconds=max(took), seen={str(what): count for what, count in seen.items()})
 
 
 def test_a_body_does_not_wait_until_its_head_was_acknowledged() -> None:

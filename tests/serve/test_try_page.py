@@ -1,4 +1,4 @@
-"""The page in a real browser: what a model calls its labels is text there, whatever it says (S21)."""
+"""The page in a real browser: what a model calls its labels is text there, whatever it says."""
 
 from __future__ import annotations
 

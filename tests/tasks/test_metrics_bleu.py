@@ -1,4 +1,4 @@
-"""BLEU (trap 44): sacrebleu's own number, by the paper's formula too, in any parts; its signature is told."""
+"""BLEU: sacrebleu's own number, by the paper's formula too, in any parts; its signature is told."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counted(said: list[str], golds: list[str]) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_trap_44_it_is_sacrebleus_and_the_formula(seed: int) -> None:
+def test_bleu_equals_sacrebleu_and_the_formula_of_the_paper(seed: int) -> None:
     said, golds = texts(seed)
     theirs = BLEU(force=True)
     score = theirs.corpus_score(said, [golds]).score

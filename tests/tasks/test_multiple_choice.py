@@ -46,7 +46,7 @@ def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
 
 
 def test_a_batch_knows_whose_candidates_stand_where() -> None:
-    """Trap 45: prompts have different numbers of candidates, which stand end to end."""
+    """Prompts have different numbers of candidates, which stand end to end."""
     made = task()
     batch = made.batch(made.read(EXAMPLES).samples, [0] * 3)
     assert batch.groups == (3, 2, 4) and batch.targets.tolist() == [1, 3, 8]

@@ -184,7 +184,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.text(st.sampled_from("acdehmnoprst  .,'éü🦊東"), min_size=1, max_size=60), st.data())
 def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObject) -> None:
-    """Trap 41: by offsets in characters, whatever the tokenizer; and as few tokens as hold it."""
+    """By offsets in characters, whatever the tokenizer; and as few tokens as hold it."""
     start = data.draw(st.integers(0, len(context) - 1))
     stop = data.draw(st.integers(start + 1, len(context)))
     limit = data.draw(st.integers(12, 60))

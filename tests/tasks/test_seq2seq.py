@@ -122,7 +122,7 @@ def test_the_loss_is_theirs(kind: str) -> None:
 
 
 @KINDS
-def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> None:
+def test_label_smoothing_counts_tokens_alone(kind: str) -> None:
     """torch's cross_entropy over lines that are filled up, whose filling it ignores; and the formula, text by text."""
     _, loaded, task = pair(kind)
     task = replace(task, label_smoothing=0.2)
@@ -143,7 +143,7 @@ def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> No
 
 
 @KINDS
-def test_trap_44_the_end_is_not_counted(kind: str) -> None:
+def test_bleu_does_not_count_the_end_token(kind: str) -> None:
     """What is measured has no end in it, and neither has what is right; greedily is one beam."""
     _, loaded, task = pair(kind)
     engine = heedful.Engine(loaded, writing=task.writing)

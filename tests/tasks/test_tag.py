@@ -77,7 +77,7 @@ word = st.text(st.sampled_from("acdehmnoprst.,'éü🦊東\u0301\u200b"), min_si
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.lists(word, min_size=1, max_size=25), st.integers(4, 30))
 def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[str], limit: int) -> None:
-    """Trap 39: none is lost at the edges of windows, none counts twice."""
+    """None is lost at the edges of windows, none counts twice."""
     backend = TOKENIZERS[kind]
     labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
     made = Tag(tokenizer=backend, limit=limit, labels=labels)

@@ -184,7 +184,7 @@ def test_an_empty_data_set_is_read(name: str) -> None:
 @each_task
 @pytest.mark.parametrize("size", [1, 7, 512])
 def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
-    """Trap 43, to the last bit where the answers are the same; the engine's own differ in the last digits."""
+    """To the last bit where the answers are the same; the engine's own differ in the last digits."""
     made = task_of(name)
     expected = told(name, evaluate_task(made, ask(name), examples(name)))
     monkeypatch.setattr(module, "CHUNK", size)

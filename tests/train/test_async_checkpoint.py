@@ -1,4 +1,4 @@
-"""T12: what is saved behind the training is what there was at the call; and its errors are not lost."""
+"""An asynchronous checkpoint holds the values at the time of the call, and its errors are raised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slow(CheckpointManager):
         return super().save(step, tensors, values)
 
 
-def test_t12_changed_at_once(tmp_path: Path) -> None:
+def test_an_async_checkpoint_holds_the_values_of_its_step(tmp_path: Path) -> None:
     made, store = trainer(), Slow(tmp_path / "state")
     saver = AsyncCheckpointer(store, made, background=True)
     made.train_step()

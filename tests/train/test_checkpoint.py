@@ -266,7 +266,7 @@ def test_at_least_one_stays(tmp_path: Path) -> None:
         CheckpointManager(tmp_path, keep_last=0)
 
 
-# -- T5: damage ----------------------------------------------------------------------------------------------------
+# -- damage -----------------------------------------------------------------------------------------------------------
 
 
 def flipped(path: Path, bit: int) -> None:
@@ -277,7 +277,7 @@ def flipped(path: Path, bit: int) -> None:
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_t5_a_flipped_bit_is_seen(store: CheckpointManager, name: str, count: int) -> None:
+def test_a_flipped_bit_is_detected(store: CheckpointManager, name: str, count: int) -> None:
     path = store.folder / "step-00000020" / name
     bits = path.stat().st_size * 8
     for bit in random.Random(0).sample(range(bits), min(count, bits)):
@@ -289,7 +289,7 @@ def test_t5_a_flipped_bit_is_seen(store: CheckpointManager, name: str, count: in
 
 @pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_t5_a_cut_file_is_seen(store: CheckpointManager, name: str, count: int) -> None:
+def test_a_truncated_file_is_detected(store: CheckpointManager, name: str, count: int) -> None:
     path = store.folder / "step-00000020" / name
     whole = path.read_bytes()
     for size in random.Random(0).sample(range(len(whole)), min(count, len(whole))):
@@ -378,7 +378,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_t5_damage_is_seen(store: CheckpointManager, case: str) -> None:
+def test_a_damaged_checkpoint_is_detected(store: CheckpointManager, case: str) -> None:
     what, damage = DAMAGE[case]
     damage(store.folder / "step-00000020")
     older(store, f"step-00000020 is damaged: .*{what}")
@@ -386,7 +386,7 @@ def test_t5_damage_is_seen(store: CheckpointManager, case: str) -> None:
     assert loaded(store).step == 20
 
 
-def test_t5_a_newer_empty_folder(store: CheckpointManager) -> None:
+def test_a_newer_empty_checkpoint_folder_is_passed_over(store: CheckpointManager) -> None:
     (store.folder / "step-00000010").rename(store.folder / "step-00000009")
     shutil.rmtree(store.folder / "step-00000009")
     (store.folder / "step-00000030").mkdir()
@@ -394,7 +394,7 @@ def test_t5_a_newer_empty_folder(store: CheckpointManager) -> None:
         assert loaded(store).step == 20
 
 
-def test_t5_nothing_valid_is_an_error(store: CheckpointManager) -> None:
+def test_no_valid_checkpoint_is_an_error(store: CheckpointManager) -> None:
     (store.folder / "step-00000020" / "values.json").unlink()
     flipped(store.folder / "step-00000010" / "tensors.safetensors", 77)
     with pytest.raises(RunError) as caught:
@@ -405,14 +405,14 @@ def test_t5_nothing_valid_is_an_error(store: CheckpointManager) -> None:
     )
 
 
-def test_t5_lost_ones_are_an_error(store: CheckpointManager) -> None:
+def test_missing_checkpoints_are_an_error(store: CheckpointManager) -> None:
     for path in store.folder.glob("step-*"):
         shutil.rmtree(path)
     with pytest.raises(RunError, match="latest names one"):
         store.load()
 
 
-# -- T4, T17: where it cannot work ---------------------------------------------------------------------------------
+# -- where it cannot work ---------------------------------------------------------------------------------------------
 
 
 def test_room_is_asked_for(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,14 +435,14 @@ def test_room_is_made_of_what_was_left(store: CheckpointManager) -> None:
 
 
 @pytest.mark.parametrize("name", ["with spaces and 'quotes\"", "Übung ☃ 文", "100% {x} [a] *", "a\nb", "ü" * 120])
-def test_t17_odd_names(tmp_path: Path, name: str) -> None:
+def test_odd_folder_names(tmp_path: Path, name: str) -> None:
     store = CheckpointManager(tmp_path / name / name)
     with lock_run(tmp_path / name):
         fill(store, 1, 2, 3)
         assert loaded(store).step == 3
 
 
-def test_t17_a_folder_behind_a_link(tmp_path: Path) -> None:
+def test_a_folder_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     store = CheckpointManager(tmp_path / "link")
@@ -459,7 +459,7 @@ def test_t17_a_folder_behind_a_link(tmp_path: Path) -> None:
         store.load()
 
 
-def test_t17_a_file_instead(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     store = CheckpointManager(tmp_path / "state")
     with pytest.raises(RunError, match="state cannot be read: Not a directory"):
@@ -471,7 +471,7 @@ def test_t17_a_file_instead(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_t17_a_read_only_folder(store: CheckpointManager) -> None:
+def test_a_read_only_folder(store: CheckpointManager) -> None:
     store.folder.chmod(0o555)
     try:
         with pytest.raises(RunError, match="step 30 could not be saved: Permission denied"):
@@ -481,7 +481,7 @@ def test_t17_a_read_only_folder(store: CheckpointManager) -> None:
         store.folder.chmod(0o755)
 
 
-def test_t17_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = CheckpointManager(Path("state"))
     fill(store, 1)
@@ -490,7 +490,7 @@ def test_t17_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytes
     assert loaded(store).folder == tmp_path / "state" / "step-00000002"
 
 
-# -- T13: one run in a folder --------------------------------------------------------------------------------------
+# -- one run in a folder ----------------------------------------------------------------------------------------------
 
 
 def until(path: Path) -> None:
@@ -520,7 +520,7 @@ def kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def test_t13_a_second_run_is_refused(tmp_path: Path) -> None:
+def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     pid = holding(run, tmp_path / "ready")
     try:
@@ -540,7 +540,7 @@ def test_t13_a_second_run_is_refused(tmp_path: Path) -> None:
     assert not run_lock._handles
 
 
-def test_t13_a_worker_that_outlives_its_run_does_not_hold_it(tmp_path: Path) -> None:
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     def work() -> None:
@@ -559,7 +559,7 @@ def test_t13_a_worker_that_outlives_its_run_does_not_hold_it(tmp_path: Path) -> 
         os.kill(worker, signal.SIGKILL)
 
 
-def test_t13_a_worker_that_ends_does_not_free_it(tmp_path: Path) -> None:
+def test_a_worker_that_ends_does_not_release_the_lock(tmp_path: Path) -> None:
     with lock_run(tmp_path):
         if (pid := os.fork()) == 0:
             os._exit(0)
@@ -568,7 +568,7 @@ def test_t13_a_worker_that_ends_does_not_free_it(tmp_path: Path) -> None:
             raise AssertionError
 
 
-def test_t13_an_odd_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / LOCK).write_bytes(b"\x1b[2J\xff" * 100)
     with lock_run(tmp_path):
         (tmp_path / LOCK).write_bytes(b"\x1b[2J\xff" * 100)

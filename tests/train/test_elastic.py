@@ -1,4 +1,4 @@
-"""T9, trap 33: samples, losses and updates do not depend on the number of ranks, so that a run may change it."""
+"""Samples, losses and updates do not depend on the number of ranks, so that a run may change it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
-def test_trap_33_one_two_and_four_ranks_in_float64(server: ForkServer, tmp_path: Path, task: str) -> None:
+def test_one_two_and_four_ranks_agree_in_float64(server: ForkServer, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
     how = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
@@ -66,7 +66,7 @@ def test_trap_33_one_two_and_four_ranks_in_float64(server: ForkServer, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
-def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(server: ForkServer, tmp_path: Path, what: str) -> None:
+def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, what: str) -> None:
     if what == "pretrain":
         found = documents(90)
         data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED

@@ -1,4 +1,4 @@
-"""T10, T17 and the rest of fit: what is evaluated, kept, saved and resumed, and when it stops."""
+"""fit: what is evaluated, saved and resumed, when it stops, signals and odd folders."""
 
 from __future__ import annotations
 
@@ -376,11 +376,13 @@ def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert numbers * 16 <= asked[0] <= numbers * 16 + 4 * 100  # weights, two moments, the best weights; step counts
 
 
-# -- T6 -----------------------------------------------------------------------------------------------------------
+# -- numbers that are not finite --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["nan loss", "nan gradient"])
-def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, FitResult], fault: str) -> None:
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(
+    tmp_path: Path, whole: tuple[Run, FitResult], fault: str
+) -> None:
     run = Run(tmp_path)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[fault], at=7)
     with pytest.raises(DivergedError, match=r"^step 7: "):
@@ -394,7 +396,7 @@ def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, FitResult], fa
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
+def test_skipped_steps_are_in_the_journal(tmp_path: Path) -> None:
     run = Run(tmp_path, max_nonfinite_steps=1)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["nan loss"], at=7)
     assert run.fit().stop_reason == "completed"
@@ -403,11 +405,11 @@ def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
     assert found[6]["loss"] == "NaN" and found[7]["loss"] < 10
 
 
-# -- T10: signals -------------------------------------------------------------------------------------------------
+# -- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
+def test_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     before = {each: signal.getsignal(each) for each in fit_module.SIGNALS}
     run = Run(tmp_path)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[name], at=6)
@@ -418,7 +420,7 @@ def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, FitRe
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_second_sigint_leaves_at_once(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
+def test_a_second_sigint_stops_at_once(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     def twice(step: Step) -> None:
         if step.number == 5:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -432,7 +434,7 @@ def test_t10_a_second_sigint_leaves_at_once(tmp_path: Path, whole: tuple[Run, Fi
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """As SIGINT is in what a script starts in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -447,7 +449,7 @@ def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [4, 12])
-def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, FitResult], step: int) -> None:
+def test_a_signal_stops_an_evaluation(tmp_path: Path, whole: tuple[Run, FitResult], step: int) -> None:
     def interrupted(trainer: Trainer) -> EvalResult:
         if trainer.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -467,7 +469,7 @@ def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fit
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
+def test_a_signal_before_an_evaluation_skips_it(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run = Run(tmp_path)
     assert run.fit(Told(stop=6)).stop_reason == "interrupted"
     assert 6 not in run.weights
@@ -475,7 +477,7 @@ def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: 
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
+def test_a_signal_at_the_last_step_is_handled(tmp_path: Path) -> None:
     """What would come next, another seed or an evaluation, does not begin; all of the run is there."""
     run = Run(tmp_path, scores=None)
     assert run.fit(Told(stop=12)).stop_reason == "interrupted"
@@ -483,7 +485,7 @@ def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
     assert again.fit().stop_reason == "completed" and again.trainer.step == run.trainer.step == 12
 
 
-def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
+def test_a_signal_at_early_stopping_is_handled(tmp_path: Path) -> None:
     scores = iter([0.3, 0.2])
     run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), metrics={}))
 
@@ -496,7 +498,7 @@ def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
     assert again.fit(patience=1).stop_reason == "early_stopping" and again.trainer.step == run.trainer.step
 
 
-def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
+def test_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run = Run(tmp_path)
     run.trainer.stop_requested = True
     assert run.fit() == FitResult(
@@ -515,19 +517,17 @@ def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
     assert ends[0].stop_reason == "completed"
 
 
-# -- T17 ----------------------------------------------------------------------------------------------------------
+# -- odd folders and clocks -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Übung ☃ 文, with 'spaces'", "100% {x} [a] *\n"])
-def test_t17_odd_names(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
+def test_odd_folder_names(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     Run(tmp_path / name / name).fit(Told(stop=5))
     Run(tmp_path / name / name).fit()
     assert left(tmp_path / name / name) == left(whole[0].folder)
 
 
-def test_t17_a_folder_behind_a_link(
-    tmp_path: Path, whole: tuple[Run, FitResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_behind_a_link(tmp_path: Path, whole: tuple[Run, FitResult], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -536,7 +536,7 @@ def test_t17_a_folder_behind_a_link(
     assert left(tmp_path / "link") == left(whole[0].folder)
 
 
-def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HeedfulError, match=r"file/journal.jsonl cannot be written: File exists"):
         Run(tmp_path / "file").fit()
@@ -552,7 +552,7 @@ def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_t17_a_read_only_folder(tmp_path: Path) -> None:
+def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(HeedfulError, match=r"journal.jsonl cannot be written: Permission denied"):
@@ -561,7 +561,7 @@ def test_t17_a_read_only_folder(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
-def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_monotonic_clock_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def jumped() -> float:
         raise AssertionError("the time of day was asked for")
 

@@ -44,7 +44,7 @@ def slow(*values: Any) -> Any:
         slow("classify", 3, "all", {}),
     ],
 )
-def test_trap_33_parts_are_as_copies(
+def test_sharded_training_equals_replicated_training(
     server: ForkServer, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
 ) -> None:
     """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
@@ -63,7 +63,7 @@ def test_trap_33_parts_are_as_copies(
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
-# -- T1, T9: checkpoints in parts ---------------------------------------------------------------------------------
+# -- checkpoints in parts ---------------------------------------------------------------------------------------------
 
 
 def losses(folder: str | Path) -> list[float]:
@@ -72,7 +72,9 @@ def losses(folder: str | Path) -> list[float]:
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 2), slow((3, 1, 2)), slow((4, 2, 4))])
-def test_t9_parts_of_other_numbers_of_ranks(server: ForkServer, tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_sharded_checkpoints_resume_on_other_numbers_of_ranks(
+    server: ForkServer, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
     """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
     how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
@@ -91,7 +93,7 @@ def test_t9_parts_of_other_numbers_of_ranks(server: ForkServer, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
-def test_t1_a_killed_rank_with_parts(server: ForkServer, tmp_path: Path, behind: bool, rank: int) -> None:
+def test_a_killed_rank_of_sharded_training_resumes(server: ForkServer, tmp_path: Path, behind: bool, rank: int) -> None:
     how = {"data_parallel_shard_degree": 2, "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
     job = replace(job, fit={"async_checkpoint": behind})
@@ -103,7 +105,7 @@ def test_t1_a_killed_rank_with_parts(server: ForkServer, tmp_path: Path, behind:
     assert left(job.folder) == left(tmp_path / "whole")
 
 
-def test_t5_damaged_parts_are_seen(server: ForkServer, tmp_path: Path) -> None:
+def test_damaged_shards_are_detected(server: ForkServer, tmp_path: Path) -> None:
     how = {"data_parallel_shard_degree": "all", "max_steps": 2}
     assert server.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
     newest = max((tmp_path / "run" / "state").glob("step-*"))

@@ -132,7 +132,7 @@ def refused(number: int) -> Any:
     return call
 
 
-def test_t17_where_it_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_cannot_be_written_warns_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(atomic_io, "_mkdir", refused(30))
         with pytest.raises(HeedfulError, match=r"a/run/journal.jsonl .*Read-only file system"):
@@ -149,7 +149,7 @@ def test_t17_where_it_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPa
     book.close()
 
 
-def test_t4_a_full_disk(path: Path) -> None:
+def test_a_full_disk_does_not_stop_the_journal(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.symlink_to("/dev/full")
     book = Journal(path)
@@ -159,7 +159,7 @@ def test_t4_a_full_disk(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_t17_a_read_only_folder(tmp_path: Path) -> None:
+def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(HeedfulError, match="cannot be written: Permission denied"):

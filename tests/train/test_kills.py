@@ -1,4 +1,4 @@
-"""T1: a run that is killed at any moment and started again ends as one that was not, to the last byte."""
+"""A run that is killed at any moment and resumed ends as an uninterrupted one, to the last byte."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def ended(server: ForkServer, job: Job, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("counts", COUNTS)
-def test_t1_killed_at_any_moment(
+def test_a_run_killed_at_any_moment_resumes_exactly(
     server: ForkServer, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
 ) -> None:
     expected, seconds, _ = whole[ranks]
@@ -98,7 +98,7 @@ def test_t1_killed_at_any_moment(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
-def test_t1_one_run_killed_200_times(server: ForkServer, tmp_path: Path, ranks: int) -> None:
+def test_a_run_killed_200_times_resumes_exactly(server: ForkServer, tmp_path: Path, ranks: int) -> None:
     """400 steps, and 200 kills spread over all of them, or nearly so many."""
     steps, kills = 400, 200
     job, steady = (job_in(tmp_path / name, train={"max_steps": steps}) for name in ("killed", "steady"))
@@ -132,7 +132,7 @@ def _last(journal: Path) -> int:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("counts", COUNTS)
-def test_t1_killed_inside_a_commit(
+def test_a_run_killed_inside_a_commit_resumes_exactly(
     server: ForkServer, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
 ) -> None:
     expected, _, operations = whole[ranks]
@@ -155,7 +155,7 @@ def test_t1_killed_inside_a_commit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
-def test_t1_checkpoints_less_often(server: ForkServer, tmp_path: Path, ranks: int) -> None:
+def test_a_killed_run_with_rare_checkpoints_resumes_exactly(server: ForkServer, tmp_path: Path, ranks: int) -> None:
     rare = {"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1.25}
     job, steady = job_in(tmp_path / "killed", fit=rare), job_in(tmp_path / "steady", fit=rare)
     for at in (4, 9, 12):

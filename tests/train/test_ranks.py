@@ -1,4 +1,4 @@
-"""Trap 33, T6, T7, T8, T9, T10, T14 on several ranks: processes that gloo connects, and torchrun once."""
+"""Training on several ranks: processes connected by gloo, and torchrun once."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_together(server: ForkServer, job: Job, size: int) -> None:
         assert found["first"] == (rank == 0)
 
 
-# -- trap 33, T9: an update does not depend on the number of ranks -------------------------------------------------
+# -- an update does not depend on the number of ranks -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
-def test_trap_33_updates_on_several_ranks(server: ForkServer, job: Job, task: str, size: int) -> None:
+def test_updates_on_several_ranks_equal_one_process(server: ForkServer, job: Job, task: str, size: int) -> None:
     how: dict[str, Any] = {"max_steps": 5, "optimizer": CALM, "max_tokens_per_microbatch": 25}
     job = replace(job, what="updates", task=task, dropout=0.0, train=how)
     assert server.run(job, size) == [0] * size
@@ -87,7 +87,7 @@ def test_trap_33_updates_on_several_ranks(server: ForkServer, job: Job, task: st
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
-def test_t9_resumed_on_other_numbers_of_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
+def test_a_run_resumes_on_other_numbers_of_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
     job = replace(job, dropout=0.0, train={"optimizer": CALM})
     assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
@@ -117,11 +117,11 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(server: ForkServer,
     assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
 
 
-# -- T6, T10, T14: what happens to one rank happens to all --------------------------------------------------------
+# -- what happens to one rank happens to all --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fault", "rank"), [("nan loss", 1), ("nan gradient", 0), ("infinite loss", 1)])
-def test_t6_all_ranks_stop_at_the_same_step(server: ForkServer, job: Job, fault: str, rank: int) -> None:
+def test_all_ranks_stop_at_the_same_nonfinite_step(server: ForkServer, job: Job, fault: str, rank: int) -> None:
     job = replace(job, fault=fault, at=6, rank=rank)
     assert server.run(job, 2) == [3, 3]
     for each in (0, 1):
@@ -132,7 +132,7 @@ def test_t6_all_ranks_stop_at_the_same_step(server: ForkServer, job: Job, fault:
     assert last["step"] == 6 and last["skipped"] and last["grad_norm"] in ("NaN", "Infinity")
 
 
-def test_t6_all_ranks_leave_out_the_same_step(server: ForkServer, job: Job) -> None:
+def test_all_ranks_skip_the_same_nonfinite_step(server: ForkServer, job: Job) -> None:
     job = replace(job, fault="nan gradient", at=6, rank=1, train={"max_nonfinite_steps": 1})
     assert server.run(job, 2) == [0, 0]
     assert same(weights(job), weights(job, 1))
@@ -140,7 +140,7 @@ def test_t6_all_ranks_leave_out_the_same_step(server: ForkServer, job: Job) -> N
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGINT", 0), ("SIGUSR1", 1)])
-def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     server: ForkServer, job: Job, tmp_path: Path, name: str, rank: int
 ) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"))
@@ -152,7 +152,7 @@ def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
     assert left(job.folder) == left(whole.folder)
 
 
-def test_t10_a_second_sigint_leaves_at_once(server: ForkServer, job: Job) -> None:
+def test_a_second_sigint_stops_at_once(server: ForkServer, job: Job) -> None:
     job = replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0})
     pids = server.begin(job, 2)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
@@ -166,7 +166,7 @@ def test_t10_a_second_sigint_leaves_at_once(server: ForkServer, job: Job) -> Non
     assert left(job.folder)["step"] == "step-00000003"
 
 
-def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
+def test_a_signal_stops_an_evaluation_on_all_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"), fit={"eval_every_epochs": 1.0})
     assert server.run(whole, 2) == [0, 0]
     pids = server.begin(replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0}), 2)
@@ -191,7 +191,7 @@ def wait_for(path: Path, text: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_t14_all_ranks_make_their_micro_batches_smaller(server: ForkServer, job: Job, tmp_path: Path) -> None:
+def test_oom_on_one_rank_shrinks_micro_batches_on_all(server: ForkServer, job: Job, tmp_path: Path) -> None:
     how = {"shrink_batch_on_oom": True, "max_tokens_per_microbatch": 40}
     whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
     assert server.run(whole, 2) == [0, 0]
@@ -203,11 +203,11 @@ def test_t14_all_ranks_make_their_micro_batches_smaller(server: ForkServer, job:
     assert left(stopped.folder) == left(whole.folder)
 
 
-# -- T7, T8: a rank that is gone ----------------------------------------------------------------------------------
+# -- a rank that is gone ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fault", "code", "at"), [("SIGKILL", -9, 1), ("SIGKILL", -9, 6), ("broken", 3, 6)])
-def test_t7_the_others_end_and_say_so(server: ForkServer, job: Job, fault: str, code: int, at: int) -> None:
+def test_other_ranks_stop_and_name_the_lost_rank(server: ForkServer, job: Job, fault: str, code: int, at: int) -> None:
     job = replace(job, fault=fault, at=at, rank=1)
     started = time.monotonic()
     codes = server.run(job, 3)
@@ -219,7 +219,7 @@ def test_t7_the_others_end_and_say_so(server: ForkServer, job: Job, fault: str, 
         assert len(told(job, rank)["error"]) < 300
 
 
-def test_t8_a_rank_that_hangs_is_noticed(server: ForkServer, job: Job) -> None:
+def test_a_hanging_rank_is_detected(server: ForkServer, job: Job) -> None:
     job = replace(job, fault="SIGSTOP", at=6, rank=1, patience=6.0)
     pids = server.begin(job, 2)
     started = time.monotonic()
@@ -352,7 +352,7 @@ def slow(*values: Any) -> Any:
         ),
     ],
 )
-def test_t7_torchrun_starts_a_killed_rank_again(
+def test_torchrun_restarts_a_killed_rank(
     server: ForkServer, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
 ) -> None:
     job = replace(job, train={"data_parallel_shard_degree": shard}, evaluate="")
@@ -384,7 +384,7 @@ def test_t7_torchrun_starts_a_killed_rank_again(
 
 
 @pytest.mark.slow
-def test_t10_torchrun_that_is_told_to_end(server: ForkServer, job: Job, tmp_path: Path) -> None:
+def test_sigterm_to_torchrun_makes_a_checkpoint(server: ForkServer, job: Job, tmp_path: Path) -> None:
     long = replace(
         job,
         train={"max_steps": 100_000},

@@ -1,4 +1,4 @@
-"""Traps 33 and 37, T2: what an update is, whatever it was cut up to, and what never changes it."""
+"""The trainer: an update depends neither on its micro-batches nor on a resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support import tiny_runs
 from tests.support.tiny_models import sequences, tiny
 from tests.support.tiny_runs import CALM, Spy, distance, everything, records, same, settings, trainer, weights
 
-# -- trap 33: an update does not depend on how it was cut up ------------------------------------------------------
+# -- an update does not depend on how it was cut up -------------------------------------------------------------------
 
 
 def evenly(made: Trainer, length: int = 9) -> list[Sample]:
@@ -48,7 +48,7 @@ def evenly(made: Trainer, length: int = 9) -> list[Sample]:
 
 
 @pytest.mark.parametrize(("budget", "cuts"), [(9, [1] * 8), (18, [2] * 4), (10**6, [8])])
-def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) -> None:
+def test_micro_batches_of_8x1_4x2_and_1x8_agree(budget: int, cuts: list[int]) -> None:
     def updated(budget: int) -> tuple[Trainer, Spy, list[Step]]:
         made = trainer(
             "tag",
@@ -89,7 +89,7 @@ def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trai
         ("half", torch.float64, 8, 1e-12),
     ],
 )
-def test_trap_33_updates_for_any_budget(task: str, dtype: torch.dtype, count: int, least: float) -> None:
+def test_updates_agree_for_any_token_budget(task: str, dtype: torch.dtype, count: int, least: float) -> None:
     whole, expected = cut_up(task, 10**6, dtype, count)
     for budget in (1, 17, 40):
         made, steps = cut_up(task, budget, dtype, count)
@@ -99,7 +99,7 @@ def test_trap_33_updates_for_any_budget(task: str, dtype: torch.dtype, count: in
         assert [step.tokens for step in steps] == [step.tokens for step in expected]
 
 
-def test_trap_33_the_loss_is_the_mean_over_all_targets() -> None:
+def test_the_loss_is_the_mean_over_all_targets() -> None:
     made = trainer("tag", 0.0)
     for _ in range(4):
         losses: list[float] = []
@@ -221,7 +221,7 @@ def test_how_long_it_takes() -> None:
     assert total(max_steps=7) == 7 and total(time_budget="1h") is None
 
 
-# -- trap 37, T2: any step can be the last before a resume --------------------------------------------------------
+# -- any step can be the last before a resume -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def elsewhere() -> Trainer:
 
 
 @pytest.mark.parametrize("at", range(12))
-def test_trap_37_resumed_at_any_step(journey: Any, at: int) -> None:
+def test_resuming_at_any_step_equals_an_uninterrupted_run(journey: Any, at: int) -> None:
     steps, states, seen = journey
     made = elsewhere()
     spy = Spy(made)
@@ -264,7 +264,7 @@ def test_trap_37_resumed_at_any_step(journey: Any, at: int) -> None:
 
 
 @pytest.mark.parametrize("stops", [(5, 6), (4, 5, 7), (1, 9, 10, 11)])
-def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ...]) -> None:
+def test_resuming_several_times_in_an_epoch_equals_an_uninterrupted_run(journey: Any, stops: tuple[int, ...]) -> None:
     steps, states, seen = journey
     state, found, taken = everything(trainer()), [], []
     for stop in (*stops, 12):
@@ -506,7 +506,7 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert records(list(again)) == records(steps[8:])
 
 
-def test_t17_no_clock_that_can_jump_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_monotonic_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def jumped() -> float:
         raise AssertionError("the time of day was asked for")
 

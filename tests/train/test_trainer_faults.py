@@ -1,4 +1,4 @@
-"""T6, T14, T15: numbers that are not finite, memory that is not enough, and memory that is lost."""
+"""Faults in training: numbers that are not finite, memory that is not enough, and memory that is lost."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from heedful.train.trainer import DivergedError
 from tests.support import processes
 from tests.support.tiny_runs import CALM, FAULTS, Faulty, Spy, distance, everything, records, same, trainer, weights
 
-# -- T6: numbers that are not finite ------------------------------------------------------------------------------
+# -- numbers that are not finite --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["nan loss", "nan loss alone", "infinite loss", "nan gradient"])
-def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
+def test_a_nonfinite_step_stops_and_leaves_weights_unchanged(fault: str) -> None:
     made = trainer()
     made.objective = Faulty(made.objective, made, FAULTS[fault], at=6)
     for _ in range(5):
@@ -51,7 +51,7 @@ def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
     assert same(everything(made)[0], everything(whole)[0])
 
 
-def test_t6_steps_are_left_out_where_that_is_asked_for() -> None:
+def test_nonfinite_steps_are_skipped_up_to_the_limit() -> None:
     made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan loss"], at=3, steps=2)
     moved: list[bool] = []
@@ -67,7 +67,7 @@ def test_t6_steps_are_left_out_where_that_is_asked_for() -> None:
     assert all(tensor.isfinite().all() for tensor in made.state()[0].values())
 
 
-def test_t6_not_more_in_a_row_than_is_asked_for() -> None:
+def test_more_nonfinite_steps_in_a_row_than_the_limit_stop() -> None:
     made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
     with pytest.raises(DivergedError, match=r"^step 5"):
@@ -87,7 +87,7 @@ def test_t6_not_more_in_a_row_than_is_asked_for() -> None:
         list(again)
 
 
-# -- T14: not enough memory ---------------------------------------------------------------------------------------
+# -- not enough memory ------------------------------------------------------------------------------------------------
 
 SAID = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -103,13 +103,13 @@ def full_above(tokens: int, error: Callable[[], Exception] = lambda: RuntimeErro
     return before
 
 
-def test_t14_torch_says_it_in_these_words() -> None:
+def test_out_of_memory_is_recognised_in_torch_messages() -> None:
     with pytest.raises(RuntimeError, match=r"DefaultCPUAllocator: can't allocate memory: you tried to allocate"):
         torch.empty(2 * 10**12, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("error", [lambda: RuntimeError(SAID), MemoryError, lambda: RuntimeError("std::bad_alloc")])
-def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception]) -> None:
+def test_out_of_memory_errors_of_all_kinds_are_recognised(error: Callable[[], Exception]) -> None:
     made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
     made.train_step()
     before = everything(made)
@@ -133,7 +133,7 @@ def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception])
 
 
 @pytest.mark.parametrize("budget", [10**6, 60, 20, 8])
-def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
+def test_smaller_micro_batches_after_oom_have_the_same_loss(budget: int) -> None:
     made, whole = (
         trainer("tag", 0.0, max_tokens_per_microbatch=budget, shrink_batch_on_oom=True, optimizer=CALM)
         for _ in range(2)
@@ -154,7 +154,7 @@ def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
 
 
 @pytest.mark.parametrize("most", [25, 18, 11, 3])
-def test_t14_it_ends_where_a_sample_alone_is_too_large(most: int) -> None:
+def test_oom_on_a_single_sample_stops(most: int) -> None:
     made = trainer(
         "tag", shrink_batch_on_oom=True, max_tokens_per_microbatch=5, batch_size=16
     )  # longer samples than the budget, which must not grow
@@ -167,7 +167,7 @@ def test_t14_it_ends_where_a_sample_alone_is_too_large(most: int) -> None:
     assert made.step == 0 and made.state()[1]["tokens"] <= 5
 
 
-def test_t14_a_resumed_run_goes_on_with_the_smaller_ones() -> None:
+def test_a_resumed_run_keeps_the_smaller_micro_batches() -> None:
     made = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
     spy = Spy(made, full_above(40))
     with pytest.warns(HeedfulWarning, match="at most"):
@@ -181,7 +181,7 @@ def test_t14_a_resumed_run_goes_on_with_the_smaller_ones() -> None:
     assert same(everything(again)[0], everything(made)[0])
 
 
-def test_t14_other_errors_are_not_taken_for_it() -> None:
+def test_other_errors_are_not_taken_for_oom() -> None:
     made = trainer(shrink_batch_on_oom=True)
     Spy(made, full_above(0, lambda: RuntimeError("something else")))
     with pytest.raises(RuntimeError, match=r"^something else$"):
@@ -229,7 +229,7 @@ except HeedfulError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("halve", ["halve", "stop"])
-def test_t14_a_real_limit(halve: str) -> None:
+def test_training_continues_under_a_real_memory_limit(halve: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", REAL, halve], capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2]
     )
@@ -241,13 +241,13 @@ def test_t14_a_real_limit(halve: str) -> None:
         assert int(done.stdout.split()[-1]) < 16384 and done.stdout.count("0.") == 3
 
 
-# -- T15 ----------------------------------------------------------------------------------------------------------
+# -- memory that is lost ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:
+def test_memory_and_open_files_stay_constant(tmp_path: Path, steps: int) -> None:
     how = {"max_steps": steps, "batch_size": 2, "schedule": {"kind": "constant"}}
     job = processes.Job(out=str(tmp_path), what="soak", train=how)
     with processes.fork_server() as made:

@@ -362,7 +362,7 @@ def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
 
 
 def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> None:
-    """Trap 46: a mean over tokens has no padding in it."""
+    """A mean over tokens has no padding in it."""
     teacher = load(folders("tag"))
     losses = replace(EVERYTHING, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
     found, samples = objective("tag", student_from_layers(teacher, LayersStudent(layers=1)), teacher, losses)

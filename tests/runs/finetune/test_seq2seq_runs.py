@@ -312,7 +312,7 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 
 
 @pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
-def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
+def test_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
     usual = transformer_config(Transformer(size=size), 37_000)
     assert heedful_family.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]

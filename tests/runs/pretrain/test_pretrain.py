@@ -494,7 +494,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "versions"), [("mlm+nsp", None), ("mlm+nsp", 2), ("rtd", None)])
-def test_trap_37_resumed_in_the_middle_of_epoch_two(
+def test_resuming_in_the_second_epoch_equals_an_uninterrupted_run(
     kind: str, versions: int | None, tmp_path: Path, text: Path, known: Path
 ) -> None:
     more = {"train.batch_size": 45, "train.max_steps": 9, "model.dropout": 0.1, "eval_every_steps": 4}
@@ -1001,7 +1001,7 @@ def _places(corpus: Any) -> list[float]:
 
 
 @pytest.mark.slow
-def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
+def test_few_sequences_and_repeated_lines_warn(tmp_path: Path, text: Path, known: Path) -> None:
     few = {"train.batch_size": 4, "pack_length": 32, "train.max_steps": 1}
     with pytest.warns(
         HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch_size"
@@ -1022,7 +1022,7 @@ def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, kn
 
 
 @pytest.mark.slow
-def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> None:
+def test_two_ranks_equal_one(tmp_path: Path, text: Path, known: Path) -> None:
     """With the counts of both terms over all ranks, and no dropout."""
     calm = {
         "train.optimizer.eps": 1e-2,
