@@ -32,7 +32,7 @@ from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.study import multi30k
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import read_journal
 from heedful.train.trainer import Step, Trainer

@@ -19,7 +19,7 @@ from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
     from heedful.infer.engine import Engine
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
 LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
 OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head accepts
@@ -137,7 +137,7 @@ def generation_settings(
 ) -> GenerationConfig:
     """Return the generation settings: greedy search, beam search or sampling."""
     from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
     if num_beams is not None and temperature is not None:
         raise HeedfulError(

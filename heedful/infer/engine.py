@@ -30,9 +30,9 @@ from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 from heedful.tasks.answer_heads import answer_heads_of
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
+from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
-from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048

@@ -19,7 +19,8 @@ from heedful.model.classic import Classic
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
-from heedful.tasks.qa import best_span, max_answer_tokens_of
+from heedful.tasks.qa import best_span
+from heedful.tasks.specs.qa import max_answer_tokens_of
 
 STEPS = 32  # points on the path from the baseline to the text
 ROWS_PER_BATCH = 4096  # rows of a batch of points

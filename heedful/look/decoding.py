@@ -8,7 +8,7 @@ from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.decode import BeamSearch, Greedy, beam_search, stream
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import sequence_ends
+from heedful.tasks.generation import sequence_ends
 
 MAX_NEW_TOKENS = 48
 CANDIDATES = 10  # tokens listed at each step

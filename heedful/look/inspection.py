@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_numbers
 from heedful.nn.layout import AttentionArgs
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import GenerationConfig, decoder_prompts, sequence_ends, start_generation
+from heedful.tasks.generation import GenerationConfig, decoder_prompts, sequence_ends, start_generation
 from heedful.tokenizer import Encoding, Tokenizer
 
 MAX_TOKENS = 4096  # of a text, for models without a limit of their own

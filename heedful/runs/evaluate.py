@@ -27,9 +27,9 @@ from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json
 from heedful.runs.scoring import measure_split
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.answering import require_tokenizer
-from heedful.tasks.metrics import GLUE, has_bleu
+from heedful.tasks.metrics import GLUE
 from heedful.tasks.specs import spec_of_head
-from heedful.tasks.specs.seq2seq import Seq2SeqSettings
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings, has_bleu
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 

@@ -11,7 +11,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.model.trace import Trace, check_numbers
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import decoder_prompts
+from heedful.tasks.generation import decoder_prompts
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 

@@ -18,7 +18,7 @@ from heedful.serve import responses as a
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
 from heedful.serve.text_pairs import parse_sequences
 from heedful.serve.token_estimate import group_in_turns
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding

@@ -17,7 +17,7 @@ from heedful.runs.finetune.run import finetune
 from heedful.study import charts
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.study.translation import ARMS, ATTENTION, NO_ATTENTION, PAIRS, TRANSFORMER
-from heedful.tasks.metrics import has_bleu
+from heedful.tasks.specs.seq2seq import has_bleu
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import read_journal
 

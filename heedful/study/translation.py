@@ -26,8 +26,9 @@ from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arm
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.split import Sizes
 from heedful.tasks.answering import Answer
-from heedful.tasks.metrics import has_bleu
-from heedful.tasks.seq2seq import Seq2Seq, sequence_ends
+from heedful.tasks.generation import sequence_ends
+from heedful.tasks.seq2seq import Seq2Seq
+from heedful.tasks.specs.seq2seq import has_bleu
 from heedful.tasks.task import ScoredAnswer, evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.train.settings import AdamW, Linear, TrainSettings

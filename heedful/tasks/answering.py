@@ -15,8 +15,8 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 from heedful.tokenizer.encoding import cut_windows, pair_windows
 
 if TYPE_CHECKING:
+    from heedful.tasks.generation import GenerationConfig
     from heedful.tasks.predictions import Prediction
-    from heedful.tasks.seq2seq import GenerationConfig
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 TokenPosition = tuple[int, int]  # the number of a window, and a place in it

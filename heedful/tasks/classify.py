@@ -38,7 +38,7 @@ from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, boots
 from heedful.tokenizer import Encoding, TokenizerInput
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
 Scores = Float[Tensor, "sequences scores"]
 

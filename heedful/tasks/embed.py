@@ -21,7 +21,7 @@ from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, r
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
 from heedful.tasks.regress import correlation_metrics, update_correlation
-from heedful.tasks.spec import TaskSettings
+from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -31,17 +31,15 @@ from heedful.tasks.answering import (
 )
 from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
 from heedful.tasks.predictions import Span as SpanPrediction
-from heedful.tasks.spec import TaskSettings
-from heedful.tasks.specs.qa import QASettings
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.specs.qa import ANSWER_LIMIT, MAX_ANSWER_TOKENS, QASettings, max_answer_tokens_of
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
-MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
-ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX_ANSWER_TOKENS
 
 
 def items(given: Any) -> list[TokenizerInput] | None:
@@ -95,11 +93,6 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
 def no_answer_row(head: Head | None) -> int:
     """Index of the row of a window whose scores are those of "no answer": 0, or -1 for the last one."""
     return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
-
-
-def max_answer_tokens_of(thresholds: Mapping[str, float]) -> int:
-    """The tokens that an answer has at most."""
-    return int(thresholds.get(ANSWER_LIMIT, MAX_ANSWER_TOKENS))
 
 
 def best_span(

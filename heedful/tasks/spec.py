@@ -5,15 +5,16 @@ Imports nothing heavy: the command line, errors of settings and templates read s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from heedful.tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
     from heedful.data.examples import Example
-    from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import PoolingConfigs
     from heedful.model.config import Head
     from heedful.objectives.distillation.teacher import ScoreKind
@@ -23,38 +24,6 @@ EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  #
 
 
 LinearModel = Literal["logistic", "logistic_per_label", "ridge"]
-
-
-class TaskSettings:
-    """Base class of the settings of a task; `kind` tells them apart."""
-
-    __slots__ = ()
-    MEMBERS: ClassVar[list[type[TaskSettings]]] = []  # the settings class of each registered task
-    UNTUNED: ClassVar[str] = ""  # the assignment by which no threshold is fitted, if some may be
-    kind: str
-
-    def check(self) -> None:
-        """Refuse settings that cannot be honoured on this machine."""
-
-    def group(self, *, scored: bool) -> int:
-        """Return the number of samples that are learned together; `scored`: the data have scores."""
-        return 1
-
-    def tunes_thresholds(self, survey: DatasetStats) -> bool:
-        """Tell whether thresholds are fitted on dev."""
-        return False
-
-    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
-        """Return the defaults for a student, from the thresholds of its teacher."""
-        return self
-
-    def unused(self, survey: DatasetStats) -> dict[str, str]:
-        """Return the settings that were changed and would change nothing, each with the reason."""
-        return {}
-
-    def summary(self) -> str:
-        """Return what the summary of a training says about the task."""
-        return ""
 
 
 Shown = Callable[[Any], str]  # a number as text

@@ -25,11 +25,11 @@ from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import upcast, weighted_loss
 from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
 from heedful.tasks.metrics import Bootstrap, HasIntervals, Result
-from heedful.tasks.spec import TaskSettings
+from heedful.tasks.settings import TaskSettings
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
 LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
 CHUNK = 512  # examples that are tokenized, or asked, together

@@ -568,7 +568,7 @@ def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
     from heedful.model.decode import BeamSearch, Greedy, Sampling
-    from heedful.tasks.seq2seq import GenerationConfig
+    from heedful.tasks.generation import GenerationConfig
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),

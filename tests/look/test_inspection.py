@@ -29,7 +29,7 @@ from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
 from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_onednn
 from heedful.packed import Packed
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, bare, classic

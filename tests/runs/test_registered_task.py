@@ -32,7 +32,8 @@ from heedful.serve.run import background
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import Prediction
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, TaskSpec
 from heedful.tasks.specs import register, unregister
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
 from heedful.tokenizer import Encoding, TokenizerInput

@@ -25,7 +25,7 @@ from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import ENDPOINTS, labels_of
 from heedful.serve.run import RunningServer
 from heedful.serve.settings import name_models
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
 from tests.support.model_folders import long_text, make_writer

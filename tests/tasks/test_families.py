@@ -26,9 +26,10 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.tasks.classify import Classify
 from heedful.tasks.embed import Embed
+from heedful.tasks.generation import GenerationConfig, sequence_ends
 from heedful.tasks.multiple_choice import MultipleChoiceTask
 from heedful.tasks.qa import QuestionAnswering
-from heedful.tasks.seq2seq import GenerationConfig, Seq2Seq, sequence_ends
+from heedful.tasks.seq2seq import Seq2Seq
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import VOCABULARY

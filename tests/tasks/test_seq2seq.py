@@ -24,8 +24,9 @@ from heedful.look.decoding import decoding_report as written_of
 from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import BeamSearch, Greedy, Sampling
+from heedful.tasks.generation import GenerationConfig, encode_truncated, sequence_ends
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.seq2seq import TEXT_SUFFIX, GenerationConfig, Seq2Seq, encode_truncated, sequence_ends
+from heedful.tasks.seq2seq import TEXT_SUFFIX, Seq2Seq
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from heedful.infer.engine import TOKEN_BUDGET, Chunk, EncodedInput
 from heedful.model.decode import BeamSearch, Decoding
 from heedful.tasks.answering import Answer
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ from heedful.infer.scheduling.limits import QueueCounters, QueueLimits, Schedule
 from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPool
 from heedful.model.decode import Decoding
 from heedful.tasks.answering import Answer
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved

@@ -32,7 +32,7 @@ from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import activation_dtype, autotune, autotune_enabled, median_times, unsupported_reason
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SAMPLE_INPUTS, SAMPLE_TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed

@@ -16,7 +16,7 @@ from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults
 from heedful.runs.overrides import Overrides, flatten_settings
 from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings, Size
 from heedful.settings import to_mapping
-from heedful.tasks.spec import TaskSettings
+from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs import SPECS
 from heedful.toml_json import shown
 from heedful.train.settings import FitSettings, TrainSettings

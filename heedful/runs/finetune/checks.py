@@ -6,7 +6,7 @@ from typing import Protocol
 
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import DataError, SettingError
-from heedful.tasks.spec import TaskSettings
+from heedful.tasks.settings import TaskSettings
 from heedful.train.settings import FitSettings, TrainSettings
 
 

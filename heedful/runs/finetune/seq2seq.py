@@ -23,9 +23,9 @@ from heedful.model.config import (
 )
 from heedful.model.vaswani import vaswani_config
 from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
-from heedful.tasks.metrics.bleu import bleu_is_informative, has_bleu
-from heedful.tasks.spec import TaskSettings
-from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings
+from heedful.tasks.metrics.bleu import bleu_is_informative
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
 TARGETS = 1000  # looked at to see what BLEU can count in them

@@ -16,7 +16,7 @@ from heedful.runs.aliases import canonical_task
 from heedful.runs.finetune.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay
-from heedful.tasks.spec import TaskSettings
+from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs import SPECS, specs_named
 from heedful.tasks.specs.seq2seq import SEQ2SEQ, BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, TrainSettings

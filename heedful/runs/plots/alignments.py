@@ -17,7 +17,7 @@ from heedful.packed import Packed
 from heedful.runs.plots.labels import drawable_labels
 from heedful.runs.plots.style import new_figure, set_title, style_axes
 from heedful.runs.results import read_predictions
-from heedful.tasks.seq2seq import sequence_ends
+from heedful.tasks.generation import sequence_ends
 from heedful.tokenizer import Encoding
 
 if TYPE_CHECKING:

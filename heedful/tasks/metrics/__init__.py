@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heedful.tasks.metrics.base import HasIntervals, Metric, Result, merge_all
-from heedful.tasks.metrics.bleu import Bleu, has_bleu
+from heedful.tasks.metrics.bleu import Bleu
 from heedful.tasks.metrics.bootstrap import (
     Bootstrap,
     confusion_of,
@@ -51,7 +51,6 @@ __all__ = [
     "entity_counts",
     "entity_spans",
     "f1_of",
-    "has_bleu",
     "macro_f1",
     "macro_f1_of",
     "matthews",

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Result, require_equal, require_examples, require_same_length
-
-BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # into which texts are parted, in sacrebleu's names
+from heedful.tasks.specs.seq2seq import BleuTokenizer, has_bleu
 
 ORDER = 4  # words of the longest n-grams
 STATISTICS = 2 + 2 * ORDER  # words said, words that are right; n-grams that are right, and that were said, from 1 to 4
 INSTALL_HINT = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
-
-
-def has_bleu() -> bool:
-    """Whether it can be measured here."""
-    return find_spec("sacrebleu") is not None
 
 
 def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> Any:

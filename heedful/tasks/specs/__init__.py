@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import TaskSpec
 from heedful.tasks.specs.classify import CLASSIFY, MULTI_LABEL
 from heedful.tasks.specs.embed import EMBED
 from heedful.tasks.specs.multiple_choice import MULTIPLE_CHOICE

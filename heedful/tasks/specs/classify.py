@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, Shown, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats

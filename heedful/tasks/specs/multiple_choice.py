@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, Shown, TaskSpec
 from heedful.tasks.specs.qa import no_classic_head
 
 CODE = """import torch

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, Shown, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import PoolingConfigs
 
+MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
+ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX_ANSWER_TOKENS
 CODE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -32,7 +35,7 @@ class QASettings(TaskSettings):
     UNTUNED: ClassVar[str] = "no_answer_threshold=0"
     kind: Literal["qa"] = "qa"
     no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
-    max_answer_tokens: int = 30  # saved with the model
+    max_answer_tokens: int = MAX_ANSWER_TOKENS  # saved with the model
 
     def __post_init__(self) -> None:
         if self.max_answer_tokens < 1:
@@ -42,9 +45,12 @@ class QASettings(TaskSettings):
         return self.no_answer_threshold == "tuned" and survey.impossible
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
-        from heedful.tasks.qa import max_answer_tokens_of
-
         return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))
+
+
+def max_answer_tokens_of(thresholds: Mapping[str, float]) -> int:
+    """Return the largest number of tokens of an answer, from the thresholds of a model."""
+    return int(thresholds.get(ANSWER_LIMIT, MAX_ANSWER_TOKENS))
 
 
 def no_classic_head(task: str, reader: PoolingConfigs, name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE, no_sigmoid
 
 if TYPE_CHECKING:

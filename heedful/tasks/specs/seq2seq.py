@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError, SettingError
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.model.classic_config import PoolingConfigs

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, Shown, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.model.decode import BeamSearch, Decoding, GeneratedTokens, Greedy, Sampling
 from heedful.tasks.embed import EMBED_HEAD
-from heedful.tasks.seq2seq import SEQ2SEQ_HEAD, GenerationConfig
+from heedful.tasks.generation import GenerationConfig
+from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
 from heedful.tokenizer import Encoding
 from tests.support.model_folders import make, make_writer
 

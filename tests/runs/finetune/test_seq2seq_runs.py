@@ -35,7 +35,7 @@ from heedful.runs.finetune.seq2seq import transformer_config
 from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, plot_alignments
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.results import RunResult
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train_tokenizer

@@ -44,7 +44,7 @@ from heedful.runs.recipes import copy_asset, list_assets
 from heedful.runs.results import RunResult
 from heedful.runs.run_folder import INITIAL_FILES, can_resume, check_run_folder
 from heedful.settings import from_file, to_toml
-from heedful.tasks.seq2seq import GenerationConfig
+from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.specs.classify import ClassifySettings
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
