@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
-from test_tokenizer_pieces import trained
 
 import heedful
 from heedful.checkpoint import sentence_transformers
@@ -18,7 +16,9 @@ from heedful.errors import MAX_MESSAGE, HeedfulError, quoted
 from heedful.model.config import SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 from heedful.untrusted_files import MAX_VALUES, check_inside, check_name, parse_json, read_bytes, size_limit
+from tests.support.sentencepiece_models import train_sentencepiece
 from tests.support.tiny_models import save_tiny
+from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "model", SentenceEmbedding(normalise=True, max_length=16, similarity="dot"), 32
     )
     (folder / "model" / "3_Empty").mkdir()
-    Tokenizer.load(write_pieces(folder / "words", pieces())).save(folder / "model")
+    Tokenizer.load(write_wordpiece(folder / "words", wordpieces())).save(folder / "model")
     return folder / "model"
 
 
@@ -60,18 +60,18 @@ def test_a_file_of_a_model_is_no_link_out_of_its_folder(name: str, model: Path, 
 
 
 def words(folder: Path) -> None:
-    write_pieces(folder, pieces(), json.dumps({"do_lower_case": True}))
+    write_wordpiece(folder, wordpieces(), json.dumps({"do_lower_case": True}))
     (folder / "special_tokens_map.json").write_text("{}")
     (folder / "added_tokens.json").write_text("{}")
 
 
 def byte_pairs(folder: Path) -> None:
-    write_bytes(folder, ANGLED)
+    write_byte_level(folder, ANGLED)
 
 
 def sentence_pieces(folder: Path) -> None:
     folder.mkdir()
-    (folder / "spiece.model").write_bytes(trained())
+    (folder / "spiece.model").write_bytes(train_sentencepiece())
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say which special tokens")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import tokenizers
-from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import PreTokenized, Tokenizer
 from heedful.tokenizer.errors import translate_errors
+from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
 
 State = dict[str, Any]
 
@@ -24,8 +24,8 @@ State = dict[str, Any]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
     """tokenizer.json of a WordPiece and of a byte-level BPE."""
     folder = tmp_path_factory.mktemp("whole")
-    Tokenizer.load(write_pieces(folder / "a", pieces())).save(folder / "words")
-    Tokenizer.load(write_bytes(folder / "b", ANGLED)).save(folder / "bytes")
+    Tokenizer.load(write_wordpiece(folder / "a", wordpieces())).save(folder / "words")
+    Tokenizer.load(write_byte_level(folder / "b", ANGLED)).save(folder / "bytes")
     return {kind: json.loads((folder / kind / "tokenizer.json").read_text()) for kind in ("words", "bytes")}
 
 

@@ -1,4 +1,4 @@
-"""F4: hostile tokenizer files, loaded in a child with 2 GB of memory: a tokenizer or a HeedfulError, never its end."""
+"""Hostile tokenizer files, loaded in a child with 2 GB of memory: a tokenizer or a HeedfulError, never its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
 from test_tokenizer_limits import (
     BERT,
     BYTES,
@@ -27,11 +26,12 @@ from test_tokenizer_limits import (
     template,
     text,
 )
-from test_tokenizer_pieces import trained
 
 from heedful.checkpoint import sentence_transformers
 from heedful.model.config import SentenceEmbedding
 from heedful.tokenizer import Tokenizer
+from tests.support.sentencepiece_models import train_sentencepiece
+from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
 
 CHILD = """
 import pathlib, random, resource, sys, warnings
@@ -66,14 +66,14 @@ print(refused, loaded)
 
 
 def run(folder: Path, count: int) -> None:
-    Tokenizer.load(write_pieces(folder / "a", pieces())).save(folder / "words")
-    Tokenizer.load(write_bytes(folder / "b", ANGLED)).save(folder / "bytes")
+    Tokenizer.load(write_wordpiece(folder / "a", wordpieces())).save(folder / "words")
+    Tokenizer.load(write_byte_level(folder / "b", ANGLED)).save(folder / "bytes")
     kept = folder / "kept"
     for name in ("words", "bytes"):
         (kept / name).mkdir(parents=True)
         (folder / name / "tokenizer.json").rename(kept / name / "tokenizer.json")
     (kept / "pieces").mkdir()
-    (kept / "pieces" / "spiece.model").write_bytes(trained())
+    (kept / "pieces" / "spiece.model").write_bytes(train_sentencepiece())
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(kept), str(count)], capture_output=True, text=True, timeout=3000, check=False
     )

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from test_tokenizer_pieces import trained
 
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, limits
 from heedful.tokenizer.charsmap import longest_output
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 from heedful.tokenizer.sentencepiece_model import read_model
+from tests.support.sentencepiece_models import train_sentencepiece
 
 State = dict[str, Any]
 SECONDS, MEGABYTES = 2.0, 500  # of processor time and of memory, for files of at most 5 MB
@@ -306,7 +306,7 @@ def message(field: int, data: bytes) -> bytes:
 
 def pieces_with(charsmap_data: bytes) -> bytes:
     """A SentencePiece model with another character map."""
-    return trained() + message(3, message(2, charsmap_data))
+    return train_sentencepiece() + message(3, message(2, charsmap_data))
 
 
 OTHER_FILES: dict[str, Callable[[Path], None]] = {
@@ -330,7 +330,7 @@ OTHER_FILES: dict[str, Callable[[Path], None]] = {
     "fields that mean nothing": raw("spiece.model", b"\x20\x01" * 2_500_000),
     "fields inside a message": raw("spiece.model", message(2, b"\x20\x01" * 2_500_000)),
     "pieces that are empty": raw("spiece.model", message(1, b"") * 2_000_000),
-    "a piece of 4 MB": raw("spiece.model", trained() + message(1, message(1, b"x" * 4_000_000))),
+    "a piece of 4 MB": raw("spiece.model", train_sentencepiece() + message(1, message(1, b"x" * 4_000_000))),
     "a map in a model that claims 4 GB": raw("spiece.model", pieces_with(b"\xff\xff\xff\xff")),
     "a map in a model that leads out": raw(
         "spiece.model", pieces_with(b"\0\4\0\0" + b"\xff\xff\xff\x7f" * 256 + b"x\0")
@@ -405,13 +405,13 @@ def test_a_character_map_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_published_character_maps_are_whole(rule: str, tmp_path: Path) -> None:
-    (tmp_path / "spiece.model").write_bytes(trained(normalization_rule_name=rule))
+    (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name=rule))
     assert longest_output(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
 
 
 def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) -> None:
     """What passes the checks is used on all kinds of characters, which would panic."""
-    (tmp_path / "spiece.model").write_bytes(trained(normalization_rule_name="nmt_nfkc"))
+    (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name="nmt_nfkc"))
     whole, draw = read_model(tmp_path, "spiece.model").characters, random.Random(3)
     characters = "".join(chr(number) for number in range(0x20, 0x3000) if not 0x300 <= number < 0x370)
     passed = 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import unicodedata
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,9 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.sentencepiece_model import read_model
+from tests.support.sentencepiece_models import TEXTS, train_sentencepiece
 from tests.support.tiny_models import save_tiny
 
-TEXTS = [
-    f"{who} {does} the {what}, {when}."
-    for who in ("Ada", "The librarian", "Nobody", "My neighbour", "A child")
-    for does in ("reads", "has lost", "borrowed", "is looking for", "brought back")
-    for what in ("blue book", "map of Spain", "first volume", "café guide", "photographs")
-    for when in ("today", "at 9:30", "again", "in winter", "on the 3rd of May")
-]
 SPECIAL = {
     "albert": {"control_symbols": "[CLS],[SEP],[MASK]", "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
     "xlnet": {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>", "unk_id": 0, "bos_id": 1, "eos_id": 2},
@@ -34,20 +26,11 @@ SPECIAL = {
 }
 
 
-@cache
-def trained(**options: Any) -> bytes:
-    """A model of the texts above, as the library trains it."""
-    out = io.BytesIO()
-    settings = {"vocab_size": 300, "hard_vocab_limit": False, "minloglevel": 2, "num_threads": 1} | options
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=out, **settings)
-    return out.getvalue()
-
-
 def written(folder: Path, **options: Any) -> tuple[Any, Path]:
     """The library's processor, and the folder with the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spiece.model").write_bytes(trained(**options))
-    return sentencepiece.SentencePieceProcessor(model_proto=trained(**options)), folder
+    (folder / "spiece.model").write_bytes(train_sentencepiece(**options))
+    return sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece(**options)), folder
 
 
 def alone(folder: Path) -> Tokenizer:
@@ -151,7 +134,7 @@ def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
         (b"", "it holds no pieces"),
         (b"\x0a", "is no SentencePiece model, or is damaged"),
         (b"\xff" * 30, "a number without an end"),
-        (trained()[:500], "it ends in the middle of a field, at byte 500"),
+        (train_sentencepiece()[:500], "it ends in the middle of a field, at byte 500"),
         (b"{}", "is no SentencePiece model, or is damaged"),
     ],
 )

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from test_tokenizer import ANGLED, pieces, random_texts, write_bytes, write_pieces
+from test_tokenizer import random_texts
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
 
 TEXTS = [
     "Hello, unaffable world! the [MASK] things",
@@ -47,7 +48,7 @@ def same(tokenizer: Tokenizer, oracle: Any) -> None:
     ],
 )
 def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
-    write_pieces(tmp_path, pieces(["H", "S", "É", "é", "##É", "中", "中文"]), config)
+    write_wordpiece(tmp_path, wordpieces(["H", "S", "É", "é", "##É", "中", "中文"]), config)
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.lowercases == json.loads(config)["do_lower_case"]
@@ -64,7 +65,7 @@ def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
     ],
 )
 def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) -> None:
-    write_bytes(tmp_path, ANGLED, config)
+    write_byte_level(tmp_path, ANGLED, config)
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
     assert (tokenizer.special.first, tokenizer.special.pad, tokenizer.special.separator) == (0, 1, 2)
@@ -72,7 +73,7 @@ def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) 
 
 
 def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) -> None:
-    write_bytes(tmp_path, ["<|endoftext|>"])
+    write_byte_level(tmp_path, ["<|endoftext|>"])
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.encode("hello").ids == (tokenizer.id("hello"),)
@@ -80,7 +81,7 @@ def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) 
 
 
 def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> None:
-    write_pieces(tmp_path, pieces())
+    write_wordpiece(tmp_path, wordpieces())
     Tokenizer.load(tmp_path).save(tmp_path / "whole")
     (tmp_path / "whole" / "vocab.txt").write_text("not\nread\n")
     same(Tokenizer.load(tmp_path / "whole"), transformers.AutoTokenizer.from_pretrained(str(tmp_path / "whole")))
@@ -91,19 +92,19 @@ def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> N
 
 
 def test_added_tokens_of_the_config_equal_transformers(tmp_path: Path) -> None:
-    size = len(pieces())
+    size = len(wordpieces())
     added = {
         "4": {"content": "[MASK]", "lstrip": True, "special": True},
         str(size): {"content": "[NEW]", "special": True},
         str(size + 1): {"content": "cafe", "special": False, "normalized": True},
     }
     config = {"do_lower_case": True, "added_tokens_decoder": added, "additional_special_tokens": ["[NEW]"]}
-    write_pieces(tmp_path, pieces(), json.dumps(config))
+    write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.size == size + 2 and tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
     config["added_tokens_decoder"] = {str(size + 5): {"content": "[NEW]", "special": True}}
-    write_pieces(tmp_path, pieces(), json.dumps(config))
+    write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     with pytest.raises(HeedfulError, match=rf"'\[NEW\]' should have id {size + 5}, but it gets {size}"):
         Tokenizer.load(tmp_path)
 
@@ -154,10 +155,12 @@ def unigram() -> Tokenizer:
 @pytest.mark.parametrize("model_type", [None, "bert", "roberta", "gpt2"])
 def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str | None, tmp_path: Path) -> None:
     make: dict[str, Callable[[], Tokenizer]] = {
-        "words": lambda: Tokenizer.load(write_pieces(tmp_path / "in", pieces())),
-        "cased": lambda: Tokenizer.load(write_pieces(tmp_path / "in", pieces(["H"]), '{"do_lower_case": false}')),
-        "bytes": lambda: Tokenizer.load(write_bytes(tmp_path / "in", ANGLED)),
-        "unwrapped": lambda: Tokenizer.load(write_bytes(tmp_path / "in", ["<|endoftext|>"])),
+        "words": lambda: Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces())),
+        "cased": lambda: Tokenizer.load(
+            write_wordpiece(tmp_path / "in", wordpieces(["H"]), '{"do_lower_case": false}')
+        ),
+        "bytes": lambda: Tokenizer.load(write_byte_level(tmp_path / "in", ANGLED)),
+        "unwrapped": lambda: Tokenizer.load(write_byte_level(tmp_path / "in", ["<|endoftext|>"])),
         "unigram": unigram,
     }
     tokenizer = make[kind]()
@@ -179,7 +182,7 @@ def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str
 
 
 def test_a_vocabulary_of_another_kind_does_not_stay(tmp_path: Path) -> None:
-    Tokenizer.load(write_pieces(tmp_path / "in", pieces())).save(tmp_path / "out")
+    Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces())).save(tmp_path / "out")
     unigram().save(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
 
@@ -191,7 +194,7 @@ def test_unknown_config_keys_survive_a_round_trip(tmp_path: Path) -> None:
         "tokenizer_class": "BertTokenizer",
         "mine": [1, {"a": None}],
     }
-    tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(), json.dumps(config)))
+    tokenizer = Tokenizer.load(write_wordpiece(tmp_path, wordpieces(), json.dumps(config)))
     tokenizer.save(tmp_path / "out")
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert {key: written[key] for key in config} == config
@@ -201,22 +204,24 @@ def test_unknown_config_keys_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
-    folder = write_pieces(tmp_path / "a", pieces())
+    folder = write_wordpiece(tmp_path / "a", wordpieces())
     first = Tokenizer.load(folder).fingerprint
     assert first.startswith("sha256:") and len(first) == 71
     variants = [
-        Tokenizer.load(write_pieces(tmp_path / "b", pieces(["more"]))),
-        Tokenizer.load(write_pieces(tmp_path / "c", pieces(), '{"do_lower_case": false}')),
-        Tokenizer.load(write_pieces(tmp_path / "d", [*pieces()[:-2], pieces()[-1], pieces()[-2]])),
-        Tokenizer.load(write_pieces(tmp_path / "e", pieces(), '{"do_lower_case": true, "sep_token": "[PAD]"}')),
+        Tokenizer.load(write_wordpiece(tmp_path / "b", wordpieces(["more"]))),
+        Tokenizer.load(write_wordpiece(tmp_path / "c", wordpieces(), '{"do_lower_case": false}')),
+        Tokenizer.load(write_wordpiece(tmp_path / "d", [*wordpieces()[:-2], wordpieces()[-1], wordpieces()[-2]])),
+        Tokenizer.load(write_wordpiece(tmp_path / "e", wordpieces(), '{"do_lower_case": true, "sep_token": "[PAD]"}')),
     ]
     assert len({first, *(each.fingerprint for each in variants)}) == 5
-    same_ids = Tokenizer.load(write_pieces(tmp_path / "f", pieces(), '{"do_lower_case": true, "model_max_length": 9}'))
+    same_ids = Tokenizer.load(
+        write_wordpiece(tmp_path / "f", wordpieces(), '{"do_lower_case": true, "model_max_length": 9}')
+    )
     assert same_ids.fingerprint == first
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer.load(write_pieces(tmp_path / "in", pieces()))
+    tokenizer = Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces()))
     tokenizer.save(tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
@@ -279,11 +284,11 @@ def test_forms_of_vocab_txt_that_are_refused(data: bytes, message: str, tmp_path
 def test_a_vocabulary_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heedful.tokenizer.files.MAX_TOKENS", 100)
     with pytest.raises(HeedfulError, match="lines: a vocabulary has at most 100"):
-        Tokenizer.load(write_pieces(tmp_path, pieces()))
+        Tokenizer.load(write_wordpiece(tmp_path, wordpieces()))
 
 
 def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
-    write_pieces(tmp_path, ["[UNK]", "[CLS]", "hello"])
+    write_wordpiece(tmp_path, ["[UNK]", "[CLS]", "hello"])
     with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as told:
         tokenizer = Tokenizer.load(tmp_path)
     assert len(told) == 1 and tokenizer.size == 3
@@ -294,7 +299,7 @@ def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("extra", "lower"), [([], True), (["The"], False), (["[Unused1]", "<X>"], True)])
 def test_case_is_read_off_the_vocabulary_when_nothing_says_it(extra: list[str], lower: bool, tmp_path: Path) -> None:
     with pytest.warns(HeedfulWarning, match="do_lower_case is not in tokenizer_config.json"):
-        tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(extra), None))
+        tokenizer = Tokenizer.load(write_wordpiece(tmp_path, wordpieces(extra), None))
     assert tokenizer.lowercases is lower
 
 
@@ -331,7 +336,7 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -
 )
 def test_broken_configs_are_refused(config: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=message):
-        Tokenizer.load(write_pieces(tmp_path, pieces(), config))
+        Tokenizer.load(write_wordpiece(tmp_path, wordpieces(), config))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +355,7 @@ def test_broken_configs_are_refused(config: str, message: str, tmp_path: Path) -
     ],
 )
 def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, message: str, tmp_path: Path) -> None:
-    write_bytes(tmp_path, ANGLED)
+    write_byte_level(tmp_path, ANGLED)
     (tmp_path / "merges.txt").write_text("")
     (tmp_path / name).write_text(data)
     with pytest.raises(HeedfulError, match=message):
@@ -358,7 +363,7 @@ def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, messag
 
 
 def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
-    write_bytes(tmp_path, ANGLED)
+    write_byte_level(tmp_path, ANGLED)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     del vocabulary["z"]
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -383,7 +388,7 @@ def test_flags_of_added_tokens_are_those_of_tokenizer_json(tmp_path: Path) -> No
 
 def test_gpt2s_tokenizer_json_names_its_end(tmp_path: Path) -> None:
     """The published folder has nothing beside it but a length."""
-    write_bytes(tmp_path, ["<|endoftext|>"])
+    write_byte_level(tmp_path, ["<|endoftext|>"])
     Tokenizer.load(tmp_path).save(tmp_path / "whole")
     (tmp_path / "whole/tokenizer_config.json").write_text('{"model_max_length": 1024}')
     special = Tokenizer.load(tmp_path / "whole").special

@@ -16,7 +16,7 @@ import pytest
 from heedful.errors import HeedfulError
 from heedful.tokenizer import SpecialNames, Tokenizer, TokenizerSettings, train_tokenizer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TEXTS = [
     f"{first} {second} {verb} the {noun}, no. {number}."
     for number, (first, second) in enumerate([("A", "Cat"), ("Some", "dogs"), ("The", "Ångström"), ("Twenty", "naïve")])

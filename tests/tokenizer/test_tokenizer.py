@@ -1,6 +1,5 @@
 """Tokenizer against a plain WordPiece written from the published rules, and against transformers."""
 
-import json
 import pickle
 import random
 import unicodedata
@@ -14,41 +13,13 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import longest_first, window_starts
+from tests.support.tokenizer_folders import ANGLED, SPECIAL, wordpieces, write_byte_level, write_wordpiece
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
-
-
-def pieces(extra: list[str] | None = None) -> list[str]:
-    """A small vocabulary with every ASCII letter, digit and sign."""
-    signs = [chr(number) for number in range(33, 127) if not chr(number).isupper()]
-    joined = ["the", "##ing", "he", "hello", "##llo", "un", "##aff", "##able", "ist", "##anbul", "strasse"]
-    return [*SPECIAL, *signs, *(f"##{sign}" for sign in signs), *joined, *(extra or [])]
-
-
-def write_pieces(folder: Path, entries: list[str], config: str | None = '{"do_lower_case": true}') -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
-    if config is not None:
-        (folder / "tokenizer_config.json").write_text(config)
-    return folder
-
-
-def write_bytes(folder: Path, special: list[str], config: str = "{}") -> Path:
-    """A small byte-level BPE vocabulary with merges up to " hello" and " world"."""
-    merges = ["h e", "l l", "he ll", "hell o", "Ġ hello", "Ġ w", "o r", "l d", "Ġw or", "Ġwor ld", "c a", "ca t"]
-    entries = special[:4] + sorted(pre_tokenizers.ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in merges]
-    vocabulary = {token: number for number, token in enumerate([*entries, *special[4:]])}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges))
-    (folder / "tokenizer_config.json").write_text(config)
-    return folder
 
 
 @pytest.fixture
@@ -59,17 +30,14 @@ def as_users_call() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-ANGLED = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-
-
 @pytest.fixture(scope="module")
 def word_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pieces(tmp_path_factory.mktemp("pieces"), pieces())
+    return write_wordpiece(tmp_path_factory.mktemp("pieces"), wordpieces())
 
 
 @pytest.fixture(scope="module")
 def byte_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bytes(tmp_path_factory.mktemp("bytes"), ANGLED)
+    return write_byte_level(tmp_path_factory.mktemp("bytes"), ANGLED)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +189,7 @@ def test_wordpiece_equals_the_published_rules_on_random_unicode(
         start = rng.randrange(len(word))
         entries.add(("##" if start else "") + word[start : start + rng.randint(2, 4)])
     ordered = SPECIAL + sorted(entry for entry in entries if entry == entry.strip())
-    tokenizer = Tokenizer.load(write_pieces(tmp_path, ordered, f'{{"do_lower_case": {str(lower).lower()}}}'))
+    tokenizer = Tokenizer.load(write_wordpiece(tmp_path, ordered, f'{{"do_lower_case": {str(lower).lower()}}}'))
     vocabulary = set(ordered)
     unknown = 0
     for text, found in zip(texts, tokenizer.encode_batch(texts), strict=True):
@@ -233,7 +201,7 @@ def test_wordpiece_equals_the_published_rules_on_random_unicode(
 
 def test_capital_sigma_at_a_word_end_is_lowered_without_its_context(tmp_path: Path) -> None:
     """Google lowers whole words, so that a last sigma becomes ς; the library lowers each character, to σ."""
-    tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(["α", "##σ", "##ς"])))
+    tokenizer = Tokenizer.load(write_wordpiece(tmp_path, wordpieces(["α", "##σ", "##ς"])))
     assert "ΑΣ".lower() == "ας"
     assert [tokenizer.name(number) for number in tokenizer.encode("ΑΣ").ids[1:-1]] == ["α", "##σ"]
 
@@ -515,9 +483,9 @@ def test_ids_are_those_without_special_tokens(kind: str, request: pytest.Fixture
 
 
 def test_ids_names_and_decoding(words: Tokenizer) -> None:
-    assert words.size == len(pieces())
+    assert words.size == len(wordpieces())
     assert words.special.first == 2 and words.special.pad == 0 and words.special.mask == 4
-    assert words.id("##ing") == pieces().index("##ing") and words.id("nowhere") is None
+    assert words.id("##ing") == wordpieces().index("##ing") and words.id("nowhere") is None
     assert words.name(4) == "[MASK]"
     assert words.encode("[MASK]").ids[1:-1] == (4,)
     for wrong in (-1, words.size):
