@@ -189,7 +189,8 @@ def _known_values() -> dict[str, tuple[str, ...]]:
     from heedful.cli.options import PRECISIONS
     from heedful.cli.predict_files import FORMATS
     from heedful.runs.distil.settings import CLASSIC, LOSS_PRESETS
-    from heedful.runs.pretrain.settings import OBJECTIVES, SIZES
+    from heedful.runs.pretrain.settings import SIZES
+    from heedful.runs.pretrain.specs import OBJECTIVES
     from heedful.runs.trackers import PACKAGES
     from heedful.tasks.specs import SPECS
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from heedful.errors import SettingError
 
+Algorithm = Literal["wordpiece", "bpe", "unigram"]
 ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
 SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
 
@@ -30,7 +31,7 @@ class SpecialNames:
 class TokenizerSettings:
     """A tokenizer to train: WordPiece and Unigram add BERT's special tokens to a text, byte-level BPE RoBERTa's."""
 
-    algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"  # bpe is byte-level
+    algorithm: Algorithm = "wordpiece"  # bpe is byte-level
     vocab_size: int = 30_000  # tokens of the vocabulary, at most, special tokens included
     lower_case: bool | None = None  # lower-case texts; none: for WordPiece alone
     strip_accents: bool | None = None  # remove accents; none: where texts are lower-cased

@@ -707,6 +707,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     from heedful.runs.distil.settings import LOSS_PRESETS, DistilSettings, MaskedDistilSettings
     from heedful.runs.finetune import settings
     from heedful.runs.pretrain import settings as pretrain_settings
+    from heedful.runs.pretrain import specs as pretrain_specs
     from heedful.serve.settings import Limits, Timeouts
     from heedful.settings import to_mapping
     from heedful.tasks.specs import SPECS
@@ -717,7 +718,7 @@ def defaults(work: Path, quick: bool) -> Probes:
         for examples in (100, 30_000):
             made, _ = settings.finetune_defaults(name, examples, random_init=False)
             found[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(made)
-    for name in pretrain_settings.OBJECTIVES:
+    for name in pretrain_specs.OBJECTIVES:
         found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(
             pretrain_settings.pretrain_defaults(name, 256, continued=False)
         )

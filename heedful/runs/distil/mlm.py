@@ -40,7 +40,8 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import Components, build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.run import Lesson, PretrainTraining, TextLearner
-from heedful.runs.pretrain.settings import MlmSettings, PretrainSettings, pretrain_defaults
+from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
+from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import JOURNAL, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_json, write_file

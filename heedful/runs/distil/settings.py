@@ -14,7 +14,8 @@ from heedful.model.classic_config import AttentionPooling, BagPooling, Hierarchi
 from heedful.runs.finetune.init_settings import WordSettings, name_with_revision
 from heedful.runs.finetune.settings import check_batch_groups, finetune_defaults
 from heedful.runs.overrides import Overrides, flatten_settings
-from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings, Size
+from heedful.runs.pretrain.settings import SIZES, PretrainSettings, Size
+from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.settings import to_mapping
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs import SPECS

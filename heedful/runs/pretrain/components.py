@@ -15,10 +15,9 @@ from heedful.data.corpus.sentence_split import clean_text
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
 from heedful.errors import DataError, ModelError, RunError, TokenizerError
-from heedful.runs.pretrain.build import Components, check_model, check_tokenizer
+from heedful.runs.pretrain.build import Components, check_model
 from heedful.runs.pretrain.probes import ProbeSet
-from heedful.runs.pretrain.settings import DistillationSettings, PretrainSettings, SpanCorruptionSettings
-from heedful.runs.pretrain.teacher import TeacherRun
+from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
@@ -43,9 +42,9 @@ def load_components(
         HeedfulError: If the models, the tokenizer or the text do not fit the settings or each other.
     """
     init_model = load(settings.model.init_from) if settings.model.init_from else None
-    objective = settings.objective
-    teacher = load(objective.teacher) if isinstance(objective, DistillationSettings) else None
-    check_model(settings, init_model, teacher)
+    builder = settings.spec.builder(settings)
+    teacher = builder.load_teacher()
+    check_model(settings, init_model)
     tokenizer = _tokenizer(settings, run, init_model)
     if init_model is not None and init_model.tokenizer is None:
         if tokenizer.size > (size := init_model.config.model.embedding.vocabulary):
@@ -54,17 +53,10 @@ def load_components(
                 "the tokenizer of that model"
             )
         init_model.tokenizer = tokenizer.limited(max(settings.lengths))
-    check_tokenizer(settings, tokenizer)
+    builder.check_tokenizer(tokenizer)
     probes = tuple(ProbeSet(probe, tokenizer) for probe in settings.probes)
     corpus = _corpus(settings, run, tokenizer, on_bad_row, corpus_folder)
-    teacher_run = None
-    if teacher is not None:
-        assert isinstance(objective, DistillationSettings)
-        teacher_run = TeacherRun(
-            settings=objective, train=settings.train, loaded=teacher, tokenizer=tokenizer,
-            folder=run.folder, ranks=run.ranks, on_message=run.reporter.message, shortest=min(settings.lengths),
-            init_from=settings.model.init_from,
-        )  # fmt: skip
+    teacher_run = None if teacher is None else builder.teacher_run(teacher, tokenizer, run)
     return Components(
         settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=init_model, teacher=teacher_run, probes=probes
     )
@@ -103,7 +95,7 @@ def _tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | N
 
 def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
     options = replace(settings.tokenizer, max_length=max(settings.lengths))
-    if isinstance(settings.objective, SpanCorruptionSettings) and not options.num_sentinels:
+    if settings.spec.sentinels and not options.num_sentinels:
         options = replace(options, num_sentinels=max(1, min(SENTINELS, options.vocab_size // 20)))
     run.reporter.message(
         f"training a tokenizer on the text ({options.algorithm}, up to {options.vocab_size:,} tokens); "

@@ -14,25 +14,23 @@ from heedful.data.bad_rows import OnBadRow
 from heedful.data.corpus.build import contains_corpus
 from heedful.errors import DataError, ModelError
 from heedful.objectives import Objective, Sample, SelfSupervised
-from heedful.objectives.distillation.encoder import EncoderDistillation
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.pretrained import CORPUS_KEYS, corpus_notes, write_pretrained_card
 from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoint_entry, continued_run_note, remove_training_state
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import (
-    GENERATOR,
     Components,
     build_model,
     build_objectives,
     build_samples,
     check_ignored_settings,
-    generator_folder,
     model_to_save,
 )
+from heedful.runs.pretrain.builders import GENERATOR
 from heedful.runs.pretrain.checks import warn_of_stalling
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.evaluate import combine_shares, measure_share
-from heedful.runs.pretrain.settings import PretrainSettings, RtdSettings, resolve_pretrain
+from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.runs.results import BEFORE, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import init_run_folder, read_json, write_file
@@ -157,16 +155,9 @@ class TextLearner:
     def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
         """Return the objective of each phase."""
         objectives = build_objectives(components, model, samples)
-        if isinstance(self._settings.objective, RtdSettings) and components.init_model is not None:
-            folder = generator_folder(self._settings)
-            self.run.reporter.message(
-                f"the generator in {folder} is trained further, too"
-                if folder
-                else f"{components.init_model.source} has no generator beside it: a new one is trained"
-            )
-        evaluated = objectives[0]
-        if isinstance(evaluated, EncoderDistillation):  # vectors of validation texts are not cached
-            evaluated = replace(evaluated, vectors=None)
+        for note in components.builder.notes(components):
+            self.run.reporter.message(note)
+        evaluated = components.builder.for_validation(objectives[0])
         return Lesson(objectives=objectives, samples=samples, evaluated=evaluated)
 
 

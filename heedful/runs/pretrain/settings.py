@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,146 +10,16 @@ from typing import Any, Literal
 from heedful.data.corpus.documents import CorpusSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.runs.overrides import Overrides
+from heedful.runs.pretrain.spec import ObjectiveSettings, ObjectiveSpec
+from heedful.runs.pretrain.specs import OBJECTIVES
+from heedful.runs.pretrain.specs.distillation import TermWeights
+from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.tokenizer.settings import PretrainTokenizer
 from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings
 
+OBJECTIVE = MlmSettings()
 TOKENIZER = PretrainTokenizer()
 CORPUS = CorpusSettings()
-MaskUnit = Literal["tokens", "words", "spans"]
-TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}  # usual weights
-
-
-class _MaskProb:
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < getattr(self, "mask_prob", 0.5) < 1:
-            raise HeedfulError(f"mask_prob is {getattr(self, 'mask_prob', None)}; expected a share between 0 and 1")
-        static = getattr(self, "num_static_masks", None)
-        if static is not None and static < 1:
-            raise HeedfulError(
-                f"num_static_masks is {static}; expected a whole number from 1, or none for new masks in each epoch"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MlmSettings(_MaskProb):
-    """Masked language modelling."""
-
-    kind: Literal["mlm"] = "mlm"
-    mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # masks of each row, used in turn; none: new ones in each epoch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MlmNspSettings(_MaskProb):
-    """Masked language modelling and next sentence prediction."""
-
-    kind: Literal["mlm+nsp"] = "mlm+nsp"
-    mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
-    short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MlmSopSettings(_MaskProb):
-    """Masked language modelling and sentence order prediction."""
-
-    kind: Literal["mlm+sop"] = "mlm+sop"
-    mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
-    short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlmSettings:
-    """Permuted language modelling, with two-stream attention."""
-
-    kind: Literal["plm"] = "plm"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanCorruptionSettings(_MaskProb):
-    """Span corruption: a decoder writes the spans that were taken out."""
-
-    kind: Literal["span_corruption"] = "span_corruption"
-    mask_prob: float = 0.15  # share of the tokens that are taken out (noise density)
-    mean_noise_span_length: float = 3.0  # tokens of a span
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClmSettings:
-    """Causal language modelling."""
-
-    kind: Literal["clm"] = "clm"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RtdSettings(_MaskProb):
-    """Replaced token detection: a small generator fills masked tokens, and the model finds the replaced ones."""
-
-    kind: Literal["rtd"] = "rtd"
-    mask_prob: float = 0.15  # share of the tokens that are masked for the generator
-    disc_weight: float = 50.0  # weight of the discriminator's loss; the generator's is 1
-    generator_size: float = 0.25  # the generator's width, heads and inner width as a share of the model's
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TermWeights:
-    """Weights of the terms of a distillation; 0 leaves a term out. See objectives.encoder_distillation."""
-
-    mlm: float = TERMS["mlm"]  # weight of masked language modelling
-    hidden_states: float = TERMS["hidden_states"]  # weight of the squared error of the last hidden states
-    sentence_embedding: float = 0.0  # weight of the distance between sentence embeddings
-    pair_similarity: float = 0.0  # weight of the error of cosines of pairs
-
-    def __post_init__(self) -> None:
-        weights = {name: getattr(self, name) for name in TERMS}
-        for name, weight in weights.items():
-            if not 0 <= weight < math.inf:
-                raise HeedfulError(f"{name} is {weight}; expected a weight from 0")
-        if not any(weights.values()):
-            raise HeedfulError(f"all weights are 0; give one of {', '.join(TERMS)} a weight")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The terms whose weight is above 0."""
-        return tuple(name for name in TERMS if getattr(self, name) > 0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistillationSettings:
-    """A trained encoder as teacher: masked tokens, hidden states, sentence vectors and similarities of pairs."""
-
-    kind: Literal["distillation"] = "distillation"
-    teacher: str  # a model folder, or NAME[@REVISION] on the hub
-    term_weights: TermWeights = TermWeights()
-    mask_prob: float = 0.15  # share of the tokens of a masked sequence
-    mask_unit: MaskUnit = "tokens"  # what is masked together: single tokens, whole words, or spans
-    masked_sequence_prob: float = 1.0  # the other sequences are read whole, and have no masked tokens to find
-    short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences; else it is full
-    max_sentences: int = 3  # sentences of a short window, at most
-    pair_prob: float = 0.0  # probability that a short window begins a pair; for pair_similarity
-    neighbour_texts: int = 0  # texts among which the teacher's nearest make pairs; 0: no such pairs
-
-    def __post_init__(self) -> None:
-        for name, right, expected in (
-            ("mask_prob", 0 < self.mask_prob < 1, "a share between 0 and 1"),
-            ("masked_sequence_prob", 0 < self.masked_sequence_prob <= 1, "a probability above 0, at most 1"),
-            ("short_window_prob", 0 <= self.short_window_prob <= 1, "a probability from 0 to 1"),
-            ("max_sentences", self.max_sentences >= 1, "a whole number from 1"),
-            ("pair_prob", 0 <= self.pair_prob <= 1, "a probability from 0 to 1"),
-            ("neighbour_texts", self.neighbour_texts == 0 or self.neighbour_texts >= 2, "0, or 2 or more"),
-        ):
-            if not right:
-                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
-        if self.term_weights.pair_similarity and not (self.pair_prob and self.short_window_prob):
-            raise HeedfulError(
-                "term_weights.pair_similarity needs pairs: set pair_prob and short_window_prob above 0, say 0.3 and 0.5"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,26 +36,6 @@ class Probe:
     data: str  # a file as `finetune regress`, `classify` and `tag` read it
 
 
-ObjectiveSettings = (
-    MlmSettings
-    | MlmNspSettings
-    | MlmSopSettings
-    | PlmSettings
-    | SpanCorruptionSettings
-    | ClmSettings
-    | RtdSettings
-    | DistillationSettings
-)
-OBJECTIVES: dict[str, type] = {
-    "mlm": MlmSettings,
-    "mlm+nsp": MlmNspSettings,
-    "mlm+sop": MlmSopSettings,
-    "plm": PlmSettings,
-    "span_corruption": SpanCorruptionSettings,
-    "clm": ClmSettings,
-    "rtd": RtdSettings,
-    "distillation": DistillationSettings,
-}
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 2019; Devlin et al. 2019)
     "tiny": (2, 128, 2),
@@ -247,13 +96,18 @@ class Phase:
         if self.mask_prob is not None and not 0 < self.mask_prob < 1:
             raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share between 0 and 1")
 
+    def objective_values(self) -> dict[str, object]:
+        """Return the settings of the objective that the phase changes, by name."""
+        values = {"mask_prob": self.mask_prob, "term_weights": self.term_weights}
+        return {name: value for name, value in values.items() if value is not None}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainSettings:
     """Everything that decides what a run does."""
 
     data: tuple[str, ...] = ()  # files and folders of text, or the folder of a corpus
-    objective: ObjectiveSettings = MlmSettings()
+    objective: ObjectiveSettings = OBJECTIVE
     model: ModelSettings = ModelSettings()
     tokenizer: PretrainTokenizer = TOKENIZER
     corpus: CorpusSettings = CORPUS
@@ -284,10 +138,12 @@ class PretrainSettings:
         if len({probe.name for probe in self.probes}) < len(self.probes):
             raise HeedfulError(f"probes has a name twice: {', '.join(probe.name for probe in self.probes)}")
         for phase in self.phases:
-            if phase.term_weights is not None and not isinstance(self.objective, DistillationSettings):
-                raise HeedfulError(f'term_weights of a phase is for objective.kind = "distillation", not "{self.kind}"')
-            if phase.mask_prob is not None and not hasattr(self.objective, "mask_unit"):
-                raise HeedfulError(f'mask_prob of a phase is for objectives with masked tokens, not "{self.kind}"')
+            for name in phase.objective_values():
+                if name not in self.spec.phase_settings:
+                    names = [f'"{spec.name}"' for spec in OBJECTIVES.values() if name in spec.phase_settings]
+                    raise HeedfulError(
+                        f'{name} of a phase is for objective.kind = {" or ".join(names)}, not "{self.kind}"'
+                    )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -297,28 +153,23 @@ class PretrainSettings:
         )
 
     @property
+    def spec(self) -> ObjectiveSpec:
+        """The specification of the objective."""
+        return OBJECTIVES[self.objective.kind]
+
+    @property
     def kind(self) -> str:
         """The name of the objective; of a distillation its terms, joined by +."""
-        objective = self.objective
-        return "+".join(objective.term_weights.names) if isinstance(objective, DistillationSettings) else objective.kind
+        return self.objective.name
 
     def objectives(self) -> tuple[ObjectiveSettings, ...]:
         """The objective of each phase, the first one's in front."""
-        found = [self.objective]
-        for phase in self.phases:
-            made: Any = self.objective
-            if phase.mask_prob is not None:
-                made = replace(made, mask_prob=phase.mask_prob)
-            if phase.term_weights is not None:
-                made = replace(made, term_weights=phase.term_weights)
-            found.append(made)
-        return tuple(found)
+        return self.objective, *(self.objective.with_values(phase.objective_values()) for phase in self.phases)
 
     @property
-    def corpus_key(self) -> tuple[Any, ...]:
+    def corpus_key(self) -> tuple[object, ...]:
         """All settings that decide which tokenizer and corpus are made from the text."""
-        spans = isinstance(self.objective, SpanCorruptionSettings)
-        return self.data, self.corpus, self.tokenizer, self.model.init_from, spans
+        return self.data, self.corpus, self.tokenizer, self.model.init_from, self.spec.sentinels
 
 
 def pretrain_defaults(objective: str, width: int, *, continued: bool) -> PretrainSettings:
@@ -327,10 +178,10 @@ def pretrain_defaults(objective: str, width: int, *, continued: bool) -> Pretrai
     The learning rate is 0.25 / width, which follows published ones; a trained model continues at a tenth of that.
     """
     rate = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
-    kind = OBJECTIVES[objective]
+    spec = OBJECTIVES[objective]
     return PretrainSettings(
-        objective=kind(teacher="?") if kind is DistillationSettings else kind(),
-        tokenizer=replace(TOKENIZER, algorithm="bpe") if kind is ClmSettings else TOKENIZER,  # as published
+        objective=spec.settings.defaults(),
+        tokenizer=replace(TOKENIZER, algorithm=spec.algorithm or TOKENIZER.algorithm),
         train=TrainSettings(
             max_steps=10_000,
             batch_size=4,
@@ -393,28 +244,17 @@ def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **given: Any)
     return overrides.resolve(usual).settings
 
 
-def distillation_of_terms(terms: Sequence[str]) -> dict[str, Any]:
-    """The settings of a distillation with these terms at their usual weights, by path."""
-    settings: dict[str, Any] = {"objective.kind": "distillation"}
-    for term, weight in TERMS.items():
-        settings[f"objective.term_weights.{term}"] = weight if term in terms else 0.0
-    if {"sentence_embedding", "pair_similarity"} & set(terms):
-        settings["objective.short_window_prob"] = 0.5
-    if "pair_similarity" in terms:
-        settings["objective.pair_prob"] = 0.3
-    return settings
-
-
-def _objective(name: str) -> dict[str, Any]:
-    """The settings that choose an objective by its name, or a distillation by its terms joined by +."""
+def _objective(name: str) -> dict[str, object]:
+    """The settings that choose an objective by its name, or by some of its terms joined by +."""
     if name in OBJECTIVES:
         return {"objective.kind": name}
-    if set(terms := name.split("+")) <= TERMS.keys():
-        return distillation_of_terms(terms)
-    raise HeedfulError(
-        f'"{name}" is not an objective{did_you_mean(name, [*OBJECTIVES, *TERMS])}: use one of {", ".join(OBJECTIVES)}, '
-        f"or terms of a distillation joined by +: {', '.join(TERMS)}"
-    )
+    with_terms = [spec for spec in OBJECTIVES.values() if spec.terms]
+    for spec in with_terms:
+        if set(terms := name.split("+")) <= set(spec.terms):
+            return spec.settings.of_terms(terms)
+    hint = did_you_mean(name, [*OBJECTIVES, *(term for spec in with_terms for term in spec.terms)])
+    of_terms = "".join(f", or terms of a {spec.name} joined by +: {', '.join(spec.terms)}" for spec in with_terms)
+    raise HeedfulError(f'"{name}" is not an objective{hint}: use one of {", ".join(OBJECTIVES)}{of_terms}')
 
 
 def _width(start: str) -> int:

@@ -28,7 +28,7 @@ from heedful.objectives.packing import FixedShape, PackedRows, Ranges
 from heedful.objectives.random_numbers import is_text_token
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
 from heedful.objectives.special_tokens import SpecialTokenTemplate
-from heedful.runs.pretrain.settings import DistillationSettings
+from heedful.runs.pretrain.specs.distillation import DistillationSettings
 from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
@@ -152,18 +152,25 @@ class TeacherRun:
     # -- objectives -------------------------------------------------------------------------------------------------
 
     def objectives(
-        self, phases: Sequence[DistillationSettings], samples: Sequence[WindowRows], width: int, masks: dict[str, Any]
+        self, phases: Sequence[DistillationSettings], samples: Sequence[WindowRows], width: int, count: int | None
     ) -> list[EncoderDistillation]:
-        """The objective of each phase for a student of that width; they share the teacher and what learns beside it."""
+        """Return the objective of each phase; they share the teacher and the modules beside the student.
+
+        Args:
+            phases: The settings of each phase.
+            samples: The rows of each phase.
+            width: Of the student.
+            count: Masked tokens of each row; None: as `mask_prob` gives.
+        """
         self._estimate(samples[0])
         modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, MODULES))
         return [
-            self._objective(asked, rows, modules, masks, f"phase-{number}")
+            self._objective(asked, rows, modules, count, f"phase-{number}")
             for number, (asked, rows) in enumerate(zip(phases, samples, strict=True))
         ]
 
     def _objective(
-        self, asked: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, masks: Any, name: str
+        self, asked: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, count: int | None, name: str
     ) -> EncoderDistillation:
         weights = asked.term_weights
         return EncoderDistillation(
@@ -175,7 +182,7 @@ class TeacherRun:
             vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
             mask_prob=asked.mask_prob,
             mask_unit=asked.mask_unit,
-            count=masks["count"],
+            count=count,
         )
 
     def _cache(self, name: str, rows: WindowRows) -> VectorCache:

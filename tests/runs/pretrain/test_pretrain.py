@@ -39,7 +39,8 @@ from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
 from heedful.runs.pretrain.components import sample_documents
 from heedful.runs.pretrain.run import pretrain_with
-from heedful.runs.pretrain.settings import DistillationSettings, Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
+from heedful.runs.pretrain.specs.distillation import DistillationSettings
 from heedful.runs.recipes import copy_asset, list_assets
 from heedful.runs.results import RunResult
 from heedful.runs.run_folder import INITIAL_FILES, can_resume, check_run_folder

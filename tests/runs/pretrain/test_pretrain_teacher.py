@@ -18,13 +18,12 @@ from heedful.errors import HeedfulError
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.run import pretrain_with
 from heedful.runs.pretrain.settings import (
-    DistillationSettings,
     Phase,
     PretrainSettings,
     Probe,
-    TermWeights,
     resolve_pretrain,
 )
+from heedful.runs.pretrain.specs.distillation import DistillationSettings, TermWeights
 from heedful.runs.results import RunResult
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter

@@ -1,0 +1,427 @@
+"""One builder for each pre-training objective: its samples and its loss, from settings, tokenizer, corpus and model.
+
+See `spec.ObjectiveSpec`, which names the builder of an objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heedful.checkpoint import RUN_MODEL, BundleConfig, ModelBundle, load
+from heedful.errors import HeedfulError
+from heedful.objectives import Sample, SelfSupervised
+from heedful.objectives.causal_lm import CausalLM
+from heedful.objectives.distillation.encoder import EncoderDistillation
+from heedful.objectives.masked_lm import MaskedLM, MaskedLMWithPairs
+from heedful.objectives.packing import FixedShape, PackedRows, SegmentPairs, segment_windows
+from heedful.objectives.permutation_lm import PermutationLM
+from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, tied_generator
+from heedful.objectives.span_corruption import SpanCorruption
+from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
+from heedful.runs.pretrain.settings import PretrainSettings
+from heedful.runs.pretrain.spec import ObjectiveSettings
+from heedful.runs.pretrain.specs.clm import ClmSettings
+from heedful.runs.pretrain.specs.distillation import DistillationSettings
+from heedful.runs.pretrain.specs.mlm import MlmSettings, SentencePairSettings
+from heedful.runs.pretrain.specs.plm import PlmSettings
+from heedful.runs.pretrain.specs.rtd import RtdSettings
+from heedful.runs.pretrain.specs.span_corruption import SpanCorruptionSettings
+from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
+from heedful.runs.run import Run
+from heedful.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from heedful.runs.pretrain.build import Components
+
+GENERATOR = "generator"  # folder of the generator that was trained beside the model (ELECTRA)
+SettingsT = TypeVar("SettingsT", bound=ObjectiveSettings)
+
+
+class ObjectiveBuilder(Generic[SettingsT]):
+    """Builds the samples and the objectives of a run; a subclass for each kind of objective overrides what differs."""
+
+    def __init__(self, settings: PretrainSettings) -> None:
+        """`settings` are those of the run."""
+        self.settings = settings
+        self.phases = cast("tuple[SettingsT, ...]", settings.objectives())  # the objective of each phase
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def check_model(self, config: BundleConfig, name: str) -> None:
+        """Refuse a model that does not fit the objective; `name` is for messages."""
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer or lengths that the objective cannot use."""
+        for length in self.settings.lengths:
+            self.template(tokenizer).room(length)
+
+    def check_documents(self, train: int, validation: int) -> None:
+        """Refuse a number of documents that is too small for the objective."""
+
+    # -- the teacher ------------------------------------------------------------------------------------------------
+
+    def load_teacher(self) -> ModelBundle | None:
+        """Load the trained model whose outputs are learned; None if there is none."""
+        return None
+
+    def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:
+        """Return the teacher with its caches in the run folder."""
+        return None
+
+    # -- samples ----------------------------------------------------------------------------------------------------
+
+    def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
+        """Return the special tokens around a sequence."""
+        return SpecialTokenTemplate.of(tokenizer, pair=False)
+
+    def rows(
+        self,
+        components: Components,
+        documents: NDArray[np.int64],
+        length: int,
+        seed: int,
+        shape: FixedShape | None = None,
+        *,
+        validation: bool = False,
+    ) -> Sequence[Sample]:
+        """Return packed rows of documents of the corpus.
+
+        Args:
+            components: Of the run.
+            documents: Their numbers.
+            length: Tokens of a sequence, at most.
+            seed: Of the order in which sequences are packed.
+            shape: The shape of all rows; None: as many sequences as fit.
+            validation: Whether the rows are for evaluation.
+        """
+        template, corpus = self.template(components.tokenizer), components.corpus
+        windows = segment_windows(corpus, documents, template.room(length))
+        inner = self.continued_template(components.tokenizer)
+        return PackedRows(corpus, template, windows, self.row_size(length), seed, steady=shape, inner=inner)
+
+    def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
+        """Return the special tokens around a sequence whose document continues after it; None: `template`."""
+        return None
+
+    def row_size(self, length: int) -> int:
+        """Return the tokens of a packed row, at most."""
+        return max(self.settings.pack_length, length)
+
+    # -- objectives ---------------------------------------------------------------------------------------------------
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: SettingsT) -> SelfSupervised:
+        """Return the objective of a phase for a model with the objective's head."""
+        raise NotImplementedError(f"{type(self).__name__} has to define objective or objectives")
+
+    def objectives(
+        self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> list[SelfSupervised]:
+        """Return the objective of each phase, the first one's in front; `samples` are those of each phase."""
+        first = self.objective(components, loaded, self.phases[0])
+        later = (
+            first if phase == self.phases[0] else self.objective(components, loaded, phase) for phase in self.phases[1:]
+        )
+        return [first, *later]
+
+    def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
+        """Return the objective that validation samples are evaluated with."""
+        return objective
+
+    def notes(self, components: Components) -> Iterable[str]:
+        """Yield sentences about the objective for the user."""
+        return ()
+
+
+def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:
+    """Return the masked tokens of a row of fixed shape, enough for those of the longest text; None for other rows."""
+    if settings.sequences_per_pack is None:
+        return None
+    longest = max(settings.pack_length, *settings.lengths)
+    text = longest - settings.sequences_per_pack - template.width  # where one sequence is all text
+    return max(1, round(mask_prob * text))
+
+
+class MlmBuilder(ObjectiveBuilder[MlmSettings]):
+    """Masked language modelling."""
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
+        super().check_tokenizer(tokenizer)
+        MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: MlmSettings) -> MaskedLM:
+        """Return the objective of a phase."""
+        return MaskedLM(
+            tokenizer=components.tokenizer,
+            num_static_masks=phase.num_static_masks,
+            mask_prob=phase.mask_prob,
+            mask_unit=phase.mask_unit,
+            count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
+        )
+
+
+class SentencePairBuilder(ObjectiveBuilder[SentencePairSettings]):
+    """Masked language modelling on pairs of segments with a label."""
+
+    label: ClassVar[Literal["nsp", "sop"]]
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
+        super().check_tokenizer(tokenizer)
+        MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
+
+    def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
+        """Return the special tokens around a pair."""
+        return SpecialTokenTemplate.of(tokenizer, pair=True)
+
+    def rows(
+        self,
+        components: Components,
+        documents: NDArray[np.int64],
+        length: int,
+        seed: int,
+        shape: FixedShape | None = None,
+        *,
+        validation: bool = False,
+    ) -> SegmentPairs:
+        """Return rows of pairs, other ones in each epoch."""
+        return SegmentPairs(
+            corpus=components.corpus,
+            documents=documents,
+            frame=self.template(components.tokenizer),
+            length=length,
+            size=self.row_size(length),
+            seed=seed,
+            swapped=self.label == "sop",
+            short_seq_prob=self.phases[0].short_seq_prob,
+            steady=shape,
+        )
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: SentencePairSettings) -> MaskedLMWithPairs:
+        """Return the objective of a phase."""
+        return MaskedLMWithPairs(
+            tokenizer=components.tokenizer,
+            num_static_masks=phase.num_static_masks,
+            name=self.label,
+            mask_prob=phase.mask_prob,
+            mask_unit=phase.mask_unit,
+            count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
+        )
+
+
+class NspBuilder(SentencePairBuilder):
+    """Next sentence prediction."""
+
+    label = "nsp"
+
+    def check_documents(self, train: int, validation: int) -> None:
+        """Refuse a single document: a segment that does not follow is from another one."""
+        if min(train, validation) < 2:
+            raise HeedfulError(
+                f"a second segment of another document needs two documents at least, but of {train + validation:,} "
+                f"there are {train:,} to learn from and {validation:,} held out: give more documents, or change "
+                "eval_fraction"
+            )
+
+
+class SopBuilder(SentencePairBuilder):
+    """Sentence order prediction."""
+
+    label = "sop"
+
+
+class PlmBuilder(ObjectiveBuilder[PlmSettings]):
+    """Permuted language modelling."""
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: PlmSettings) -> PermutationLM:
+        """Return the objective."""
+        return PermutationLM(tokenizer=components.tokenizer)
+
+
+class SpanCorruptionBuilder(ObjectiveBuilder[SpanCorruptionSettings]):
+    """Span corruption."""
+
+    def check_model(self, config: BundleConfig, name: str) -> None:
+        """Refuse a model that is not an encoder-decoder."""
+        if not (config.model.has_encoder and config.model.has_decoder):
+            raise HeedfulError(
+                f"{name} is not an encoder-decoder, as span corruption needs: take --objective clm, or another model"
+            )
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer without sentinel tokens."""
+        super().check_tokenizer(tokenizer)
+        self._corruption(tokenizer, self.phases[0], start=0)
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: SpanCorruptionSettings) -> SpanCorruption:
+        """Return the objective."""
+        start = loaded.config.model.start
+        if start is None:
+            raise HeedfulError("this model has no token with which its decoder starts: spans need one")
+        return self._corruption(components.tokenizer, phase, start)
+
+    def _corruption(self, tokenizer: Tokenizer, phase: SpanCorruptionSettings, start: int) -> SpanCorruption:
+        return SpanCorruption(
+            tokenizer=tokenizer,
+            mask_prob=phase.mask_prob,
+            mean_noise_span_length=phase.mean_noise_span_length,
+            start=start,
+        )
+
+
+class ClmBuilder(ObjectiveBuilder[ClmSettings]):
+    """Causal language modelling."""
+
+    def check_model(self, config: BundleConfig, name: str) -> None:
+        """Refuse a model with an encoder and a decoder."""
+        if config.model.has_encoder and config.model.has_decoder:
+            raise HeedfulError(
+                f"{name} has an encoder, and causal language modelling needs a decoder alone: take --objective "
+                "span_corruption, or another model"
+            )
+
+    def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
+        """Return the special tokens around a document: one at its beginning, and one at its end."""
+        template, end = super().template(tokenizer), tokenizer.special.separator
+        before, after = template.runs
+        if len(after[0]):
+            return template
+        if end is None:
+            raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
+        ended = special_run([(end, 0)])
+        return replace(template, runs=(before if len(before[0]) else ended, ended))
+
+    def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
+        """Return the special tokens of a sequence whose document continues: no end."""
+        return self.template(tokenizer).opening
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: ClmSettings) -> CausalLM:
+        """Return the objective."""
+        return CausalLM(tokenizer=components.tokenizer)
+
+
+class RtdBuilder(ObjectiveBuilder[RtdSettings]):
+    """Replaced token detection, with a generator that is trained beside the model."""
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer without a mask token."""
+        super().check_tokenizer(tokenizer)
+        MaskedLM(tokenizer=tokenizer)
+
+    def objective(self, components: Components, loaded: ModelBundle, phase: RtdSettings) -> ReplacedTokenDetection:
+        """Return the objective with its generator."""
+        return ReplacedTokenDetection(
+            tokenizer=components.tokenizer,
+            generator=self._generator(loaded, phase.generator_size),
+            mask_prob=phase.mask_prob,
+            disc_weight=phase.disc_weight,
+        )
+
+    def notes(self, components: Components) -> Iterable[str]:
+        """Yield where the generator of a model that is trained further comes from."""
+        if components.init_model is not None:
+            yield (
+                f"the generator in {folder} is trained further, too"
+                if (folder := self.generator_folder())
+                else f"{components.init_model.source} has no generator beside it: a new one is trained"
+            )
+
+    def generator_folder(self) -> Path | None:
+        """Return the folder of the generator of the model that training continues from; None if it has none."""
+        start = Path(self.settings.model.init_from)
+        folder = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
+        return folder if self.settings.model.init_from and folder.is_dir() else None
+
+    def _generator(self, loaded: ModelBundle, size: float) -> ModelBundle:
+        """Make a generator that shares the model's embeddings; an earlier generator has its other weights."""
+        generator = tied_generator(loaded, generator_size=size, seed=self.settings.train.seed)
+        if (folder := self.generator_folder()) is None:
+            return generator
+        shared = {id(parameter) for parameter in loaded.parameters()}
+        own = {name: tensor for name, tensor in generator.named_tensors().items() if id(tensor) not in shared}
+        earlier = load(folder, head="masked_lm").named_tensors()
+        if other := [
+            name for name, tensor in own.items() if name not in earlier or earlier[name].shape != tensor.shape
+        ]:
+            raise HeedfulError(
+                f"{folder} is of another shape than a generator with objective.generator_size = {size:g} ({other[0]} "
+                "differs): set it to the value of that run, or move the folder away to train a new one"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(earlier[name])
+        return generator
+
+
+class DistillationBuilder(ObjectiveBuilder[DistillationSettings]):
+    """Distillation of a trained encoder."""
+
+    def load_teacher(self) -> ModelBundle:
+        """Load the teacher.
+
+        Raises:
+            HeedfulError: If it has a decoder beside its encoder.
+        """
+        teacher = load(self.phases[0].teacher)
+        if teacher.config.model.has_encoder and teacher.config.model.has_decoder:
+            raise HeedfulError(
+                f"{teacher.source} has a decoder beside its encoder, and a teacher is an encoder alone: write its "
+                "encoder alone with heedful convert --head-kind encoder"
+            )
+        return teacher
+
+    def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun:
+        """Return the teacher with its caches in the run folder."""
+        return TeacherRun(
+            settings=self.phases[0],
+            train=self.settings.train,
+            loaded=teacher,
+            tokenizer=tokenizer,
+            folder=run.folder,
+            ranks=run.ranks,
+            on_message=run.reporter.message,
+            shortest=min(self.settings.lengths),
+            init_from=self.settings.model.init_from,
+        )
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
+        super().check_tokenizer(tokenizer)
+        MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
+
+    def rows(
+        self,
+        components: Components,
+        documents: NDArray[np.int64],
+        length: int,
+        seed: int,
+        shape: FixedShape | None = None,
+        *,
+        validation: bool = False,
+    ) -> WindowRows:
+        """Return rows of windows and pairs of sentences."""
+        assert components.teacher is not None
+        return components.teacher.rows(
+            components.corpus, documents, self.row_size(length), length, seed, shape, held_out=validation
+        )
+
+    def objectives(
+        self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> list[SelfSupervised]:
+        """Return the objective of each phase; they share the teacher and what is trained beside the model."""
+        assert components.teacher is not None
+        rows = [cast(WindowRows, rows) for rows in samples]
+        count = masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer))
+        return list(components.teacher.objectives(self.phases, rows, loaded.config.model.width, count))
+
+    def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
+        """Return the objective without cached vectors, which validation texts have not."""
+        assert isinstance(objective, EncoderDistillation)
+        return replace(objective, vectors=None)
