@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heedful.errors import ModelError
 from heedful.families import albert, bert, classic, distilbert, electra, gpt2, heedful, modernbert, roberta, t5, xlnet
 from heedful.families.family import Family
 
@@ -20,6 +21,26 @@ FAMILIES: dict[str, Family] = {
     "heedful": heedful.FAMILY,
     "heedful-classic": classic.FAMILY,
 }
+
+
+def register(model_type: str, family: Family) -> None:
+    """Add a family: its folders are then loaded, trained and saved as those of any other.
+
+    Args:
+        model_type: As config.json names it.
+
+    Raises:
+        ModelError: If another family has that model_type.
+    """
+    if model_type in FAMILIES:
+        raise ModelError(f'a family with the model_type "{model_type}" is registered already: choose another name')
+    FAMILIES[model_type] = family
+
+
+def unregister(model_type: str) -> None:
+    """Remove a family that was registered."""
+    del FAMILIES[model_type]
+
 
 DEFAULT_FAMILIES = {  # objective -> family of a fresh model, unless one is named
     "mlm": "bert",
