@@ -90,7 +90,7 @@ def main() -> None:
     plan, task = replace(PLANS[given.task], **said), load(given.task)
     task = replace(task, train=sample(task.train, given.limit), held=sample(task.held, given.limit_held))
     made, loaded = build(task, plan.longest, given.seed)
-    learned = made.read(task.train)
+    learned = made.encode_split(task.train)
     settings = TrainSettings(
         epochs=plan.epochs,
         batch_size=plan.batch,
@@ -117,8 +117,8 @@ def main() -> None:
             tensors, values = trainer.state()
             store.save(step.number, tensors, {"asked": asked, "trainer": values})
     start = time.perf_counter()
-    measured = measure_split(made, made.answering(loaded), task.held)
-    numbers = made.result(measured)
+    measured = measure_split(made, made.for_inference(loaded), task.held)
+    numbers = made.compute_metrics(measured)
     result = {
         "task": given.task,
         "seed": given.seed,

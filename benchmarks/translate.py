@@ -93,7 +93,7 @@ def perplexity(loaded: heedful.ModelBundle, folder: Path) -> dict[str, float]:
     source = read(folder, Seq2SeqExample)
     task, loaded = build_eval_task(loaded, source, "test")
     examples = list(source.examples("test"))
-    samples = task.read(examples).samples
+    samples = task.encode_split(examples).samples
     total = count = 0.0
     for start in range(0, len(samples), BATCH):
         part = samples[start : start + BATCH]

@@ -54,7 +54,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
     found = measure_words(words, chosen["held"])
     return {
         "about": given.about,
-        "accuracy": 100 * task.result(found)["accuracy"],
+        "accuracy": 100 * task.compute_metrics(found)["accuracy"],
         "interval": [100 * found.intervals()["accuracy"][end] for end in ("low", "high")],
         "learned from": rows["train"],
         "of": counts["train"],

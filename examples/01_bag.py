@@ -35,7 +35,7 @@ def main(steps: int = 150) -> dict[str, dict[str, float]]:
     }.items():
         model = classic_classifier(tokenizer, LABELS, 1, reader)
         task = classification_task(tokenizer, LABELS, model)
-        train_classifier(model, task, task.read(train).samples, steps=steps, seed=1, lr=4e-3)
+        train_classifier(model, task, task.encode_split(train).samples, steps=steps, seed=1, lr=4e-3)
         one, other = head_outputs(model, SAID)
         found[name] = accuracy_by_part(model, task, test, lambda example: parts[example.text])
         found[name]["apart"] = float((one - other).abs().max())

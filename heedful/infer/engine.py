@@ -288,9 +288,9 @@ class Engine:
         Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
         """
         answerer = pieces[0].answerer
-        assert answerer.writes is not None and all(piece.answerer is answerer for piece in pieces)
+        assert answerer.generate is not None and all(piece.answerer is answerer for piece in pieces)
         with torch.inference_mode():
-            return answerer.writes(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
+            return answerer.generate(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
 
     def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
@@ -306,7 +306,9 @@ class Engine:
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
-        return AnswerContext(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, seen=seen)
+        return AnswerContext(
+            tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, windows=seen
+        )
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
@@ -345,7 +347,7 @@ class Engine:
 
     def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
         for answerer in self._answerers:
-            if (items := answerer.items(given)) is not None:
+            if (items := answerer.tokenizer_inputs(given)) is not None:
                 return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
@@ -359,9 +361,9 @@ class Engine:
 
     def _pieces(self, answerer: AnswerHead, several: list[Encoding]) -> list[Chunk]:
         """The windows of an input; those in which nothing is to be scored are left out."""
-        if answerer.places is None:
+        if answerer.positions is None:
             return [Chunk(answerer, each, []) for each in several]
-        places = group_by_window(answerer.places(several, self.tokenizer), len(several))
+        places = group_by_window(answerer.positions(several, self.tokenizer), len(several))
         return [Chunk(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
@@ -401,10 +403,10 @@ class Engine:
 
     def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[Any]:
         batch, answerer = self._packed(pieces), pieces[0].answerer
-        if answerer.writes is not None:
-            return answerer.writes(self.loaded, self.tokenizer, batch, writing).run()
+        if answerer.generate is not None:
+            return answerer.generate(self.loaded, self.tokenizer, batch, writing).run()
         head = self._module(answerer)
-        if answerer.places is None:
+        if answerer.positions is None:
             wanted, read = pooled_row(head, batch)
             return list(_on_host(head(self._rows(batch, wanted), read)))
         places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
@@ -412,10 +414,10 @@ class Engine:
             self._rows(batch, torch.tensor(places, device=batch.tokens.device)),
             [len(piece.places) for piece in pieces],
         )
-        if answerer.brief is None or top_k is None:
+        if answerer.summarize is None or top_k is None:
             return list(_on_host(head(rows, batch)).split(counts))
         parts, setting = rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)), self._setting(top_k)
-        brief = iter([each for part in parts for each in answerer.brief(_on_host(head(part, batch)), setting)])
+        brief = iter([each for part in parts for each in answerer.summarize(_on_host(head(part, batch)), setting)])
         return [list(islice(brief, count)) for count in counts]
 
     def _packed(self, pieces: Sequence[Chunk]) -> Packed:

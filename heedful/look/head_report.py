@@ -327,7 +327,7 @@ def _pruning_curve(importance: HeadImportance) -> PruningCurve:
 def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Example]) -> HeadImportance | None:
     """Return the importance of the heads, or None if the model has no loss on such examples."""
     if isinstance(task, Task):
-        encoded = task.read(examples)
+        encoded = task.encode_split(examples)
         batches, counts = task_losses(loaded, task, encoded.samples)
         return head_importance(loaded, batches, counts, f"loss on {encoded.examples - encoded.left_out} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):

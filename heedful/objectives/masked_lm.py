@@ -102,7 +102,7 @@ class MaskedLM(SelfSupervised):
         chosen = loaded.hidden_states(batch.packed, output_rows=batch.rows) if rows is None else rows[batch.rows]
         return upcast(loaded.head(chosen, batch.packed))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy at each chosen row, of those scores."""
         return F.cross_entropy(scores, batch.targets, reduction="none")
 

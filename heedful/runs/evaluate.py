@@ -132,7 +132,7 @@ def evaluate(
     return Evaluated(
         split=chosen,
         metric=task.metric,
-        numbers=task.told(measured),
+        numbers=task.report(measured),
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.row_errors.bad),
@@ -225,7 +225,7 @@ def build_eval_task(
     kind, surveyed = task_class_of(loaded), cache(lambda: compute_stats(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
     task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
-    return task.on_split(loaded, surveyed, split)
+    return task.for_split(loaded, surveyed, split)
 
 
 def evaluate_glue(

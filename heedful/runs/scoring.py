@@ -36,7 +36,7 @@ def engine_for(task: Task | None, loaded: ModelBundle, precision: torch.dtype) -
     """Return the engine of a model, with matrix products in a precision (autocast)."""
     engine = Engine(
         loaded,
-        writing=None if task is None else task.writing,
+        writing=None if task is None else task.generation,
         cut=task.cut if task is not None else None,
     )
 
@@ -102,7 +102,7 @@ class PredictionFile:
     def write(self, task: Task, number: int, example: Any, answer: Answer, scored: ScoredAnswer) -> None:
         """Write the line of one example."""
         shown = {name: value for name, value in answer.items() if name not in HIDDEN}
-        line = {"id": number, "input": task.ask(example), **scored._asdict(), "answer": shown}
+        line = {"id": number, "input": task.engine_input(example), **scored._asdict(), "answer": shown}
         self._wrong.append(scored.correct is False)
         self._losses.append(scored.loss)
         self._offsets.append(self._file.tell())
@@ -140,7 +140,7 @@ def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Any]) ->
 
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """Merge the shares of all ranks into the evaluation by which checkpoints are ranked."""
-    result = task.result(merge_all(shares))
+    result = task.compute_metrics(merge_all(shares))
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
     ties = (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != task.metric)
     return EvalResult(metric_value=float(result[task.metric]), tie_breaker=next(ties, 0.0), metrics=numbers)

@@ -73,7 +73,7 @@ def _run_toy(config: StudyConfig) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, LABELS, seed)
             task = classification_task(tokenizer, LABELS, loaded)
-            train_classifier(loaded, task, task.read(train).samples, steps=steps, seed=seed)
+            train_classifier(loaded, task, task.encode_split(train).samples, steps=steps, seed=seed)
             accuracies = accuracy_by_part(loaded, task, test, partial(_toy_part, parts))
             recorder.record(arm, seed, {name: accuracies[name] for name in PARTS})
     measures = tuple(recorder.measure(name, chance=0.5, tests=sizes.test // len(PARTS)) for name in PARTS)
@@ -112,7 +112,7 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, labels, seed, max_length)
             task = classification_task(tokenizer, labels, loaded)
-            samples = task.read(train).samples
+            samples = task.encode_split(train).samples
             train_classifier(loaded, task, samples, steps=steps, seed=seed, lr=1e-3, batch_size=64)
             recorder.record(arm, seed, accuracy_by_part(loaded, task, test, negation_part))
     turned = sum(negation_part(example) == "turned" for example in test)

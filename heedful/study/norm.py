@@ -64,7 +64,7 @@ def run(config: StudyConfig) -> StudyResult:
                 losses[name] = train_classifier(
                     loaded,
                     task,
-                    task.read(train).samples,
+                    task.encode_split(train).samples,
                     steps=steps,
                     seed=seed,
                     lr=lr,

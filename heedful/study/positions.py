@@ -107,7 +107,7 @@ def run(config: StudyConfig) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = classification_task(tokenizer, NAMES, loaded)
-            train_classifier(loaded, task, task.read(train).samples, steps=steps, seed=seed)
+            train_classifier(loaded, task, task.encode_split(train).samples, steps=steps, seed=seed)
             numbers = {name: accuracy_by_part(loaded, task, test)["all"] for name, test in ((NEAR, short), (FAR, long))}
             recorder.record(arm, seed, numbers | {CHANGE: permutation_change(loaded)})
     changes = {arm: max(values) for arm, values in recorder.measure(CHANGE).values.items()}

@@ -184,5 +184,5 @@ def frozen_accuracy(
 def _train_head(bare: ModelBundle, data: PretrainingData, seed: int, steps: int, lr: float) -> dict[str, float]:
     loaded = with_head(bare, "sequence_classification", labels=data.labels, seed=seed)
     task = classification_task(data.tokenizer, data.labels, loaded)
-    train_classifier(loaded, task, task.read(data.train).samples, steps=steps, seed=seed, lr=lr)
+    train_classifier(loaded, task, task.encode_split(data.train).samples, steps=steps, seed=seed, lr=lr)
     return {name: accuracy_by_part(loaded, task, examples)["all"] for name, examples in data.tests.items()}

@@ -131,7 +131,7 @@ def run(config: StudyConfig) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = classification_task(tokenizer, COLOURS, loaded)
-            samples, start = task.read(train).samples, time.monotonic()
+            samples, start = task.encode_split(train).samples, time.monotonic()
             losses = train_classifier(loaded, task, samples, steps=steps, seed=seed, batch_size=batch_size, lr=lr)
             milliseconds = 1e3 * (time.monotonic() - start) / steps
             accuracy = accuracy_by_part(loaded, task, test)["all"]

@@ -97,8 +97,8 @@ def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[S
     def record(number: int, example: Seq2SeqExample, answer: Answer, scored: ScoredAnswer) -> None:
         correct.append(answer["text"] == example.rewritten)
 
-    engine = Engine(loaded, writing=task.writing)
-    metrics = task.result(evaluate_task(task, engine, examples, judged=record))
+    engine = Engine(loaded, writing=task.generation)
+    metrics = task.compute_metrics(evaluate_task(task, engine, examples, judged=record))
     return {"right": sum(correct) / len(correct)} | ({"BLEU": metrics["bleu"]} if "bleu" in metrics else {})
 
 
@@ -115,7 +115,7 @@ def train_translator(
         seed=seed,
     )
     losses, curve = [], []
-    for step in Trainer(loaded, task, task.read(data["train"]).samples, settings):
+    for step in Trainer(loaded, task, task.encode_split(data["train"]).samples, settings):
         losses.append(step.loss)
         if len(losses) % budget.eval_every == 0:
             curve.append(translation_quality(loaded, task, data["dev"])["right"])

@@ -27,7 +27,7 @@ class Window(NamedTuple):
     """Tokens that the model saw at once, and what the head said of them."""
 
     encoded: Encoding
-    places: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
+    positions: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
     scores: Any  # a tensor [places, ...], or of the whole window [...]; or what was written for it
 
 
@@ -39,7 +39,7 @@ class AnswerContext:
     head: Head
     top_k: int  # candidates that are listed
     thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated or set, by name
-    seen: Sequence[Encoding] = ()  # all windows of the input, those in which nothing was scored among them
+    windows: Sequence[Encoding] = ()  # all windows of the input, those in which nothing was scored among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +47,17 @@ class AnswerHead:
     """How a head's scores answer an input."""
 
     expects: str  # the form of an input, in words
-    items: Callable[[Any], list[TokenizerInput] | None]  # what the tokenizer reads; None: the input has another form
+    tokenizer_inputs: Callable[
+        [Any], list[TokenizerInput] | None
+    ]  # what the tokenizer reads; None: the input has another form
     answer: Callable[[Any, list[Window], AnswerContext], Answer]
-    places: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
+    positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
         None  # the tokens to score; None: whole windows
     )
     long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # what to do with more tokens than the model reads
     windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = None  # of items that go together
-    writes: StartGeneration | None = None  # texts; None: the head's scores answer
-    brief: Callable[[Any, AnswerContext], list[Any]] | None = (
+    generate: StartGeneration | None = None  # texts; None: the head's scores answer
+    summarize: Callable[[Any, AnswerContext], list[Any]] | None = (
         None  # what is kept of the scores of places; None: all of them
     )
     prediction: Callable[[Answer], Prediction]  # the typed form of an answer

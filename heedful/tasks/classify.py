@@ -18,7 +18,15 @@ from heedful.data import Example, LabelledExample, MultiLabelExample
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples, sample_weights
-from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair, read_text, unique_label_names
+from heedful.tasks.answering import (
+    Answer,
+    AnswerContext,
+    AnswerHead,
+    Window,
+    read_pair,
+    read_text,
+    unique_label_names,
+)
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
@@ -46,12 +54,12 @@ THRESHOLD = 0.5  # from this probability on a label is given, where any number o
 FEW = 20  # classes up to which macro F1 has an interval, or a third of their square of labels, as its sums are as many
 
 
-def items(given: Any) -> list[TokenizerInput] | None:
+def classify_inputs(given: Any) -> list[TokenizerInput] | None:
     """A text or a pair."""
     return read_text(given) or read_pair(given)
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def classify_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """One label with its probability, the labels over the threshold, or numbers; the mean over the windows.
 
     Probabilities are averaged, not scores: softmax(s) where one label is given, sigmoid(s) where several may be.
@@ -75,7 +83,7 @@ def _named(names: list[str], values: Tensor) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def prediction(answer: Answer) -> Prediction:
+def _prediction(answer: Answer) -> Prediction:
     """Return the typed form of an answer."""
     cut = answer.get("cut", 0)
     match answer:
@@ -101,9 +109,9 @@ def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
 
 CLASSIFY_HEAD = AnswerHead(
     expects='texts or pairs of texts, like ["a text", ("first text", "second text")]',
-    items=items,
-    answer=answer,
-    prediction=prediction,
+    tokenizer_inputs=classify_inputs,
+    answer=classify_answer,
+    prediction=_prediction,
     columns=_columns,
 )
 
@@ -116,11 +124,11 @@ class TextTask(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [example.text if example.text_pair is None else (example.text, example.text_pair)]
 
-    def ask(self, example: Any) -> Any:
-        return self.items(example)[0]
+    def engine_input(self, example: Any) -> Any:
+        return self.tokenizer_inputs(example)[0]
 
     @abstractmethod
     def target(self, example: Any) -> Any:
@@ -130,7 +138,7 @@ class TextTask(Task):
         """Of the example in the loss."""
         return 1.0
 
-    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
         target, weight = self.target(example), self.weight(example) / len(windows)
         return [Sample.of([each.ids], [each.types], target=target, weight=weight) for each in windows]
@@ -139,7 +147,7 @@ class TextTask(Task):
         targets = torch.from_numpy(np.array([sample.target for sample in samples]))
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return self.losses(scores, batch.targets)
 
     @abstractmethod
@@ -162,7 +170,7 @@ class Classify(TextTask):
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
             labels, found = setup.labels, setup.survey.labels
             weights = tuple(found.total() / (len(labels) * max(1, found[label])) for label in labels)
-        return cls.attached(setup, labels=setup.labels, weights=weights)
+        return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: LabelledExample) -> int:
         return self.labels.index(example.label)
@@ -173,22 +181,22 @@ class Classify(TextTask):
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return F.cross_entropy(scores, targets, reduction="none")
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         count = len(self.labels)
-        spreads = {"accuracy": bootstrap_stat(2, mean_of)}
+        bootstraps = {"accuracy": bootstrap_stat(2, mean_of)}
         if count <= FEW:
-            spreads["macro_f1"] = bootstrap_stat(count**2, confusion_of(count, macro_f1))
+            bootstraps["macro_f1"] = bootstrap_stat(count**2, confusion_of(count, macro_f1))
         metrics = {
             "matrix": ConfusionMatrix(labels=self.labels, positive=self.labels[1] if count == 2 else None),
             "loss": TokenLoss(),
             "calibration": Calibration(),
         }
-        return EvalMetrics(metrics=metrics, spreads=spreads)
+        return EvalMetrics(metrics=metrics, bootstraps=bootstraps)
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[LabelledExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[LabelledExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold, right = (
             [each.prediction for each in judged],
             [each.label for each in judged],
@@ -196,29 +204,29 @@ class Classify(TextTask):
         )
         losses, shares = [each.loss for each in judged], [min(answer["probability"], 1.0) for answer in answers]
         rows: dict[str, Any] = {"accuracy": [(each, 1) for each in right]}
-        if "macro_f1" in measure.spreads:
+        if "macro_f1" in metrics.bootstraps:
             numbers = {label: number for number, label in enumerate(self.labels)}
             pair = [[numbers[label] for label in labels] for labels in (said, gold)]
             rows["macro_f1"] = confusion_statistics(pair[0], pair[1], len(self.labels))
         return EvalMetrics(
             metrics={
-                "matrix": measure.metrics["matrix"].updated(said, gold),
-                "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
-                "calibration": measure.metrics["calibration"].updated(shares, right),
+                "matrix": metrics.metrics["matrix"].update(said, gold),
+                "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
+                "calibration": metrics.metrics["calibration"].update(shares, right),
             },
-            spreads={name: each.updated(ids, rows[name]) for name, each in measure.spreads.items()},
+            bootstraps={name: each.update(ids, rows[name]) for name, each in metrics.bootstraps.items()},
         )
 
-    def result(self, measure: EvalMetrics) -> Result:
-        matrix = measure.metrics["matrix"]
-        found: Result = matrix.result()
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        matrix = metrics.metrics["matrix"]
+        found: Result = matrix.compute()
         if matrix.positive is not None:
             found["notes"] = [f'precision, recall and f1 are those of "{matrix.positive}"', *found["notes"]]
-        calibration = measure.metrics["calibration"].result()
-        loss = measure.metrics["loss"].result()["loss"]
+        calibration = metrics.metrics["calibration"].compute()
+        loss = metrics.metrics["loss"].compute()["loss"]
         return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
 
-    def judge(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.label])
         return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
@@ -240,7 +248,7 @@ class ClassifyMultiLabel(TextTask):
         if settings.class_weight == "balanced":  # negatives / positives of each label
             count, found = next(iter(setup.survey.counts.values())), setup.survey.labels
             weights = tuple(max(1, count - found[label]) / max(1, found[label]) for label in labels)
-        task, made = cls.attached(setup, labels=labels, weights=weights)
+        task, made = cls.with_new_head(setup, labels=labels, weights=weights)
         if settings.thresholds not in (THRESHOLD, "tuned"):
             made.thresholds = dict.fromkeys(labels, float(settings.thresholds))
         return task, made
@@ -265,18 +273,18 @@ class ClassifyMultiLabel(TextTask):
         each = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
         return each.mean(1)
 
-    def measure(self) -> EvalMetrics:
-        spreads = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}
+    def new_metrics(self) -> EvalMetrics:
+        bootstraps = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}
         if 3 * len(self.labels) <= FEW**2:
-            spreads["macro_f1"] = bootstrap_stat(3 * len(self.labels), macro_f1_of)
+            bootstraps["macro_f1"] = bootstrap_stat(3 * len(self.labels), macro_f1_of)
         return EvalMetrics(
-            metrics={"labels": MultiLabelScores(labels=self.labels), "loss": TokenLoss()}, spreads=spreads
+            metrics={"labels": MultiLabelScores(labels=self.labels), "loss": TokenLoss()}, bootstraps=bootstraps
         )
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[MultiLabelExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[MultiLabelExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         losses = [each.loss for each in judged]
         said, gold = self._rows([each.prediction for each in judged]), self._rows([each.label for each in judged])
         counts = np.stack([gold & said, gold, said], 2)
@@ -287,21 +295,21 @@ class ClassifyMultiLabel(TextTask):
         }
         return EvalMetrics(
             metrics={
-                "labels": measure.metrics["labels"].updated(said, gold),
-                "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
+                "labels": metrics.metrics["labels"].update(said, gold),
+                "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
             },
-            spreads={name: each.updated(ids, rows[name]) for name, each in measure.spreads.items()},
+            bootstraps={name: each.update(ids, rows[name]) for name, each in metrics.bootstraps.items()},
         )
 
     def _rows(self, sets: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
         """1 for the labels that each example has."""
         return np.array([[label in each for label in self.labels] for each in sets], dtype=np.int64)
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["labels"].result()
-        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        found: Result = metrics.metrics["labels"].compute()
+        return found | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
-    def judge(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
         gold = [label for label in self.labels if label in example.labels]
         shares = answer["probabilities"]
         loss = sum(log_loss(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)

@@ -27,13 +27,13 @@ from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, Task
 from heedful.tokenizer import Encoding, TokenizerInput
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def vector_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"vector", "tokens", "cut"}: how many tokens were read, and how many at the end were cut off."""
     (window,) = windows
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
 
 
-def both(given: Any) -> list[TokenizerInput] | None:
+def pair_inputs(given: Any) -> list[TokenizerInput] | None:
     """Two texts, each read by itself."""
     match given:
         case (str() as first, str() as second):
@@ -41,7 +41,7 @@ def both(given: Any) -> list[TokenizerInput] | None:
     return None
 
 
-def compare(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def similarity_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"similarity", "vectors", "cut"}: the cosine of the two texts' vectors."""
     a, b = (window.scores.double() for window in windows)
     return {
@@ -57,8 +57,8 @@ def _vector(loaded: ModelBundle) -> list[type]:
 
 EMBED_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
-    items=read_text,
-    answer=answer,
+    tokenizer_inputs=read_text,
+    answer=vector_answer,
     long_inputs="truncate",
     prediction=lambda answer: Embedding(
         vector=np.asarray(answer["vector"], np.float32), tokens=answer["tokens"], truncated_tokens=answer.get("cut", 0)
@@ -68,8 +68,8 @@ EMBED_HEAD = AnswerHead(
 )
 SIMILARITY_HEAD = AnswerHead(
     expects='pairs to compare, like [("a text", "another")]',
-    items=both,
-    answer=compare,
+    tokenizer_inputs=pair_inputs,
+    answer=similarity_answer,
     long_inputs="truncate",
     prediction=lambda answer: Similarity(
         similarity=answer["similarity"],
@@ -118,7 +118,9 @@ class Embed(Task):
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
         how = comparison(setup.survey, settings.group_size)
-        task, made = cls.attached(setup, long_inputs="truncate", scale=settings.scale, **how)  # a text has one vector
+        task, made = cls.with_new_head(
+            setup, long_inputs="truncate", scale=settings.scale, **how
+        )  # a text has one vector
         made.label_scaling = {name: how[name] for name in ("low", "high") if name in how}
         return task, made
 
@@ -130,13 +132,13 @@ class Embed(Task):
         how = comparison(survey()) | {"long_inputs": "truncate"}
         return how | (loaded.label_scaling if how["scored"] else {})
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [example.anchor, example.positive]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return (example.anchor, example.positive)
 
-    def learn(self, example: PairExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: PairExample, seen: list[list[Encoding]]) -> list[Sample]:
         first, second = (windows[0] for windows in seen)
         return [Sample.of([first.ids, second.ids], [first.types, second.types], target=self.target(example))]
 
@@ -149,7 +151,7 @@ class Embed(Task):
         targets = torch.tensor(values, dtype=torch.float64)
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         vectors = F.normalize(upcast(scores), dim=-1)
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
@@ -165,31 +167,31 @@ class Embed(Task):
             likeness = self.scale * x @ y.T
         return F.cross_entropy(likeness.masked_fill(twins, -torch.inf), own, reduction="none")
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         return correlation_metrics() if self.scored else EvalMetrics(metrics={"pairs": Retrieval()})
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[PairExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[PairExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         if self.scored:
             said = [answer["similarity"] for answer in answers]
-            return update_correlation(measure, said, [self.target(example) for example in examples], ids)
+            return update_correlation(metrics, said, [self.target(example) for example in examples], ids)
         vectors = np.array([answer["vectors"] for answer in answers])
-        pairs = measure.metrics["pairs"].updated(ids, vectors, [example.positive for example in examples])
+        pairs = metrics.metrics["pairs"].update(ids, vectors, [example.positive for example in examples])
         return EvalMetrics(metrics={"pairs": pairs})
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["numbers" if self.scored else "pairs"].result()
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        found: Result = metrics.metrics["numbers" if self.scored else "pairs"].compute()
         return found
 
-    def judge(self, example: PairExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: PairExample, answer: Answer) -> ScoredAnswer:
         said = answer["similarity"]
         if not self.scored:
             return ScoredAnswer(None, said, None, 1 - said)
         return ScoredAnswer(example.score, said, None, abs(said - self.target(example)))
 
-    def ranks(self, measure: EvalMetrics) -> Sequence[int]:
-        return () if self.scored else measure.metrics["pairs"].ranks()[1].tolist()
+    def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
+        return () if self.scored else metrics.metrics["pairs"].ranks()[1].tolist()
 
 
 def comparison(survey: DatasetStats, group_size: int = 2) -> dict[str, Any]:

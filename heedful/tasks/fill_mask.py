@@ -21,18 +21,18 @@ from heedful.tasks.predictions import FillMask, Mask, TokenCandidate
 from heedful.tokenizer import Encoding, Tokenizer
 
 
-def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
+def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Each mask, in the window where it sees most around it."""
     mask = tokenizer.special.mask
     return [(number, place) for number, place in best_context_positions(windows) if windows[number].ids[place] == mask]
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def mask_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely token first."""
     masks = [
         {"start": start, "end": stop, "tokens": tokens}
         for window in windows
-        for place, tokens in zip(window.places, window.scores, strict=True)
+        for place, tokens in zip(window.positions, window.scores, strict=True)
         for start, stop in [window.encoded.offsets[place]]
     ]
     found: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
@@ -60,7 +60,7 @@ def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answ
         listed *= 2
 
 
-def brief(scores: Tensor, setting: AnswerContext) -> list[list[Answer]]:
+def top_tokens(scores: Tensor, setting: AnswerContext) -> list[list[Answer]]:
     """The likeliest tokens of each place: scores of many places would be a vocabulary each."""
     return [likely_tokens(each, setting.tokenizer, setting.top_k) for each in scores]
 
@@ -83,10 +83,10 @@ def _prediction(answer: Answer) -> FillMask:
 MASK = {"start": int, "end": int, "tokens": [{"token": str, "text": str, "probability": float}]}
 FILL_MASK_HEAD = AnswerHead(
     expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
-    items=read_text,
-    places=places,
-    answer=answer,
-    brief=brief,
+    tokenizer_inputs=read_text,
+    positions=mask_positions,
+    answer=mask_answer,
+    summarize=top_tokens,
     prediction=_prediction,
     columns=lambda loaded, writing: {"masks": [MASK], "windows": int, "note": str},
 )

@@ -22,7 +22,7 @@ from heedful.tokenizer import Encoding, TokenizerInput
 from heedful.tokenizer.encoding import window_at, window_starts
 
 
-def items(given: Any) -> list[TokenizerInput] | None:
+def choice_inputs(given: Any) -> list[TokenizerInput] | None:
     """{"prompt": ..., "choices": [...]}."""
     prompt, choices = dict_values(given, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
@@ -60,7 +60,7 @@ def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[En
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def choice_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"choice", "number", "probability", "probabilities"}: softmax over the scores of this prompt's candidates.
 
     Where the prompt was seen in windows, the mean of their probabilities.
@@ -89,8 +89,8 @@ def _prediction(answer: Answer) -> MultipleChoice:
 
 MULTIPLE_CHOICE_HEAD = AnswerHead(
     expects='prompts with their candidates, like [{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}]',
-    items=items,
-    answer=answer,
+    tokenizer_inputs=choice_inputs,
+    answer=choice_answer,
     windows=prompt_windows,
     prediction=_prediction,
     columns=lambda loaded, writing: {
@@ -112,16 +112,16 @@ class MultipleChoiceTask(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
     metric: str = "accuracy"
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [(example.prompt, candidate) for candidate in example.candidates]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
         return [[each] for each in seen] if self.long_inputs == "truncate" else prompt_windows(seen, self.limit)
 
-    def learn(self, example: ChoiceExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: ChoiceExample, seen: list[list[Encoding]]) -> list[Sample]:
         return [
             Sample.of(
                 [each.ids for each in mine],
@@ -138,32 +138,32 @@ class MultipleChoiceTask(Task):
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples), groups=groups)
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
         return totals - scores[batch.targets]
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         return EvalMetrics(
-            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": bootstrap_stat(2, mean_of)}
+            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, bootstraps={"accuracy": bootstrap_stat(2, mean_of)}
         )
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[ChoiceExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[ChoiceExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold = [each.prediction for each in judged], [each.label for each in judged]
         return EvalMetrics(
             metrics={
-                "accuracy": measure.metrics["accuracy"].updated(said, gold),
-                "loss": measure.metrics["loss"].updated([each.loss for each in judged], [1] * len(judged)),
+                "accuracy": metrics.metrics["accuracy"].update(said, gold),
+                "loss": metrics.metrics["loss"].update([each.loss for each in judged], [1] * len(judged)),
             },
-            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(each.correct, 1) for each in judged])},
+            bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, [(each.correct, 1) for each in judged])},
         )
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["accuracy"].result()
-        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        found: Result = metrics.metrics["accuracy"].compute()
+        return found | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
-    def judge(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.answer])
         return ScoredAnswer(example.answer, answer["number"], answer["number"] == example.answer, loss)

@@ -8,7 +8,7 @@ from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, r
 from heedful.tasks.predictions import NextSentence
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def next_sentence_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"follows": probability}; of the two scores 0 means that it follows (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
     return {"follows": float(window.scores.softmax(-1)[0])}
@@ -16,8 +16,8 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
 
 NEXT_SENTENCE_HEAD = AnswerHead(
     expects='pairs of texts, like [("first text", "second text")]',
-    items=read_pair,
-    answer=answer,
+    tokenizer_inputs=read_pair,
+    answer=next_sentence_answer,
     long_inputs="refuse",
     prediction=lambda answer: NextSentence(probability=answer["follows"], truncated_tokens=answer.get("cut", 0)),
     columns=lambda loaded, writing: {"follows": float},

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
 
 
-def items(given: Any) -> list[TokenizerInput] | None:
+def question_inputs(given: Any) -> list[TokenizerInput] | None:
     """{"question": ..., "context": ...}."""
     return read_pair(dict_values(given, "question", "context"))
 
 
-def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
+def all_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """All tokens."""
     return [(number, place) for number, window in enumerate(windows) for place in range(len(window))]
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def span_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"answer", "start", "end", "score", "no_answer_score"}: characters of the context, and sums of two scores.
 
     A span starts at a token of the context in the window where that token sees most around it (beside each window of a
@@ -118,9 +118,9 @@ def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
 
 QA_HEAD = AnswerHead(
     expects='questions with their contexts, like [{"question": "Who?", "context": "Ada wrote it."}]',
-    items=items,
-    places=places,
-    answer=answer,
+    tokenizer_inputs=question_inputs,
+    positions=all_positions,
+    answer=span_answer,
     prediction=_prediction,
     columns=_columns,
 )
@@ -149,7 +149,7 @@ class QuestionAnswering(Task):
         settings, impossible = setup.settings, setup.survey.impossible
         assert isinstance(settings, QASettings)
         most, threshold = settings.max_answer_tokens, settings.no_answer_threshold
-        task, made = cls.attached(setup, impossible=impossible, max_answer_tokens=most)
+        task, made = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=most)
         made.thresholds = {ANSWER_LIMIT: float(most)} if most != cls.max_answer_tokens else {}
         if impossible:
             made.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
@@ -162,7 +162,9 @@ class QuestionAnswering(Task):
         """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
-    def on_split(self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, ModelBundle]:
+    def for_split(
+        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+    ) -> tuple[Task, ModelBundle]:
         """Allow "no answer" where some questions of the split have none."""
         if self.impossible or split not in survey().unanswered:
             return self, loaded
@@ -175,15 +177,15 @@ class QuestionAnswering(Task):
         return replace(self, impossible=True)
 
     def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
-        return {NO_ANSWER: self.result(evaluate_task(self, ask, examples))["best_f1_threshold"]}
+        return {NO_ANSWER: self.compute_metrics(evaluate_task(self, ask, examples))["best_f1_threshold"]}
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [(example.question, example.context)]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return {"question": example.question, "context": example.context}
 
-    def learn(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
         places: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
@@ -211,38 +213,38 @@ class QuestionAnswering(Task):
         targets = torch.tensor([sample.target for sample in samples])
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         each = [
             F.cross_entropy(mine.T, target, reduction="none").mean()
             for mine, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
         ]
         return torch.stack(each)
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
         if self.impossible:
             metrics["threshold"] = SquadThreshold()
         return EvalMetrics(
-            metrics=metrics, spreads={"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
+            metrics=metrics, bootstraps={"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
         )
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[QuestionExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[QuestionExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
         said = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
-        metrics = {"squad": measure.metrics["squad"].updated(said, golds)}
+        updated = {"squad": metrics.metrics["squad"].update(said, golds)}
         if self.impossible:
             best = {
                 str(number): answer.get("best", answer["answer"]) for number, answer in zip(ids, answers, strict=True)
             }
             nothing = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
-            metrics["threshold"] = measure.metrics["threshold"].updated(best, golds, nothing)
+            updated["threshold"] = metrics.metrics["threshold"].update(best, golds, nothing)
         pairs = [answer_scores(said[name], golds[name], self._version) for name in golds]
         return EvalMetrics(
-            metrics=metrics,
-            spreads={
-                name: measure.spreads[name].updated(ids, [(pair[index], 1.0) for pair in pairs])
+            metrics=updated,
+            bootstraps={
+                name: metrics.bootstraps[name].update(ids, [(pair[index], 1.0) for pair in pairs])
                 for index, name in enumerate(("exact", "f1"))
             },
         )
@@ -251,11 +253,11 @@ class QuestionAnswering(Task):
     def _version(self) -> Literal["1.1", "2.0"]:
         return "2.0" if self.impossible else "1.1"
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["squad"].result()
-        return found | (measure.metrics["threshold"].result() if self.impossible else {})
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        found: Result = metrics.metrics["squad"].compute()
+        return found | (metrics.metrics["threshold"].compute() if self.impossible else {})
 
-    def judge(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
         return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)

@@ -44,42 +44,42 @@ class Regress(TextTask):
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
-        task, made = cls.attached(setup, labels=setup.labels or (NUMBER,))
+        task, made = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
         known, now = setup.loaded.named_tensors(), made.named_tensors()
         mean, deviation = setup.survey.mean, setup.survey.deviation
         if "head.out.bias" not in now:
             mean, deviation = 0.0, hypot(mean, deviation)
         task = replace(task, mean=mean, deviation=deviation)
         if "head.out.weight" in known and torch.equal(known["head.out.weight"], now["head.out.weight"]):
-            made = task.learning(made)  # it gave scores before
+            made = task.for_training(made)  # it gave scores before
         made.label_scaling = {"mean": mean, "std": deviation}
         return task, made
 
     def target(self, example: ScoredExample) -> float:
         return (example.score - self.mean) / self.deviation
 
-    def learning(self, loaded: ModelBundle) -> ModelBundle:
+    def for_training(self, loaded: ModelBundle) -> ModelBundle:
         return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
 
-    def answering(self, loaded: ModelBundle) -> ModelBundle:
+    def for_inference(self, loaded: ModelBundle) -> ModelBundle:
         return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return (scores[:, 0] - targets.to(scores)).square()
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         return correlation_metrics()
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[ScoredExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[ScoredExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        return update_correlation(measure, list(map(_number, answers)), [example.score for example in examples], ids)
+        return update_correlation(metrics, list(map(_number, answers)), [example.score for example in examples], ids)
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["numbers"].result()
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        found: Result = metrics.metrics["numbers"].compute()
         return found
 
-    def judge(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
         said = _number(answer)
         return ScoredAnswer(example.score, said, None, abs(said - example.score))
 
@@ -92,16 +92,16 @@ def _number(answer: Answer) -> float:
 
 def correlation_metrics() -> EvalMetrics:
     """Numbers beside what is right, with an interval of Pearson's r; nothing was seen yet."""
-    return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, spreads={"pearson": PearsonBootstrap()})
+    return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, bootstraps={"pearson": PearsonBootstrap()})
 
 
 def update_correlation(
-    measure: EvalMetrics, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]
+    metrics: EvalMetrics, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]
 ) -> EvalMetrics:
     """With more numbers."""
     return EvalMetrics(
-        metrics={"numbers": measure.metrics["numbers"].updated(said, gold)},
-        spreads={"pearson": measure.spreads["pearson"].updated(ids, np.stack([said, gold], 1))},
+        metrics={"numbers": metrics.metrics["numbers"].update(said, gold)},
+        bootstraps={"pearson": metrics.bootstraps["pearson"].update(ids, np.stack([said, gold], 1))},
     )
 
 
@@ -114,14 +114,14 @@ class PearsonBootstrap:
 
     kept: RowStore = field(default_factory=RowStore)
 
-    def updated(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
+    def update(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
         """With more examples: the number of each in the data set, and its two numbers."""
         rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
         return replace(self, kept=self.kept.added(rows))
 
-    def merged(self, other: PearsonBootstrap) -> PearsonBootstrap:
+    def merge_state(self, other: PearsonBootstrap) -> PearsonBootstrap:
         """Both as one."""
-        return replace(self, kept=self.kept.merged(other.kept))
+        return replace(self, kept=self.kept.merge_state(other.kept))
 
     def interval(self) -> Result:
         """Where the middle of the replicates lies."""
@@ -136,7 +136,7 @@ class PearsonBootstrap:
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         x, y = standardize(rows[:, 1]), standardize(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
-        return Bootstrap(seed=SEED, statistics=6).updated(rows[:, 0].astype(np.int64), moments)
+        return Bootstrap(seed=SEED, statistics=6).update(rows[:, 0].astype(np.int64), moments)
 
 
 def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:

@@ -32,7 +32,7 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def generated_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"text", "log_probability", "tokens", "complete"}, and "others" where several beams were asked for."""
     (window,) = windows
     first, *others = (_said(written, setting.tokenizer) for written in window.scores)
@@ -61,10 +61,10 @@ def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
 TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
 SEQ2SEQ_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
-    items=read_text,
-    answer=answer,
+    tokenizer_inputs=read_text,
+    answer=generated_answer,
     long_inputs="refuse",
-    writes=start_generation,
+    generate=start_generation,
     prediction=_prediction,
     columns=_columns,
 )
@@ -102,7 +102,7 @@ class Seq2Seq(Task):
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
         fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
-        task, made = cls.attached(setup, mark=mark, text_suffix=suffix, **fields)
+        task, made = cls.with_new_head(setup, mark=mark, text_suffix=suffix, **fields)
         made.text_suffix = suffix
         return replace(task, limit_written=made.max_target_length), made
 
@@ -119,17 +119,17 @@ class Seq2Seq(Task):
         )
 
     @property
-    def writing(self) -> GenerationConfig:
+    def generation(self) -> GenerationConfig:
         """How an evaluation writes."""
         return GenerationConfig(
             how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(),
             max_new_tokens=self.max_new_tokens,
         )
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [example.text + self.text_suffix, example.rewritten]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return example.text
 
     def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
@@ -154,7 +154,7 @@ class Seq2Seq(Task):
         if self.limit is None or self.cut is not None:
             return
         for chunk in batched(examples, CHUNK):
-            texts = self.tokenizer.encode_batch([self.items(example)[0] for example in chunk])
+            texts = self.tokenizer.encode_batch([self.tokenizer_inputs(example)[0] for example in chunk])
             if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
                 raise HeedfulError(
                     f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
@@ -177,7 +177,7 @@ class Seq2Seq(Task):
         sides = (encode_truncated(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
         return [each for both in zip(*sides, strict=True) for each in both]
 
-    def learn(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[Sample]:
         (text,), (rewritten,) = seen
         said = self._said(rewritten)
         if self.mark.start is not None:
@@ -216,45 +216,45 @@ class Seq2Seq(Task):
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
+        return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch.weights)
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
 
-    def measure(self) -> EvalMetrics:
-        spreads = {"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
+    def new_metrics(self) -> EvalMetrics:
+        bootstraps = {"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
         if not has_bleu():
-            return EvalMetrics(metrics={"texts": TextScore()}, spreads=spreads)
+            return EvalMetrics(metrics={"texts": TextScore()}, bootstraps=bootstraps)
         bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lowercases))
         metrics = {"texts": TextScore(), "bleu": bleu}
-        return EvalMetrics(metrics=metrics, spreads=spreads | {"bleu": bootstrap_stat(STATISTICS, bleu_of)})
+        return EvalMetrics(metrics=metrics, bootstraps=bootstraps | {"bleu": bootstrap_stat(STATISTICS, bleu_of)})
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[Seq2SeqExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[Seq2SeqExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
         each = [text_scores(*pair) for pair in pairs]
         unfinished = sum(not answer.get("complete", True) for answer in answers)
-        metrics = {"texts": measure.metrics["texts"].added(each, unfinished)}
-        spreads = {
-            name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
+        updated = {"texts": metrics.metrics["texts"].added(each, unfinished)}
+        bootstraps = {
+            name: metrics.bootstraps[name].update(ids, [(scores[place], 1) for scores in each])
             for place, name in enumerate(("exact", "f1"))
         }
-        if bleu := measure.metrics.get("bleu"):
+        if bleu := metrics.metrics.get("bleu"):
             rows = [bleu.statistics(*pair) for pair in pairs]
-            metrics["bleu"] = bleu.added(rows)
-            spreads["bleu"] = measure.spreads["bleu"].updated(ids, rows)
-        return EvalMetrics(metrics=metrics, spreads=spreads)
+            updated["bleu"] = bleu.added(rows)
+            bootstraps["bleu"] = metrics.bootstraps["bleu"].update(ids, rows)
+        return EvalMetrics(metrics=updated, bootstraps=bootstraps)
 
-    def result(self, measure: EvalMetrics) -> Result:
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
         """Exact match and F1 of words, by each letter and sign of the texts, and BLEU.
 
         BLEU is there where sacrebleu is installed, with its signature; in lower case where the tokenizer lower-cases.
         """
-        texts, notes = measure.metrics["texts"], []
-        shown: Result = texts.result()
-        if bleu := measure.metrics.get("bleu"):
-            found = bleu.result()
+        texts, notes = metrics.metrics["texts"], []
+        shown: Result = texts.compute()
+        if bleu := metrics.metrics.get("bleu"):
+            found = bleu.compute()
             shown |= {name: found[name] for name in ("bleu", "signature")}
             notes.append(f"BLEU is sacrebleu's, {found['signature']}")
             if bleu.blunt:
@@ -265,7 +265,7 @@ class Seq2Seq(Task):
             )
         return shown | {"notes": notes}
 
-    def judge(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 

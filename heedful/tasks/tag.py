@@ -48,14 +48,14 @@ OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L e
 MARKS = BEGIN + INSIDE
 
 
-def items(given: Any) -> list[TokenizerInput] | None:
+def tag_inputs(given: Any) -> list[TokenizerInput] | None:
     """A text, or a list of words."""
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
         return [PreTokenized(given)]
     return [given] if isinstance(given, str | PreTokenized) else None
 
 
-def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
+def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """The first piece of each word, in the window where it sees most around it."""
     first: dict[int | None, TokenPosition] = {}
     for number, place in best_context_positions(windows):
@@ -63,7 +63,7 @@ def places(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]
     return list(first.values())
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def tag_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}, start and end in characters.
 
     A word's first piece speaks for it. Given words count as joined by single spaces. A word of which no piece is left
@@ -71,11 +71,11 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """
     head = setting.head
     assert isinstance(head, TokenClasses)
-    text, spans = _text_and_spans(given, setting.seen or [window.encoded for window in windows])
+    text, spans = _text_and_spans(given, setting.windows or [window.encoded for window in windows])
     said: dict[int | None, tuple[str, float]] = {}
     for window in windows:
         probabilities, numbers = window.scores.softmax(-1).max(-1)
-        for place, probability, best in zip(window.places, probabilities.tolist(), numbers.tolist(), strict=True):
+        for place, probability, best in zip(window.positions, probabilities.tolist(), numbers.tolist(), strict=True):
             said[window.encoded.words[place]] = head.labels[best], probability
     nothing = (OUTSIDE if OUTSIDE in head.labels else None, None)
     words = []
@@ -139,9 +139,9 @@ WORD = {"word": str, "label": str, "probability": float, "start": int, "end": in
 ENTITY = {"label": str, "text": str, "start": int, "end": int, "probability": float}
 TAG_HEAD = AnswerHead(
     expects='lists of words or whole texts, like [["Ada", "lives", "here"], "a whole text"]',
-    items=items,
-    places=places,
-    answer=answer,
+    tokenizer_inputs=tag_inputs,
+    positions=word_positions,
+    answer=tag_answer,
     prediction=_prediction,
     columns=lambda loaded, writing: {"words": [WORD], "entities": [ENTITY], "windows": int},
 )
@@ -161,7 +161,7 @@ class Tag(Task):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        return cls.attached(setup, labels=setup.labels)
+        return cls.with_new_head(setup, labels=setup.labels)
 
     def __post_init__(self) -> None:
         if not self.metric:
@@ -178,16 +178,16 @@ class Tag(Task):
         begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
         return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [PreTokenized(example.words)]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return list(example.words)
 
-    def learn(self, example: TaggedExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: TaggedExample, seen: list[list[Encoding]]) -> list[Sample]:
         (windows,) = seen
         tags = to_scheme(example.tags, self.labels) if self.entities else example.tags
-        scored = group_by_window(places(windows, self.tokenizer), len(windows))
+        scored = group_by_window(word_positions(windows, self.tokenizer), len(windows))
         found = []
         for window, mine in zip(windows, scored, strict=True):
             if mine:
@@ -203,43 +203,45 @@ class Tag(Task):
         targets = torch.tensor([label for sample in samples for label in sample.target[1]])
         return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         if not self.entities:
-            return EvalMetrics(metrics={"words": Accuracy()}, spreads={"accuracy": bootstrap_stat(2, mean_of)})
+            return EvalMetrics(metrics={"words": Accuracy()}, bootstraps={"accuracy": bootstrap_stat(2, mean_of)})
         metrics = {"conlleval": EntityScores(scheme="conlleval"), "strict": EntityScores(scheme="strict-iob2")}
         formulas = {"precision": precision_of, "recall": recall_of, "f1": f1_of, "strict_f1": f1_of}
-        return EvalMetrics(metrics=metrics, spreads={name: bootstrap_stat(3, each) for name, each in formulas.items()})
+        return EvalMetrics(
+            metrics=metrics, bootstraps={name: bootstrap_stat(3, each) for name, each in formulas.items()}
+        )
 
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         gold, said = [list(example.tags) for example in examples], list(map(self._tags, answers))
         if not self.entities:
-            words = measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))
+            words = metrics.metrics["words"].update(list(chain(*said)), list(chain(*gold)))
             right = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
             return EvalMetrics(
-                metrics={"words": words}, spreads={"accuracy": measure.spreads["accuracy"].updated(ids, right)}
+                metrics={"words": words}, bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, right)}
             )
-        sums = measure.spreads["f1"].sums.updated(ids, entity_counts(said, gold, "conlleval"))
-        strict = measure.spreads["strict_f1"].updated(ids, entity_counts(said, gold, "strict-iob2"))
-        spreads = {name: replace(each, sums=sums) for name, each in measure.spreads.items()}
+        sums = metrics.bootstraps["f1"].sums.update(ids, entity_counts(said, gold, "conlleval"))
+        strict = metrics.bootstraps["strict_f1"].update(ids, entity_counts(said, gold, "strict-iob2"))
+        bootstraps = {name: replace(each, sums=sums) for name, each in metrics.bootstraps.items()}
         return EvalMetrics(
-            metrics={name: metric.updated(said, gold) for name, metric in measure.metrics.items()},
-            spreads=spreads | {"strict_f1": strict},
+            metrics={name: metric.update(said, gold) for name, metric in metrics.metrics.items()},
+            bootstraps=bootstraps | {"strict_f1": strict},
         )
 
-    def result(self, measure: EvalMetrics) -> Result:
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
         if not self.entities:
-            plain: Result = measure.metrics["words"].result()
+            plain: Result = metrics.metrics["words"].compute()
             return plain
-        strict = measure.metrics["strict"].result()["f1"]
-        found: Result = measure.metrics["conlleval"].result()
+        strict = metrics.metrics["strict"].compute()["f1"]
+        found: Result = metrics.metrics["conlleval"].compute()
         return found | {"strict_f1": strict}
 
-    def judge(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
         said, shares = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
         surest = min((share for share in shares if share is not None), default=1.0)

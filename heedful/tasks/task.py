@@ -54,13 +54,13 @@ class BootstrapStat:
     sums: Bootstrap
     formula: Callable[[Any], Any]
 
-    def updated(self, ids: Sequence[int], statistics: Any) -> BootstrapStat:
+    def update(self, ids: Sequence[int], statistics: Any) -> BootstrapStat:
         """With a row of statistics for each of more examples."""
-        return replace(self, sums=self.sums.updated(ids, np.asarray(statistics, dtype=np.float64)))
+        return replace(self, sums=self.sums.update(ids, np.asarray(statistics, dtype=np.float64)))
 
-    def merged(self, other: BootstrapStat) -> BootstrapStat:
+    def merge_state(self, other: BootstrapStat) -> BootstrapStat:
         """Both as one."""
-        return replace(self, sums=self.sums.merged(other.sums))
+        return replace(self, sums=self.sums.merge_state(other.sums))
 
     def interval(self) -> Result:
         """Where the middle of the replicates lies."""
@@ -83,11 +83,11 @@ class TruncationStats:
     examples: int = 0
     tokens: int = 0
 
-    def updated(self, tokens: Sequence[int]) -> TruncationStats:
+    def update(self, tokens: Sequence[int]) -> TruncationStats:
         """With more examples: the tokens that each lost."""
-        return self.merged(TruncationStats(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
+        return self.merge_state(TruncationStats(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
 
-    def merged(self, other: TruncationStats) -> TruncationStats:
+    def merge_state(self, other: TruncationStats) -> TruncationStats:
         """Both as one."""
         return TruncationStats(examples=self.examples + other.examples, tokens=self.tokens + other.tokens)
 
@@ -103,20 +103,20 @@ class EvalMetrics:
     """Metrics by name and intervals of some of their numbers; merging is exact, in any order."""
 
     metrics: Mapping[str, Any]
-    spreads: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
+    bootstraps: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
     cut: TruncationStats = TruncationStats()  # noted by `evaluate`, below, for all tasks
 
-    def merged(self, other: EvalMetrics) -> EvalMetrics:
+    def merge_state(self, other: EvalMetrics) -> EvalMetrics:
         """Both as one."""
         return EvalMetrics(
-            metrics={name: metric.merged(other.metrics[name]) for name, metric in self.metrics.items()},
-            spreads={name: spread.merged(other.spreads[name]) for name, spread in self.spreads.items()},
-            cut=self.cut.merged(other.cut),
+            metrics={name: metric.merge_state(other.metrics[name]) for name, metric in self.metrics.items()},
+            bootstraps={name: spread.merge_state(other.bootstraps[name]) for name, spread in self.bootstraps.items()},
+            cut=self.cut.merge_state(other.cut),
         )
 
     def intervals(self) -> dict[str, Result]:
         """95 % of the replicates lie from "low" to "high" (Efron 1979)."""
-        found = {name: spread.interval() for name, spread in self.spreads.items()}
+        found = {name: spread.interval() for name, spread in self.bootstraps.items()}
         for metric in self.metrics.values():
             if isinstance(metric, HasIntervals):
                 found |= metric.intervals(SEED)
@@ -172,10 +172,10 @@ class Task(Objective, ABC):
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         """Make the task for training, and the model with its head."""
-        return cls.attached(setup)
+        return cls.with_new_head(setup)
 
     @classmethod
-    def attached(cls, setup: TaskSetup, **more: Any) -> tuple[Self, ModelBundle]:
+    def with_new_head(cls, setup: TaskSetup, **more: Any) -> tuple[Self, ModelBundle]:
         """Make the task from more fields, and the model with its head, which reads `max_length` tokens from now on."""
         loaded, tokenizer = setup.loaded, require_tokenizer(setup.loaded)
         made = with_head(
@@ -207,7 +207,9 @@ class Task(Objective, ABC):
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
-    def on_split(self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str) -> tuple[Task, ModelBundle]:
+    def for_split(
+        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+    ) -> tuple[Task, ModelBundle]:
         """Return task and model as they are evaluated on a split; the given ones stay as they are."""
         return self, loaded
 
@@ -220,16 +222,16 @@ class Task(Objective, ABC):
         raise NotImplementedError
 
     @property
-    def writing(self) -> GenerationConfig | None:
+    def generation(self) -> GenerationConfig | None:
         """How an evaluation generates text; None: the task does not."""
         return None
 
     @abstractmethod
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         """What the tokenizer reads of an example."""
 
     @abstractmethod
-    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         """Samples of an example, from the windows of each of its items; none: nothing can be learned of it."""
 
     def remarks(self, example: Any, seen: list[list[Encoding]]) -> list[str]:
@@ -240,11 +242,11 @@ class Task(Objective, ABC):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    def learning(self, loaded: ModelBundle) -> ModelBundle:
+    def for_training(self, loaded: ModelBundle) -> ModelBundle:
         """A model that answers, as one that learns by this task's loss."""
         return loaded
 
-    def answering(self, loaded: ModelBundle) -> ModelBundle:
+    def for_inference(self, loaded: ModelBundle) -> ModelBundle:
         """A model that learns, as it answers."""
         return loaded
 
@@ -258,46 +260,46 @@ class Task(Objective, ABC):
         assert loaded.head is not None
         return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """A loss for each target, of those scores; a task that learns by more than scores has a `loss` of its own."""
         raise NotImplementedError
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """The sum of the batch's losses and their weight."""
         if not isinstance(loaded.head, PooledClassesHead):
-            return weighted_loss(self.lost(self.scores(loaded, batch), batch), batch.weights)
+            return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch.weights)
         rows = loaded.hidden_states(batch.packed)
-        losses = self.lost(self.scores(loaded, batch, rows), batch)
+        losses = self.target_losses(self.scores(loaded, batch, rows), batch)
         return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
 
     @abstractmethod
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         """The engine's input for an example."""
 
     @abstractmethod
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         """What has seen nothing yet."""
 
     @abstractmethod
-    def measured(
-        self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         """With more examples, the engine's answers to them, and their numbers in the data set."""
 
     @abstractmethod
-    def result(self, measure: EvalMetrics) -> Result:
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
         """The numbers, `metric` among them; what is no number is detail."""
 
-    def told(self, measure: EvalMetrics) -> Result:
+    def report(self, metrics: EvalMetrics) -> Result:
         """The numbers, and in their notes what was cut."""
-        found = self.result(measure)
-        return found | {"notes": [*found.get("notes", []), *measure.cut.notes()]}
+        found = self.compute_metrics(metrics)
+        return found | {"notes": [*found.get("notes", []), *metrics.cut.notes()]}
 
     @abstractmethod
-    def judge(self, example: Any, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
         """One answer beside what is right."""
 
-    def ranks(self, measure: EvalMetrics) -> Sequence[int]:
+    def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
         """Where each example's own was found among those of all, from 1; none: `judge` says already what is right."""
         return ()
 
@@ -308,14 +310,14 @@ class Task(Objective, ABC):
         """The windows of each item."""
         return [split_windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
 
-    def read(self, examples: Iterable[Any]) -> EncodedSplit:
+    def encode_split(self, examples: Iterable[Any]) -> EncodedSplit:
         """All samples of the examples, in their order."""
         samples: list[Sample] = []
         owners: list[int] = []
         remarks: Counter[str] = Counter()
         read = windowed = cut = cut_tokens = left_out = 0
         for chunk in batched(examples, CHUNK):
-            items = [self.items(example) for example in chunk]
+            items = [self.tokenizer_inputs(example) for example in chunk]
             flat = iter(self._encode([item for each in items for item in each]))
             for example, mine in zip(chunk, items, strict=True):
                 encoded = [next(flat) for _ in mine]
@@ -324,7 +326,7 @@ class Task(Objective, ABC):
                     seen = self.windows(mine, encoded)
                 except HeedfulError as error:
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
-                learned = self.learn(example, seen)
+                learned = self.make_samples(example, seen)
                 samples += learned
                 owners += [read] * len(learned)
                 read += 1
@@ -380,23 +382,23 @@ def evaluate_task(
     The measures of all ranks merge to what one alone would have found, to the last bit where the answers are the same.
     `judged` is told of each answer.
     """
-    measure = task.measure()
+    metrics = task.new_metrics()
     numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
     for chunk in batched(numbered, CHUNK):
         ids, given = [number for number, _ in chunk], [example for _, example in chunk]
         try:
-            answers = ask([task.ask(example) for example in given])
+            answers = ask([task.engine_input(example) for example in given])
         except InputError as error:
             wrong = given[error.number]
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(given)} examples from {given[0].file}:{given[0].line} on: {error}") from None
-        cut = measure.cut.updated([answer.get("cut", 0) for answer in answers])
-        measure = replace(task.measured(measure, given, answers, ids), cut=cut)
+        cut = metrics.cut.update([answer.get("cut", 0) for answer in answers])
+        metrics = replace(task.update_metrics(metrics, given, answers, ids), cut=cut)
         if judged is not None:
             for number, example, answer in zip(ids, given, answers, strict=True):
-                judged(number, example, answer, task.judge(example, answer))
-    return measure
+                judged(number, example, answer, task.score_answer(example, answer))
+    return metrics
 
 
 def log_loss(probability: float) -> float:

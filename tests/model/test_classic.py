@@ -154,7 +154,7 @@ def test_the_penalty_is_the_norm_of_frobenius() -> None:
     assert found[2].item() == pytest.approx(0.5 * 2, abs=1e-12), "all of one row: [[1, 1], [1, 1]] less 1"
 
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("a", "b"))
-    samples = task.read([LabelledExample(text="film was", label="b", file="x", line=1)] * 2).samples
+    samples = task.encode_split([LabelledExample(text="film was", label="b", file="x", line=1)] * 2).samples
     loss = task.loss(loaded, task.batch(samples, [0, 0]))
     packed = task.batch(samples, [0, 0]).packed
     plain = -2 * loaded(packed)[0].log_softmax(-1)[1].item()
@@ -172,7 +172,7 @@ def test_it_overfits_a_few_texts(name: str) -> None:
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
     examples = [LabelledExample(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
     how = TrainSettings(max_steps=25, batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
-    steps = list(Trainer(loaded, task, task.read(examples).samples, how))
+    steps = list(Trainer(loaded, task, task.encode_split(examples).samples, how))
     found = [loaded(Packed.of([TOKENIZER.encode(text).ids]))[0].argmax().item() for text in TEXTS]
     assert [("bad", "good")[number] for number in found] == list(TEXTS.values()), steps[-1].loss
 
@@ -196,7 +196,7 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
     before = {name: each.detach().clone() for name, each in loaded.named_tensors().items()}
     task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
-    samples = task.read([LabelledExample(text="the film", label="a", file="x", line=1)]).samples
+    samples = task.encode_split([LabelledExample(text="the film", label="a", file="x", line=1)]).samples
     how = TrainSettings(max_steps=2, batch_size=1, precision="float32")
     trainer = Trainer(loaded, task, samples, how)
     assert not [name for name in trainer.parameters if name.startswith(("embedding", "encoder"))]

@@ -325,8 +325,10 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     task, loaded = build_eval_task(loaded, source, "test")
     whole = measure_split(task, loaded, source.examples("test"))
     parts = [measure_split(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
-    merged = parts[2].merged(parts[0]).merged(parts[1])
-    assert flat(task.result(merged)) == flat(task.result(whole)), "but for how products of fewer rows are rounded"
+    merged = parts[2].merge_state(parts[0]).merge_state(parts[1])
+    assert flat(task.compute_metrics(merged)) == flat(task.compute_metrics(whole)), (
+        "but for how products of fewer rows are rounded"
+    )
     assert merged.intervals() == whole.intervals()
     with pytest.raises(AssertionError, match="each rank would write its own share"):
         measure_split(task, loaded, [], ranks=Ranks(rank=0, size=3), predictions=tmp_path / "x")

@@ -98,7 +98,7 @@ def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
 
 ORDERS = AnswerHead(
     expects='pairs of texts, like [("first text", "second text")]',
-    items=read_pair,
+    tokenizer_inputs=read_pair,
     answer=answer,
     long_inputs="refuse",
     prediction=lambda answer: InOrder(right=answer["right"], probability=answer["in_order"]),
@@ -115,13 +115,13 @@ class Order(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (ORDERS,)
     metric: str = "accuracy"
 
-    def items(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [(example.text, example.text_pair)]
 
-    def ask(self, example: Any) -> Any:
+    def engine_input(self, example: Any) -> Any:
         return (example.text, example.text_pair)
 
-    def learn(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
         ((encoded,),) = seen
         return [Sample.of([encoded.ids], [encoded.types], target=int(not example.right))]
 
@@ -129,32 +129,32 @@ class Order(Task):
         targets = torch.tensor([sample.target for sample in samples])
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
-    def measure(self) -> EvalMetrics:
+    def new_metrics(self) -> EvalMetrics:
         return EvalMetrics(
-            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": bootstrap_stat(2, mean_of)}
+            metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, bootstraps={"accuracy": bootstrap_stat(2, mean_of)}
         )
 
-    def measured(
+    def update_metrics(
         self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         said, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
         return EvalMetrics(
             metrics={
-                "accuracy": measure.metrics["accuracy"].updated(said, gold),
-                "loss": measure.metrics["loss"].updated(losses, [1] * len(judged)),
+                "accuracy": measure.metrics["accuracy"].update(said, gold),
+                "loss": measure.metrics["loss"].update(losses, [1] * len(judged)),
             },
-            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(one.correct, 1) for one in judged])},
+            bootstraps={"accuracy": measure.bootstraps["accuracy"].update(ids, [(one.correct, 1) for one in judged])},
         )
 
-    def result(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["accuracy"].result()
-        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+    def compute_metrics(self, measure: EvalMetrics) -> Result:
+        found: Result = measure.metrics["accuracy"].compute()
+        return found | {"loss": measure.metrics["loss"].compute()["loss"]}
 
-    def judge(self, example: Any, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
         label, prediction = ("yes" if right else "no" for right in (example.right, answer["right"]))
         loss = log_loss(answer["in_order"] if example.right else 1 - answer["in_order"])
         return ScoredAnswer(label, prediction, label == prediction, loss)

@@ -30,9 +30,9 @@ def classified(labels: list[str], count: int = 400, seed: int = 0, right: float 
     near = (gold + draw.choice([1, 1, 2, 5], size=count)) % len(labels)
     said = np.where(draw.random(count) < right * (0.6 + 0.5 * confidence), gold, near)
     loss = -np.log(np.where(said == gold, confidence, 1 - confidence))
-    calibration = Calibration().updated(confidence, said == gold).result()
-    found = ConfusionMatrix(labels=tuple(labels)).updated(said, gold).result()
-    found |= {"loss": TokenLoss().updated(loss, np.ones(count, dtype=int)).result()["loss"]}
+    calibration = Calibration().update(confidence, said == gold).compute()
+    found = ConfusionMatrix(labels=tuple(labels)).update(said, gold).compute()
+    found |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
     found |= {"ece": calibration["ece"], "calibration": calibration["table"]}
     lines = [
         {
@@ -54,7 +54,7 @@ def labelled(labels: list[str], count: int = 300, seed: int = 0) -> Result:
     draw = np.random.default_rng(seed)
     gold = draw.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
     said = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
-    return MultiLabelScores(labels=tuple(labels)).updated(said.astype(int), gold.astype(int)).result() | {"loss": 0.31}
+    return MultiLabelScores(labels=tuple(labels)).update(said.astype(int), gold.astype(int)).compute() | {"loss": 0.31}
 
 
 def tagged(count: int = 200, seed: int = 0) -> Result:
@@ -62,7 +62,7 @@ def tagged(count: int = 200, seed: int = 0) -> Result:
     draw, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
     gold = [draw.choice(tags, size=12).tolist() for _ in range(count)]
     said = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
-    return EntityScores(scheme="conlleval").updated(said, gold).result() | {"strict_f1": 0.7}
+    return EntityScores(scheme="conlleval").update(said, gold).compute() | {"strict_f1": 0.7}
 
 
 def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
@@ -75,7 +75,7 @@ def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
         | {"loss": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
         for n in np.argsort(-abs(gold - said), kind="stable").tolist()
     ]
-    return RankedRegressionScores().updated(said, gold).result(), lines
+    return RankedRegressionScores().update(said, gold).compute(), lines
 
 
 def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:

@@ -53,7 +53,7 @@ def tokenizer() -> Tokenizer:
 
 def learned(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int = 1) -> Loss:
     """The loss of all samples, in so many batches one after the other; gradients are left in the parameters."""
-    samples = task.read(examples).samples
+    samples = task.encode_split(examples).samples
     loaded.zero_grad()
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     size = -(-len(samples) // parts)
@@ -86,7 +86,7 @@ def same_gradients(theirs: Any, loss: Tensor, ours: ModelBundle, count: float, t
 
 def windowed(task: Task, example: Any) -> list[list[Encoding]]:
     """The windows of an example's items."""
-    items = task.items(example)
+    items = task.tokenizer_inputs(example)
     return task.windows(items, task._encode(items))
 
 

@@ -90,7 +90,11 @@ def classify(dropout: float = 0.1, weights: tuple[float, ...] = ()) -> tuple[Mod
     loaded = created(Classes(labels=LABELS, dropout=dropout), dropout)
     task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS, weights=weights)
     parts = [line.rpartition(" ") for line in LINES]
-    return loaded, task, task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
+    return (
+        loaded,
+        task,
+        task.encode_split([LabelledExample(text=text, label=label) for text, _, label in parts]).samples,
+    )
 
 
 def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
@@ -99,7 +103,11 @@ def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
     task = Tag(tokenizer=tokenizer(), limit=loaded.max_length, labels=TAGS)
     words = [tuple(line.split()) for line in LINES]
     tags = [tuple(TAGS[len(word) % 3] for word in each) for each in words]
-    return loaded, task, task.read([TaggedExample(words=w, tags=t) for w, t in zip(words, tags, strict=True)]).samples
+    return (
+        loaded,
+        task,
+        task.encode_split([TaggedExample(words=w, tags=t) for w, t in zip(words, tags, strict=True)]).samples,
+    )
 
 
 class Half(Classify):

@@ -56,7 +56,7 @@ def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
 
 
 def test_samples_are_what_transformers_reads() -> None:
-    read = task().read(TEXTS)
+    read = task().encode_split(TEXTS)
     assert [sample.target for sample in read.samples] == [2, 0, 2, 1, 0]
     assert [sample.weight for sample in read.samples] == [1.0] * 5
     expected = inputs(TEXTS)
@@ -70,13 +70,13 @@ def test_samples_are_what_transformers_reads() -> None:
     assert (read.examples, read.tokens) == (5, sum(map(len, read.samples)))
     assert (read.windowed, read.cut, read.cut_tokens, read.left_out) == (0, 0, 0, 0)
     assert read.remarks == {"have an empty text": 2}, "one is a second text"
-    assert [sample.target for sample in many().read(SETS).samples][:3] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+    assert [sample.target for sample in many().encode_split(SETS).samples][:3] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("example", [LONG, LONG_PAIR])
 def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample) -> None:
     short = task(limit=SHORT)
-    read = short.read([example, TEXTS[0]])
+    read = short.encode_split([example, TEXTS[0]])
     *windows, last = read.samples
     assert len(windows) >= 5 and read.windowed == 1 and read.examples == 2 and last.weight == 1
     assert all(len(each) <= SHORT and each.target == LABELS.index(example.label) for each in windows)
@@ -97,7 +97,7 @@ def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
-    read = task(limit=SHORT, long_inputs="truncate").read([LONG, TEXTS[0], LONG_PAIR])
+    read = task(limit=SHORT, long_inputs="truncate").encode_split([LONG, TEXTS[0], LONG_PAIR])
     tokens = [
         len(tokenizer().encode((each.text, each.text_pair) if each.text_pair else each.text))
         for each in (LONG, LONG_PAIR)
@@ -105,7 +105,7 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
     assert [len(each) for each in read.samples] == [SHORT, 9, SHORT]
     assert (read.cut, read.cut_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
     assert [each.weight for each in read.samples] == [1.0] * 3
-    unlimited = task(limit=None).read([LONG])
+    unlimited = task(limit=None).encode_split([LONG])
     assert [len(each) for each in unlimited.samples] == tokens[:1]
 
 
@@ -126,7 +126,7 @@ def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, pa
 
 def test_loss_and_gradient_of_many_labels() -> None:
     pair = both("multiple")
-    targets = torch.tensor([each.target for each in many().read(SETS).samples])
+    targets = torch.tensor([each.target for each in many().encode_split(SETS).samples])
     expected = pair.theirs(**inputs(SETS), labels=targets.double()).loss
     loss = learned(many(), pair.ours, SETS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
@@ -143,14 +143,14 @@ def test_classes_may_weigh_differently() -> None:
         assert loss.count == 0.25 * 2 + 3 + 1.5 * 2
         assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
     same_gradients(pair.theirs, expected, pair.ours, loss.count)
-    halves = task(weights=shares, limit=SHORT).read([LONG]).samples
+    halves = task(weights=shares, limit=SHORT).encode_split([LONG]).samples
     assert [each.weight for each in halves] == [3.0 / len(halves)] * len(halves)
 
 
 def test_positives_may_weigh_more() -> None:
     pair, shares = both("multiple"), (0.5, 2.0, 7.0)
     logits = pair.theirs(**inputs(SETS)).logits
-    targets = torch.tensor([each.target for each in many().read(SETS).samples], dtype=torch.float64)
+    targets = torch.tensor([each.target for each in many().encode_split(SETS).samples], dtype=torch.float64)
     positive = torch.tensor(shares, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive)
     loss = learned(many(weights=shares), pair.ours, SETS, parts=2)
@@ -161,7 +161,7 @@ def test_positives_may_weigh_more() -> None:
 def test_windows_count_as_one_text() -> None:
     pair, short = both("single"), task(limit=SHORT)
     examples = [LONG, TEXTS[0]]
-    *windows, last = short.read(examples).samples
+    *windows, last = short.encode_split(examples).samples
     with torch.no_grad():
         each = [
             float(-pair.ours(short.batch([sample], [0]).packed).log_softmax(-1)[0, sample.target])
@@ -189,7 +189,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     probabilities = shares_of("single", examples).softmax(-1).numpy()
     gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
     measure = evaluate_task(task(), Engine(both("single").ours), examples)
-    found = task().result(measure)
+    found = task().compute_metrics(measure)
     assert found["accuracy"] == sklearn_metrics.accuracy_score(gold, said)
     assert found["confusion"] == sklearn_metrics.confusion_matrix(gold, said).tolist()
     assert found["loss"] == pytest.approx(sklearn_metrics.log_loss(gold, probabilities, labels=[0, 1, 2]), abs=1e-6)
@@ -214,25 +214,25 @@ def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> N
         {"label": "yes" if p > 0.5 else "no", "probability": max(p, 1 - p), "probabilities": {"no": 1 - p, "yes": p}}
         for p in said
     ]
-    found = two.result(two.measured(two.measure(), examples, answers, range(4)))
+    found = two.compute_metrics(two.update_metrics(two.new_metrics(), examples, answers, range(4)))
     assert (found["precision"], found["recall"], found["f1"]) == (2 / 3, 1.0, 0.8)
     assert found["loss"] == pytest.approx(-sum(map(math.log, (0.9, 0.2, 0.8, 0.7))) / 4)
     backwards = task(labels=("yes", "no"))  # by name, not by place
-    again = backwards.result(backwards.measured(backwards.measure(), examples, answers, range(4)))
+    again = backwards.compute_metrics(backwards.update_metrics(backwards.new_metrics(), examples, answers, range(4)))
     assert (again["accuracy"], again["loss"]) == (found["accuracy"], found["loss"])
-    assert set(task(labels=tuple(map(str, range(FEW + 1)))).measure().spreads) == {"accuracy"}
+    assert set(task(labels=tuple(map(str, range(FEW + 1)))).new_metrics().bootstraps) == {"accuracy"}
 
 
 def test_many_labels_agree_with_sklearn() -> None:
     ours, thresholds = both("multiple").ours, {"bad": 0.3, "good": 0.6}
     probabilities = shares_of("multiple", SETS).sigmoid().numpy()
-    gold = np.array([each.target for each in many().read(SETS).samples]).astype(int)
+    gold = np.array([each.target for each in many().encode_split(SETS).samples]).astype(int)
     for given in ({}, thresholds):
         ours.thresholds = dict(given)
         measure = evaluate_task(many(), Engine(ours), SETS)
         ours.thresholds = {}
         said = (probabilities >= [given.get(label, 0.5) for label in LABELS]).astype(int)
-        found = many().result(measure)
+        found = many().compute_metrics(measure)
         assert found["micro_f1"] == pytest.approx(sklearn_metrics.f1_score(gold, said, average="micro"))
         macro = sklearn_metrics.f1_score(gold, said, average="macro", zero_division=0.0)
         assert found["macro_f1"] == pytest.approx(macro)
@@ -264,14 +264,14 @@ def test_the_surest_mistake_is_the_worst() -> None:
         answer(bad=0.4, fair=0.1, good=0.5),
         answer(bad=0.0, fair=0.0, good=1.0),
     ]
-    judged = [task().judge(example, each) for each in answers]
+    judged = [task().score_answer(example, each) for each in answers]
     assert [each.correct for each in judged] == [False, False, False, True, True]
     loss = [each.loss for each in judged]
     assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and loss[0] < 30  # never infinite
     assert (judged[0].label, judged[0].prediction) == ("good", "bad")
     several = MultiLabelExample(text="x", labels=("good", "bad"))
     sets = [
-        many().judge(several, {"labels": said, "probabilities": shares})
+        many().score_answer(several, {"labels": said, "probabilities": shares})
         for said, shares in (
             (["fair"], {"bad": 0.1, "fair": 0.9, "good": 0.1}),
             (["bad"], {"bad": 0.9, "fair": 0.1, "good": 0.4}),
@@ -287,8 +287,8 @@ def test_of_two_labels_the_one_that_f1_is_of_is_named() -> None:
     two = task(labels=("spam", "legit"))
     answers = [{"label": "legit", "probability": 0.9, "probabilities": {"spam": 0.1, "legit": 0.9}}]
     example = LabelledExample(text="a", label="legit")
-    found = two.result(two.measured(two.measure(), [example], answers, [0]))
+    found = two.compute_metrics(two.update_metrics(two.new_metrics(), [example], answers, [0]))
     assert found["notes"][0] == 'precision, recall and f1 are those of "legit"' and found["f1"] == 1.0
     three = task(labels=("spam", "legit", "other"))
-    found = three.result(three.measured(three.measure(), [example], answers, [0]))
+    found = three.compute_metrics(three.update_metrics(three.new_metrics(), [example], answers, [0]))
     assert "f1" not in found and not any("are those of" in note for note in found["notes"])

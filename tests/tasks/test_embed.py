@@ -71,7 +71,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_sample_is_both_texts_of_a_pair() -> None:
-    read = scored().read(SCORED)
+    read = scored().encode_split(SCORED)
     assert [text_of(read.samples[0], number) for number in (0, 1)] == [
         "[CLS] the cat sat [SEP]",
         "[CLS] on the mat [SEP]",
@@ -80,8 +80,8 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
     assert {len(each.bounds) for each in read.samples} == {3} and not np.concatenate(
         [s.types for s in read.samples]
     ).any()
-    assert scored(low=-5.0).read(SCORED[:1]).samples[0].target == 0.5
-    long = task(limit=SHORT).read([PairExample(anchor=long_text(60), positive="x")])
+    assert scored(low=-5.0).encode_split(SCORED[:1]).samples[0].target == 0.5
+    long = task(limit=SHORT).encode_split([PairExample(anchor=long_text(60), positive="x")])
     whole = len(tokenizer().encode(long_text(60)))
     assert (long.cut, long.cut_tokens, long.windowed) == (1, whole - SHORT, 0)
     assert long.samples[0].bounds == (0, SHORT, SHORT + 3)
@@ -131,7 +131,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
     for together in (3, 7):
         made, ours = task(together=together), model()
         with torch.no_grad():
-            vectors = made.scores(ours, made.batch(made.read(pairs).samples, [0] * 7))
+            vectors = made.scores(ours, made.batch(made.encode_split(pairs).samples, [0] * 7))
         a, b = (F.normalize(vectors[side::2], dim=-1).numpy() for side in (0, 1))
         expected = 0.0
         for start in range(0, 7, together):
@@ -149,7 +149,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
 @pytest.mark.parametrize("budget", [1, 20, 40, 1000])
 def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
     made, ours = task(), model()
-    samples = made.read(PAIRS).samples
+    samples = made.encode_split(PAIRS).samples
     groups = group(len(samples), made.together)
 
     def run(budget: int) -> tuple[float, float, torch.Tensor, int]:
@@ -178,7 +178,7 @@ def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> Non
 def test_scored_pairs_are_correlated() -> None:
     made = scored()
     measure = evaluate_task(made, Engine(model()), SCORED)
-    found = made.result(measure)
+    found = made.compute_metrics(measure)
     cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
     assert found["spearman"] == found[made.metric] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
@@ -191,7 +191,7 @@ def test_scored_pairs_are_correlated() -> None:
 def test_unscored_pairs_are_found_among_all() -> None:
     made = task()
     measure = evaluate_task(made, Engine(model()), PAIRS)
-    found = made.told(measure)
+    found = made.report(measure)
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     order = (-a @ b.T).argsort(1)
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
@@ -202,7 +202,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
     pairs = [replace(each, positive="x") for each in PAIRS]
-    found = task().result(evaluate_task(task(), Engine(model()), pairs))
+    found = task().compute_metrics(evaluate_task(task(), Engine(model()), pairs))
     assert (found["accuracy"], found["mrr"]) == (1, 1), "there is one answer"
 
 
@@ -218,12 +218,14 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
     said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
     halves = [evaluate_task(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
-    assert made.told(halves[0].merged(halves[1]))["notes"] == [said]
+    assert made.report(halves[0].merge_state(halves[1]))["notes"] == [said]
 
 
 def test_mistakes_come_in_order() -> None:
-    far = [scored().judge(SCORED[1], {"similarity": cosine}) for cosine in (-1.0, 0.0, 0.9, 1.0)]  # its score is 5
+    far = [
+        scored().score_answer(SCORED[1], {"similarity": cosine}) for cosine in (-1.0, 0.0, 0.9, 1.0)
+    ]  # its score is 5
     assert [each.loss for each in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
     assert {each.correct for each in far} == {None} and (far[0].label, far[0].prediction) == (5.0, -1.0)
-    apart = [task().judge(PAIRS[0], {"similarity": cosine}) for cosine in (-1.0, 0.5, 1.0)]
+    apart = [task().score_answer(PAIRS[0], {"similarity": cosine}) for cosine in (-1.0, 0.5, 1.0)]
     assert [each.loss for each in apart] == [2.0, 0.5, 0.0] and apart[0].label is None

@@ -105,7 +105,7 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     if of is Seq2Seq:
         more = {"mark": sequence_ends(made.config.model, made.tokenizer)}
     task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
-    samples = task.read(examples).samples
+    samples = task.encode_split(examples).samples
     assert len(samples) == len(examples)
     loss = task.loss(made.train(), task.batch(samples, list(range(len(samples)))))
     loss.sum.backward()
@@ -113,9 +113,9 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
     assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)
     engine = heedful.Engine(made.eval(), writing=GenerationConfig(max_new_tokens=5))
-    numbers = task.result(evaluate_task(task, engine, examples))
+    numbers = task.compute_metrics(evaluate_task(task, engine, examples))
     assert 0 <= abs(numbers[task.metric]) <= 1
-    asked = [task.ask(example) for example in examples]
+    asked = [task.engine_input(example) for example in examples]
     alone = [engine([each])[0] for each in asked]
     assert json.dumps(engine(asked)[0].get("label")) == json.dumps(alone[0].get("label"))
 
@@ -141,7 +141,7 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
     of, examples, more = EXAMPLES["sequence_classification"]
     made = with_head(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
     task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
-    batch = task.batch(task.read(examples).samples, [0, 1])
+    batch = task.batch(task.encode_split(examples).samples, [0, 1])
     exact = float(task.loss(made, batch).sum.detach())
     with torch.autocast("cpu", torch.bfloat16):
         loss = task.loss(made, batch)

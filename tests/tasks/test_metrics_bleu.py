@@ -45,24 +45,24 @@ def test_bleu_equals_sacrebleu_and_the_formula_of_the_paper(seed: int) -> None:
     said, golds = texts(seed)
     theirs = BLEU(force=True)
     score = theirs.corpus_score(said, [golds]).score
-    found = Bleu().updated(said, golds).result()
+    found = Bleu().update(said, golds).compute()
     assert found["bleu"] == pytest.approx(score / 100, abs=1e-12)
     assert found["bleu"] == pytest.approx(counted(said, golds), abs=1e-12)
     assert found["signature"] == str(theirs.get_signature()) and found["count"] == 30
     assert found["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    parts = [Bleu().updated(said[a:b], golds[a:b]) for a, b in ((20, 30), (0, 3), (3, 20))]
-    assert parts[0].merged(parts[1]).merged(parts[2]).result() == found
+    parts = [Bleu().update(said[a:b], golds[a:b]) for a, b in ((20, 30), (0, 3), (3, 20))]
+    assert parts[0].merge_state(parts[1]).merge_state(parts[2]).compute() == found
     rows = np.array([bleu_statistics(a, b) for a, b in zip(said, golds, strict=True)])
     assert bleu_of(np.stack([rows.sum(0), 2 * rows.sum(0)]).astype(np.float64)) == pytest.approx(found["bleu"])
 
 
 def test_the_ends_of_what_can_be_scored() -> None:
-    assert Bleu().updated(["", "x"], ["a b", "c"]).result()["bleu"] == 0
-    assert Bleu().updated(["a b c d e"], ["a b c d e"]).result()["bleu"] == pytest.approx(1)
+    assert Bleu().update(["", "x"], ["a b", "c"]).compute()["bleu"] == 0
+    assert Bleu().update(["a b c d e"], ["a b c d e"]).compute()["bleu"] == pytest.approx(1)
     with pytest.raises(HeedfulError, match="BLEU of no examples is not defined"):
-        Bleu().result()
+        Bleu().compute()
     with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
-        Bleu().updated(["a"], ["a", "b"])
+        Bleu().update(["a"], ["a", "b"])
 
 
 @pytest.mark.parametrize(("words", "lower_case"), [("char", False), ("zh", False), ("intl", True), ("none", True)])
@@ -71,18 +71,18 @@ def test_what_it_counts_is_sacrebleus_and_in_its_signature(words: Any, lower_cas
     golds = ["das Pferd frisst heute, das Gras.", "我爱北京的天安门"]
     theirs = BLEU(force=True, tokenize=words, lowercase=lower_case)
     score = theirs.corpus_score(said, [golds]).score
-    found = Bleu(words=words, lower_case=lower_case).updated(said, golds).result()
+    found = Bleu(words=words, lower_case=lower_case).update(said, golds).compute()
     assert found["bleu"] == pytest.approx(score / 100, abs=1e-12) and found["bleu"] > 0
     assert found["signature"] == str(theirs.get_signature())
     assert f"|case:{'lc' if lower_case else 'mixed'}|eff:no|tok:{words}|" in found["signature"]
     with pytest.raises(HeedfulError, match=r"these cannot be merged, their words differ: \('13a', False\) and"):
-        Bleu().merged(Bleu(words=words, lower_case=lower_case))
+        Bleu().merge_state(Bleu(words=words, lower_case=lower_case))
 
 
 def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
     """Of fewer it is 0, though all is right."""
     short = ["red cat", "a b c", "我爱北京天安门", "one more word here"]
-    assert Bleu().updated(short[:3], short[:3]).result()["bleu"] == 0
+    assert Bleu().update(short[:3], short[:3]).compute()["bleu"] == 0
     assert (
         not bleu_is_informative(short, "13a")
         and bleu_is_informative(short, "char")
@@ -92,5 +92,5 @@ def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
         [], "13a"
     )
     assert bleu_is_informative(["我爱北京天安门"], "zh")
-    seen = Bleu().updated(short[:1], short[:1])
-    assert seen.blunt and not seen.merged(Bleu().updated(short[3:], short[3:])).blunt
+    seen = Bleu().update(short[:1], short[:1])
+    assert seen.blunt and not seen.merge_state(Bleu().update(short[3:], short[3:])).blunt

@@ -81,7 +81,7 @@ def test_scores_that_are_no_means() -> None:
     gold = random.integers(0, 3, 300)
     predicted = np.where(random.random(300) < 0.7, gold, random.integers(0, 3, 300))
     rows = confusion_statistics(predicted, gold, 3)
-    seen = Bootstrap(seed=4, statistics=9).updated(range(300), rows)
+    seen = Bootstrap(seed=4, statistics=9).update(range(300), rows)
     for formula, truth in (
         (macro_f1, f1_score(gold, predicted, average="macro")),
         (matthews, matthews_corrcoef(gold, predicted)),
@@ -98,7 +98,7 @@ def test_entities() -> None:
     gold = [random.choice(["O", "B-x", "I-x"], size=8).tolist() for _ in range(200)]
     said = [[tag if random.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
     rows = entity_counts(said, gold, "conlleval")
-    found = Bootstrap(seed=4, statistics=3).updated(range(200), rows).interval(f1_of)
+    found = Bootstrap(seed=4, statistics=3).update(range(200), rows).interval(f1_of)
     assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
     assert f1_of(np.zeros((2, 3))).tolist() == [0, 0]
 
@@ -142,8 +142,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"seed should be a whole number from 0 to 2\^64 - 1, got -1"):
         mean_interval([1.0], seed=-1)
     with pytest.raises(HeedfulError, match=r"each example should have 2 statistics, got shape \(1, 3\)"):
-        Bootstrap(seed=0, statistics=2).updated([0], [[1, 2, 3]])
+        Bootstrap(seed=0, statistics=2).update([0], [[1, 2, 3]])
     with pytest.raises(HeedfulError, match="1 ids for 2 rows of statistics"):
-        Bootstrap(seed=0, statistics=1).updated([0], [[1], [2]])
+        Bootstrap(seed=0, statistics=1).update([0], [[1], [2]])
     with pytest.raises(HeedfulError, match="which a bootstrap cannot hold: scale them down"):
         mean_interval([1e9], seed=0)

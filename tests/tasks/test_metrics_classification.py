@@ -25,7 +25,7 @@ def examples(seed: int, classes: int, count: int = 60) -> tuple[np.ndarray, np.n
 @pytest.mark.parametrize(("classes", "count"), [(2, 60), (4, 60), (4, 3)])
 def test_confusion_matrix(seed: int, classes: int, count: int) -> None:
     predicted, gold = examples(seed, classes, count)
-    found = ConfusionMatrix(labels=NAMES[:classes], positive="green").updated(predicted, gold).result()
+    found = ConfusionMatrix(labels=NAMES[:classes], positive="green").update(predicted, gold).compute()
     every = list(range(classes))
     assert found["confusion"] == oracle.confusion_matrix(gold, predicted, labels=every).tolist()
     assert found["accuracy"] == pytest.approx(oracle.accuracy_score(gold, predicted))
@@ -50,18 +50,18 @@ def test_confusion_matrix(seed: int, classes: int, count: int) -> None:
 def test_names_are_safe_whatever_the_order_of_classes() -> None:  # MNLI read in another order loses 4 %
     predicted, gold = examples(0, 3)
     texts = [[("n", "e", "c")[k] for k in side] for side in (predicted, gold)]
-    here = ConfusionMatrix(labels=("n", "e", "c")).updated(*texts).result()
-    there = ConfusionMatrix(labels=("c", "n", "e")).updated(*texts).result()
+    here = ConfusionMatrix(labels=("n", "e", "c")).update(*texts).compute()
+    there = ConfusionMatrix(labels=("c", "n", "e")).update(*texts).compute()
     assert all(here[name] == pytest.approx(there[name]) for name in ("accuracy", "matthews", "macro_f1"))
     assert here["classes"] == there["classes"]
-    assert here == ConfusionMatrix(labels=("n", "e", "c")).updated(torch.tensor(predicted), gold.tolist()).result()
+    assert here == ConfusionMatrix(labels=("n", "e", "c")).update(torch.tensor(predicted), gold.tolist()).compute()
 
 
 def test_constant_predictions() -> None:
-    found = ConfusionMatrix(labels=("no", "yes"), positive="yes").updated(["no"] * 3, ["no", "yes", "no"]).result()
+    found = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["no"] * 3, ["no", "yes", "no"]).compute()
     assert (found["matthews"], found["f1"], found["precision"]) == (0, 0, 0)
     assert found["notes"] == ['every prediction is "no": Matthews is 0 by convention']
-    one = ConfusionMatrix(labels=("a", "b", "c")).updated([0], [0]).result()
+    one = ConfusionMatrix(labels=("a", "b", "c")).update([0], [0]).compute()
     assert (one["accuracy"], one["macro_f1"], one["matthews"]) == (1, 1, 0)
     assert one["notes"][-1] == "not in the macro averages, because they never occur: b, c"
     assert len(one["notes"]) == 3
@@ -70,7 +70,7 @@ def test_constant_predictions() -> None:
 def test_large_counts_do_not_overflow() -> None:
     seen = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 10**9, (0, 1): 10**8, (1, 0): 10**7, (1, 1): 10**9})
     small = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 100, (0, 1): 10, (1, 0): 1, (1, 1): 100})
-    assert seen.result()["matthews"] == pytest.approx(small.result()["matthews"])
+    assert seen.compute()["matthews"] == pytest.approx(small.compute()["matthews"])
 
 
 def test_formulas_take_stacks_of_matrices() -> None:
@@ -97,7 +97,7 @@ def test_formulas_take_stacks_of_matrices() -> None:
 )
 def test_what_a_confusion_matrix_refuses(predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        ConfusionMatrix(labels=("a", "b", "c")).updated(predicted, gold)
+        ConfusionMatrix(labels=("a", "b", "c")).update(predicted, gold)
 
 
 def test_what_else_is_refused() -> None:
@@ -106,18 +106,18 @@ def test_what_else_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"two or more different names, got \['a', 'a'\]"):
         ConfusionMatrix(labels=("a", "a"))
     with pytest.raises(HeedfulError, match=r'the prediction of example "q7" is .*did you mean "green"'):
-        ConfusionMatrix(labels=NAMES).updated(["gren"], ["red"], ids=["q7"])
+        ConfusionMatrix(labels=NAMES).update(["gren"], ["red"], ids=["q7"])
     with pytest.raises(HeedfulError, match="a prediction is 1 and a gold label 'yes': they can never be equal"):
-        Accuracy().updated([1], ["yes"])
+        Accuracy().update([1], ["yes"])
     with pytest.raises(HeedfulError, match=r"each prediction should be one label, got an array of shape \(1, 1\)"):
-        Accuracy().updated([[1]], [1])
+        Accuracy().update([[1]], [1])
     with pytest.raises(HeedfulError, match='the prediction of example "b" is nan'):
-        Accuracy().updated([1.0, np.nan], [1, 1], ids=["a", "b"])
+        Accuracy().update([1.0, np.nan], [1, 1], ids=["a", "b"])
 
 
 def test_accuracy() -> None:
     predicted, gold = examples(1, 5)
-    assert Accuracy().updated(predicted, gold).result()["accuracy"] == oracle.accuracy_score(gold, predicted)
+    assert Accuracy().update(predicted, gold).compute()["accuracy"] == oracle.accuracy_score(gold, predicted)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -125,7 +125,7 @@ def test_several_labels(seed: int) -> None:
     random = np.random.default_rng(seed)
     gold = random.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
     predicted = np.where(random.random((30, 4)) < 0.7, gold, random.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
-    found = MultiLabelScores(labels=NAMES).updated(predicted > 0, torch.tensor(gold)).result()
+    found = MultiLabelScores(labels=NAMES).update(predicted > 0, torch.tensor(gold)).compute()
     for average in ("micro", "macro"):
         each = oracle.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
         assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
@@ -137,28 +137,28 @@ def test_several_labels(seed: int) -> None:
 def test_what_several_labels_refuse() -> None:
     seen = MultiLabelScores(labels=("a", "b"))
     with pytest.raises(HeedfulError, match=r"example 1 of this update has 0\.7"):
-        seen.updated([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
+        seen.update([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match=r"a row of 0 or 1 for the 2 labels, got an array of shape \(1, 3\)"):
-        seen.updated([[0, 1, 1]], [[0, 1]])
+        seen.update([[0, 1, 1]], [[0, 1]])
     with pytest.raises(HeedfulError, match="the prediction of example 1 of this update is nan"):
-        seen.updated([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
+        seen.update([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match="the examples have different numbers of values"):
-        seen.updated([[0, 1], [0]], [[0, 1], [0, 1]])
+        seen.update([[0, 1], [0]], [[0, 1], [0, 1]])
 
 
 def test_choices() -> None:
     random = np.random.default_rng(0)
     scores, gold = random.normal(size=(50, 4)), random.integers(0, 4, 50)
     expected = oracle.top_k_accuracy_score(gold, scores, k=1, labels=range(4))
-    assert Accuracy().updated_choices(scores, gold).result()["accuracy"] == pytest.approx(expected)
-    seen = Accuracy().updated_choices([torch.tensor([1.0, 1.0]), [0.0, 1.0, 2.0]], [0, 2])  # the first among equals
+    assert Accuracy().update_choices(scores, gold).compute()["accuracy"] == pytest.approx(expected)
+    seen = Accuracy().update_choices([torch.tensor([1.0, 1.0]), [0.0, 1.0, 2.0]], [0, 2])  # the first among equals
     assert seen == Accuracy(correct=2, count=2)
     with pytest.raises(HeedfulError, match='the gold choice of example "r" is 2, but it has 2 choices, counted from 0'):
-        seen.updated_choices([[1.0, 2.0]], [2], ids=["r"])
+        seen.update_choices([[1.0, 2.0]], [2], ids=["r"])
     with pytest.raises(HeedfulError, match="the score of example 0 of this update is nan"):
-        seen.updated_choices([[1.0, np.nan]], [0])
+        seen.update_choices([[1.0, np.nan]], [0])
     with pytest.raises(HeedfulError, match="1 questions with scores for 2 gold choices"):
-        seen.updated_choices([[1.0, 2.0]], [0, 1])
+        seen.update_choices([[1.0, 2.0]], [0, 1])
 
 
 def test_the_metrics_of_glue() -> None:
@@ -170,12 +170,12 @@ def test_the_metrics_of_glue() -> None:
     }
     predicted, gold = (side.astype(str) for side in examples(2, 2))
     suite = GLUE["mrpc"]
-    found = suite.scores(suite.metric.updated(predicted, gold).result())
+    found = suite.scores(suite.metric.update(predicted, gold).compute())
     assert found["f1"] == pytest.approx(oracle.f1_score(gold, predicted, pos_label="1"))
     assert found["score"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
     for suite in GLUE.values():
         if isinstance(suite.metric, ConfusionMatrix):
             labels = suite.metric.labels
-            assert set(suite.scores(suite.metric.updated(labels, labels).result()).values()) == {1.0}
+            assert set(suite.scores(suite.metric.update(labels, labels).compute()).values()) == {1.0}
         else:
-            assert suite.scores(suite.metric.updated([1, 2, 4], [1, 2, 4]).result())["score"] == 1.0
+            assert suite.scores(suite.metric.update([1, 2, 4], [1, 2, 4]).compute())["score"] == 1.0

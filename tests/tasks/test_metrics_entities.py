@@ -53,7 +53,7 @@ def test_spans(scheme: Any) -> None:
 def test_scores(scheme: Any, seed: int) -> None:
     gold = sentences(seed, MARKS[scheme], 1000)
     predicted = noisy(gold, seed + 100, MARKS[scheme])
-    found = EntityScores(scheme=scheme).updated(predicted, gold).result()
+    found = EntityScores(scheme=scheme).update(predicted, gold).compute()
     more = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
     expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **more)
     for name, scores in [("micro avg", found), *found["types"].items()]:
@@ -68,8 +68,8 @@ def test_scores(scheme: Any, seed: int) -> None:
 
 def test_lenient_and_strict_differ() -> None:
     gold, predicted = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
-    lenient = EntityScores(scheme="conlleval").updated(predicted, gold).result()
-    strict = EntityScores(scheme="strict-iob2").updated(predicted, gold).result()
+    lenient = EntityScores(scheme="conlleval").update(predicted, gold).compute()
+    strict = EntityScores(scheme="strict-iob2").update(predicted, gold).compute()
     assert (lenient["f1"], strict["f1"]) == (1.0, 0.0)
     assert lenient["token_accuracy"] == strict["token_accuracy"] == 0.5
 
@@ -104,10 +104,10 @@ def test_turned_into_iob2_entities_stay_the_same() -> None:
 
 
 def test_degenerate_sentences() -> None:
-    outside = EntityScores(scheme="conlleval").updated([["O", "O"], []], [["O", "O"], []]).result()
+    outside = EntityScores(scheme="conlleval").update([["O", "O"], []], [["O", "O"], []]).compute()
     assert (outside["f1"], outside["token_accuracy"], outside["types"]) == (0.0, 1.0, {})
     assert outside["notes"] == ["no gold sentence has an entity: recall and F1 are 0 by convention"]
-    assert EntityScores(scheme="conlleval").updated([[]], [[]]).result()["token_accuracy"] == 0.0
+    assert EntityScores(scheme="conlleval").update([[]], [[]]).compute()["token_accuracy"] == 0.0
     assert entity_spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # one type needs no name
     assert entity_counts([], [], "conlleval").shape == (0, 3)
 
@@ -127,7 +127,7 @@ def test_degenerate_sentences() -> None:
 )
 def test_what_is_refused(predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        EntityScores(scheme="strict-iob2").updated(predicted, gold, ids=["s1"])
+        EntityScores(scheme="strict-iob2").update(predicted, gold, ids=["s1"])
 
 
 def test_an_unknown_scheme() -> None:

@@ -46,40 +46,40 @@ NULLS = RANDOM.integers(-5, 5, COUNT) / 4  # with many ties
 
 
 def squad(seen: Any, part: Sequence[int], *more: Any) -> Any:
-    return seen.updated({f"q{i}": WORDS[i + 5] for i in part if i % 7}, {f"q{i}": GOLDS[i] for i in part}, *more)
+    return seen.update({f"q{i}": WORDS[i + 5] for i in part if i % 7}, {f"q{i}": GOLDS[i] for i in part}, *more)
 
 
 METRICS: dict[str, tuple[Any, Callable[[Any, list[int]], Any]]] = {
-    "accuracy": (Accuracy(), lambda seen, part: seen.updated(CLASSES[part, 0], CLASSES[part, 1])),
+    "accuracy": (Accuracy(), lambda seen, part: seen.update(CLASSES[part, 0], CLASSES[part, 1])),
     "confusion": (
         ConfusionMatrix(labels=("a", "b", "c"), positive="b"),
-        lambda seen, part: seen.updated(CLASSES[part, 0], CLASSES[part, 1]),
+        lambda seen, part: seen.update(CLASSES[part, 0], CLASSES[part, 1]),
     ),
     "labels": (
         MultiLabelScores(labels=("a", "b", "c")),
-        lambda seen, part: seen.updated(ROWS[part, 0], ROWS[part, 1]),
+        lambda seen, part: seen.update(ROWS[part, 0], ROWS[part, 1]),
     ),
-    "regression": (RegressionScores(), lambda seen, part: seen.updated(NUMBERS[part, 0], NUMBERS[part, 1])),
-    "ranked": (RankedRegressionScores(), lambda seen, part: seen.updated(NUMBERS[part, 0], NUMBERS[part, 1])),
-    "loss": (TokenLoss(), lambda seen, part: seen.updated(NUMBERS[part, 0], CLASSES[part, 0])),
-    "calibration": (Calibration(bins=5), lambda seen, part: seen.updated(SHARES[part, 0], CLASSES[part, 0] > 0)),
+    "regression": (RegressionScores(), lambda seen, part: seen.update(NUMBERS[part, 0], NUMBERS[part, 1])),
+    "ranked": (RankedRegressionScores(), lambda seen, part: seen.update(NUMBERS[part, 0], NUMBERS[part, 1])),
+    "loss": (TokenLoss(), lambda seen, part: seen.update(NUMBERS[part, 0], CLASSES[part, 0])),
+    "calibration": (Calibration(bins=5), lambda seen, part: seen.update(SHARES[part, 0], CLASSES[part, 0] > 0)),
     "entities": (
         EntityScores(scheme="conlleval"),
-        lambda seen, part: seen.updated([TAGS[i][0] for i in part], [TAGS[i][1] for i in part]),
+        lambda seen, part: seen.update([TAGS[i][0] for i in part], [TAGS[i][1] for i in part]),
     ),
     "squad": (SquadScore(version="2.0"), squad),
-    "texts": (TextScore(), lambda seen, part: seen.updated([WORDS[i] for i in part], [WORDS[i + 5] for i in part])),
+    "texts": (TextScore(), lambda seen, part: seen.update([WORDS[i] for i in part], [WORDS[i + 5] for i in part])),
     "threshold": (SquadThreshold(), lambda seen, part: squad(seen, part, {f"q{i}": NULLS[i] for i in part})),
     "bootstrap": (
         Bootstrap(seed=3, statistics=2, replicates=50),
-        lambda seen, part: seen.updated([f"e{i}" for i in part], SHARES[part]),
+        lambda seen, part: seen.update([f"e{i}" for i in part], SHARES[part]),
     ),
 }
 
 
 def read(metric: Any) -> dict[str, Any]:
     """The result, and the state where equality is defined."""
-    return metric.interval() if isinstance(metric, Bootstrap) else metric.result()
+    return metric.interval() if isinstance(metric, Bootstrap) else metric.compute()
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -99,9 +99,9 @@ def test_any_partition_and_order_equals_the_whole(name: str, data: st.DataObject
     whole = update(empty, list(range(COUNT)))
     assert read(merge_all(ranks)) == read(whole)
     if len(ranks) > 2:
-        left = ranks[0].merged(ranks[1]).merged(ranks[2])
-        right = ranks[0].merged(ranks[1].merged(ranks[2]))
-        other = ranks[2].merged(ranks[0]).merged(ranks[1])
+        left = ranks[0].merge_state(ranks[1]).merge_state(ranks[2])
+        right = ranks[0].merge_state(ranks[1].merge_state(ranks[2]))
+        other = ranks[2].merge_state(ranks[0]).merge_state(ranks[1])
         if type(left).__eq__ is not object.__eq__:
             assert left == right == other
 
@@ -109,11 +109,11 @@ def test_any_partition_and_order_equals_the_whole(name: str, data: st.DataObject
 @pytest.mark.parametrize("name", METRICS)
 def test_nothing_seen(name: str) -> None:
     empty, update = METRICS[name]
-    for nothing in (empty, update(empty, []), empty.merged(empty)):
+    for nothing in (empty, update(empty, []), empty.merge_state(empty)):
         with pytest.raises(HeedfulError, match="of no examples is not defined: the data set is empty"):
             read(nothing)
     whole = update(empty, list(range(COUNT)))
-    assert read(empty.merged(whole)) == read(whole.merged(empty)) == read(update(whole, []))
+    assert read(empty.merge_state(whole)) == read(whole.merge_state(empty)) == read(update(whole, []))
 
 
 @pytest.mark.parametrize("name", sorted(METRICS.keys() - {"threshold", "ranked"}))
@@ -122,7 +122,7 @@ def test_memory_does_not_grow(name: str) -> None:
     seen = update(empty, list(range(COUNT)))
     size = len(pickle.dumps(seen))
     for _ in range(7):
-        seen = seen.merged(seen)  # 5,120 examples
+        seen = seen.merge_state(seen)  # 5,120 examples
     assert len(pickle.dumps(seen)) < 1.2 * size + 100
 
 
@@ -160,4 +160,4 @@ def test_memory_that_must_grow_is_kept_in_few_arrays(name: str) -> None:
 )
 def test_only_equal_kinds_are_merged(one: Any, other: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        one.merged(other)
+        one.merge_state(other)

@@ -45,13 +45,13 @@ def test_regression(seed: int, ties: bool) -> None:
     predicted = gold * random.normal() + random.normal(size=50)
     if ties:
         gold, predicted = np.round(gold), np.round(predicted, 1)
-    found = RankedRegressionScores().updated(predicted, gold).result()
+    found = RankedRegressionScores().update(predicted, gold).compute()
     assert found["pearson"] == pytest.approx(stats.pearsonr(predicted, gold).statistic, abs=1e-13)
     assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, gold).statistic, abs=1e-13)
     assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-14)
     assert found["count"] == 50 and found["notes"] == []
     assert ranks(gold).tolist() == stats.rankdata(gold).tolist()
-    constant = RegressionScores().updated(torch.tensor(predicted), gold.tolist()).result()
+    constant = RegressionScores().update(torch.tensor(predicted), gold.tolist()).compute()
     assert constant == {name: value for name, value in found.items() if name != "spearman"}
 
 
@@ -64,13 +64,13 @@ def test_the_interval_of_ranks_is_that_of_a_bootstrap(ties: bool) -> None:
         x, y = x.round(), (2 * y).round() / 2
     picks = draw.integers(0, 150, (1000, 150))
     plain = np.quantile([stats.spearmanr(x[pick], y[pick])[0] for pick in picks], [0.025, 0.975])
-    whole = RankedRegressionScores().updated(x, y).intervals(0)["spearman"]
+    whole = RankedRegressionScores().update(x, y).intervals(0)["spearman"]
     assert [whole["low"], whole["high"]] == pytest.approx(plain.tolist(), abs=0.025)
     order = draw.permutation(150)
-    parts = [RankedRegressionScores().updated(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
+    parts = [RankedRegressionScores().update(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
     assert merge_all(parts).intervals(0)["spearman"] == whole, "the order does not matter"
     for pair in ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([5.0], [3.0]):
-        flat = RankedRegressionScores().updated(*pair).intervals(0)["spearman"]
+        flat = RankedRegressionScores().update(*pair).intervals(0)["spearman"]
         assert (flat["low"], flat["high"]) == (0, 0)
 
 
@@ -86,27 +86,27 @@ def test_weighted_ranks_are_those_of_repeated_examples() -> None:
 def test_no_digits_are_lost_far_from_zero() -> None:
     random = np.random.default_rng(0)
     gold, predicted = random.normal(size=(2, 100)) + 1e9
-    found = RegressionScores().updated(predicted, gold).result()
+    found = RegressionScores().update(predicted, gold).compute()
     assert found["pearson"] == pytest.approx(np.corrcoef(predicted - 1e9, gold - 1e9)[0, 1], abs=1e-13)
     assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-13)
     tiny = (
-        RegressionScores().updated([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).result()
+        RegressionScores().update([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).compute()
     )  # whose squares are no doubles
     assert tiny["pearson"] == pytest.approx(1, abs=1e-15)
 
 
 def test_half_precision_tensors() -> None:
     values = torch.tensor([0.5, 1.5, 2.5], dtype=torch.bfloat16, requires_grad=True)
-    assert RegressionScores().updated(values, [1, 2, 3]).result()["pearson"] == 1
+    assert RegressionScores().update(values, [1, 2, 3]).compute()["pearson"] == 1
 
 
 def test_a_constant_has_no_correlation() -> None:
-    found = RankedRegressionScores().updated([0.1] * 3, [1.0, 2.0, 4.0]).result()
+    found = RankedRegressionScores().update([0.1] * 3, [1.0, 2.0, 4.0]).compute()
     assert (found["pearson"], found["spearman"]) == (0, 0) and found["mse"] > 0
     assert found["notes"] == [
         "all predictions are equal: a correlation with a constant is not defined, and 0 stands for it"
     ]
-    assert len(RegressionScores().updated([1.0], [2.0]).result()["notes"]) == 2
+    assert len(RegressionScores().update([1.0], [2.0]).compute()["notes"]) == 2
 
 
 @pytest.mark.parametrize("metric", [RegressionScores(), RankedRegressionScores()])
@@ -122,23 +122,23 @@ def test_a_constant_has_no_correlation() -> None:
 )
 def test_what_regression_refuses(metric: Any, predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        metric.updated(predicted, gold, ids=["s1", "s2"])
+        metric.update(predicted, gold, ids=["s1", "s2"])
 
 
 def test_loss_of_tokens() -> None:
     random = np.random.default_rng(0)
     losses, tokens = random.exponential(20, 30), random.integers(0, 9, 30)
-    found = TokenLoss().updated(losses, tokens).result()
+    found = TokenLoss().update(losses, tokens).compute()
     assert found["loss"] == float(sum(map(Fraction, losses)) / int(tokens.sum()))
     assert found["perplexity"] == math.exp(found["loss"]) and found["tokens"] == tokens.sum()
-    huge = TokenLoss().updated([1e4], [1]).result()
+    huge = TokenLoss().update([1e4], [1]).compute()
     assert huge["perplexity"] == math.inf and huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
     with pytest.raises(HeedfulError, match=r"the number of tokens of example 1 of this update is 1\.5: give a whole"):
-        TokenLoss().updated([1.0, 1.0], [1, 1.5])
+        TokenLoss().update([1.0, 1.0], [1, 1.5])
     with pytest.raises(HeedfulError, match='the loss of example "b" is nan'):
-        TokenLoss().updated([1.0, math.nan], [1, 1], ids=["a", "b"])
+        TokenLoss().update([1.0, math.nan], [1, 1], ids=["a", "b"])
     with pytest.raises(HeedfulError, match="the loss of no examples"):
-        TokenLoss().updated([0.0], [0]).result()
+        TokenLoss().update([0.0], [0]).compute()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -147,7 +147,7 @@ def test_calibration(seed: int, bins: int) -> None:
     random = np.random.default_rng(seed)
     p = np.round(random.random(200), 1 + seed % 3)  # many on the borders of bins
     right = random.random(200) < p**2
-    found = Calibration(bins=bins).updated(p, right).result()
+    found = Calibration(bins=bins).update(p, right).compute()
     accuracies, confidences = calibration_curve(right, p, n_bins=bins)
     assert [row["accuracy"] for row in found["table"]] == pytest.approx(accuracies)
     assert [row["confidence"] for row in found["table"]] == pytest.approx(confidences)
@@ -161,12 +161,12 @@ def test_calibration(seed: int, bins: int) -> None:
 
 def test_calibration_of_classes() -> None:
     rows = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], dtype=torch.float64)
-    one = Calibration().updated_classes(rows, [0, 1, 0])
-    assert one == Calibration().updated([0.9, 0.8, 0.6], [1, 1, 0])
-    assert one.updated_classes([], []) == one
+    one = Calibration().update_classes(rows, [0, 1, 0])
+    assert one == Calibration().update([0.9, 0.8, 0.6], [1, 1, 0])
+    assert one.update_classes([], []) == one
     with pytest.raises(HeedfulError, match="the probability of example 1 of this update is nan"):
-        one.updated_classes([[0.5, 0.5], [math.nan, 0.5]], [0, 1])
+        one.update_classes([[0.5, 0.5], [math.nan, 0.5]], [0, 1])
     with pytest.raises(HeedfulError, match=r'example "b" has 1\.5, which should be a probability from 0 to 1'):
-        one.updated([0.5, 1.5], [1, 1], ids=["a", "b"])
+        one.update([0.5, 1.5], [1, 1], ids=["a", "b"])
     with pytest.raises(HeedfulError, match="example 0 of this update has 2, which should be 0 or 1: was it right"):
-        one.updated([0.5], [2])
+        one.update([0.5], [2])

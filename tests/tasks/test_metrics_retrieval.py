@@ -34,42 +34,42 @@ def drawn(count: int, width: int = 5, seed: int = 0) -> Any:
 def test_it_is_the_plain_computation(monkeypatch: pytest.MonkeyPatch, count: int, at_once: int) -> None:
     monkeypatch.setattr(module, "AT_ONCE", at_once)
     vectors = drawn(count)
-    found = Retrieval().updated(range(count), vectors).result()
+    found = Retrieval().update(range(count), vectors).compute()
     accuracy, mrr = plain(vectors)
     assert found["accuracy"] == accuracy and found["mrr"] == pytest.approx(mrr) and found["count"] == count
     assert count == 1 or 0.2 < accuracy < 0.9
-    assert Retrieval().updated(range(count), 1e3 * vectors).result() == found  # lengths do not matter
+    assert Retrieval().update(range(count), 1e3 * vectors).compute() == found  # lengths do not matter
 
 
 @given(st.integers(1, 25), st.randoms(use_true_random=False))
 def test_merging_is_exact_in_any_order(count: int, random: Any) -> None:
     vectors, ids = drawn(count, seed=count), list(range(count))
-    whole = Retrieval().updated(ids, vectors).result()
+    whole = Retrieval().update(ids, vectors).compute()
     random.shuffle(ids)
     parts, rest = [Retrieval()], ids
     while rest:
         size = random.randint(1, len(rest))
-        parts.append(Retrieval().updated(rest[:size], vectors[rest[:size]]))
+        parts.append(Retrieval().update(rest[:size], vectors[rest[:size]]))
         rest = rest[size:]
-    assert merge_all(parts).result() == whole
+    assert merge_all(parts).compute() == whole
 
 
 def test_intervals_are_those_of_means_over_pairs() -> None:
     vectors = drawn(300)
-    metric = Retrieval().updated(range(300), vectors)
-    found, intervals = metric.result(), metric.intervals(0)
+    metric = Retrieval().update(range(300), vectors)
+    found, intervals = metric.compute(), metric.intervals(0)
     for name in ("accuracy", "mrr"):
         low, high = intervals[name]["low"], intervals[name]["high"]
         assert low < found[name] < high and 0.05 < high - low < 0.15
     expected = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 300) ** 0.5
     assert intervals["accuracy"]["high"] - found["accuracy"] == pytest.approx(expected, rel=0.2)
-    parts = [Retrieval().updated([n], vectors[[n]]) for n in reversed(range(300))]
+    parts = [Retrieval().update([n], vectors[[n]]) for n in reversed(range(300))]
     assert merge_all(parts).intervals(0) == intervals
 
 
 def test_of_equal_cosines_the_own_comes_last() -> None:
     same = np.ones((3, 2, 4))
-    assert Retrieval().updated(range(3), same).result() == {"accuracy": 0.0, "mrr": pytest.approx(1 / 3), "count": 3}
+    assert Retrieval().update(range(3), same).compute() == {"accuracy": 0.0, "mrr": pytest.approx(1 / 3), "count": 3}
 
 
 @pytest.mark.parametrize("at_once", [1024, 7])
@@ -84,19 +84,19 @@ def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.Monkey
         rivals = [of[other] for other in texts if other != text]
         own = a @ b / np.linalg.norm(b)
         ranks.append(1 + sum(a @ each / np.linalg.norm(each) >= own for each in rivals))
-    found = Retrieval().updated(range(40), vectors, texts).result()
+    found = Retrieval().update(range(40), vectors, texts).compute()
     assert found["accuracy"] == np.mean(np.array(ranks) == 1) > 0
     assert found["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
-    parts = [Retrieval().updated([n], vectors[[n]], [texts[n]]) for n in reversed(range(40))]
-    assert merge_all(parts).result() == found
+    parts = [Retrieval().update([n], vectors[[n]], [texts[n]]) for n in reversed(range(40))]
+    assert merge_all(parts).compute() == found
 
 
 def test_a_vector_of_zeros_finds_nothing() -> None:
     """An empty text is as far from all others, so that its own comes last; and nobody takes it for theirs."""
     vectors = np.stack([np.eye(4)[:3]] * 2, axis=1)
-    assert Retrieval().updated(range(3), vectors).result()["accuracy"] == 1
+    assert Retrieval().update(range(3), vectors).compute()["accuracy"] == 1
     vectors[1, 0] = 0
-    assert Retrieval().updated(range(3), vectors).ranks()[1].tolist() == [1, 3, 1]
+    assert Retrieval().update(range(3), vectors).ranks()[1].tolist() == [1, 3, 1]
 
 
 def test_what_has_no_direction_is_refused() -> None:
@@ -105,10 +105,10 @@ def test_what_has_no_direction_is_refused() -> None:
         broken = vectors.copy()
         broken[1, 1] = bad
         with pytest.raises(HeedfulError, match=r"^a vector is not finite: its direction means nothing$"):
-            Retrieval().updated(range(3), broken)
+            Retrieval().update(range(3), broken)
     with pytest.raises(HeedfulError, match="of no examples is not defined"):
-        Retrieval().result()
+        Retrieval().compute()
     with pytest.raises(HeedfulError, match="their widths differ: 5 and 6"):
-        Retrieval().updated([0], drawn(1)).merged(Retrieval().updated([1], drawn(1, width=6)))
+        Retrieval().update([0], drawn(1)).merge_state(Retrieval().update([1], drawn(1, width=6)))
     with pytest.raises(HeedfulError, match="there are 2 ids for 3 pairs of vectors"):
-        Retrieval().updated([0, 1], vectors)
+        Retrieval().update([0, 1], vectors)

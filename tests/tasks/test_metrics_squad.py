@@ -40,7 +40,7 @@ def test_the_first_version() -> None:
     # a word in each gold answer: where nothing is left of both, the published script has F1 0 and the oracle 1
     golds = {f"q{i}": [f"{text(source)} cat" for _ in range(source.randint(1, 4))] for i in range(2000)}
     said = {name: source.choice([*answers, text(source)]) for name, answers in golds.items()}
-    found = SquadScore(version="1.1").updated(said, golds).result()
+    found = SquadScore(version="1.1").update(said, golds).compute()
     expected = squad(
         [{"prediction_text": answer, "id": name} for name, answer in said.items()],
         [{"answers": {"answer_start": [0], "text": answers}, "id": name} for name, answers in golds.items()],
@@ -77,12 +77,12 @@ def test_by_hand(prediction: str, golds: list[str], first: tuple[float, ...], se
 def test_unanswerable_and_missing() -> None:
     golds: dict[str, list[str]] = {"a": ["cat"], "b": [], "c": [], "d": [], "e": ["."]}
     said = {"a": "cat", "b": "", "c": "dog", "e": "", "not asked": "x"}
-    found = SquadScore(version="2.0").updated(said, golds).result()
+    found = SquadScore(version="2.0").update(said, golds).compute()
     assert (found["answerable_exact"], found["answerable_count"]) == (1.0, 2)  # "." was given as an answer
     assert (found["unanswerable_f1"], found["unanswerable_count"]) == (pytest.approx(1 / 3), 3)
     assert found["exact"] == 3 / 5 and found["missing"] == 1
     assert found["notes"] == ["1 of 5 questions have no prediction and count 0"]
-    only = SquadScore(version="2.0").updated({"a": "cat"}, {"a": ["cat"]}).result()
+    only = SquadScore(version="2.0").update({"a": "cat"}, {"a": ["cat"]}).compute()
     assert not [name for name in only if name.startswith("unanswerable")]
 
 
@@ -90,7 +90,7 @@ def by_hand(said: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, 
     """Every threshold tried, each scored from the beginning."""
     best = {"exact": (-1.0, 0.0), "f1": (-1.0, 0.0)}
     for threshold in sorted({-math.inf, *nulls.values()}):
-        found = SquadScore(version="2.0").updated(apply_threshold(said, nulls, threshold), golds).result()
+        found = SquadScore(version="2.0").update(apply_threshold(said, nulls, threshold), golds).compute()
         for name, (value, _) in best.items():
             if found[name] > value + 1e-12:
                 best[name] = found[name], threshold
@@ -108,43 +108,43 @@ def test_best_threshold(seed: int) -> None:
     steps = 6 if seed % 2 else 10**9  # with ties and without
     shift = 0.5 if seed % 3 else 0.0  # scores below 0: log odds; all above: probabilities
     nulls = {name: (1 + source.randrange(steps)) / steps - shift for name in golds}
-    found = SquadThreshold().updated(said, golds, nulls).result()
+    found = SquadThreshold().update(said, golds, nulls).compute()
     expected = by_hand(said, golds, nulls)
     for name in ("exact", "f1"):
         assert found[f"best_{name}"] == pytest.approx(expected[f"best_{name}"], abs=1e-12)
         threshold = found[f"best_{name}_threshold"]
         assert threshold == expected[f"best_{name}_threshold"] or threshold < min(nulls.values())
-        again = SquadScore(version="2.0").updated(apply_threshold(said, nulls, threshold), golds).result()
+        again = SquadScore(version="2.0").update(apply_threshold(said, nulls, threshold), golds).compute()
         assert again[name] == pytest.approx(found[f"best_{name}"], abs=1e-12)  # it is what the threshold gives
 
 
 def test_saying_nothing_can_be_best() -> None:
-    found = SquadThreshold().updated({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).result()
+    found = SquadThreshold().update({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).compute()
     assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 0.0)  # as published
-    found = SquadThreshold().updated({"a": "x"}, {"a": []}, {"a": 0.0}).result()
+    found = SquadThreshold().update({"a": "x"}, {"a": []}, {"a": 0.0}).compute()
     assert found["best_f1_threshold"] < 0.0
 
 
 def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
     golds: dict[str, list[str]] = {"a": [], "b": ["x"], "c": ["x"]}
-    found = SquadThreshold().updated({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).result()
+    found = SquadThreshold().update({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
     assert (found["best_exact"], found["best_exact_threshold"]) == (1 / 3, 0.0)  # answering all is no better
-    found = SquadThreshold().updated({"a": "", "b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).result()
+    found = SquadThreshold().update({"a": "", "b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
     assert (found["best_f1"], found["best_f1_threshold"]) == (2 / 3, 0.2)
 
 
 def test_what_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(HeedfulError, match=r'question "q" has no gold answer, which version 1\.1 does not know: score'):
-        SquadScore(version="1.1").updated({"q": "x"}, {"q": []})
+        SquadScore(version="1.1").update({"q": "x"}, {"q": []})
     with pytest.raises(HeedfulError, match="the gold answers of question \"q\" should be a list of texts, got 'cat'"):
-        SquadScore(version="2.0").updated({"q": "x"}, {"q": "cat"})
+        SquadScore(version="2.0").update({"q": "x"}, {"q": "cat"})
     with pytest.raises(HeedfulError, match=r'the prediction for question "q" should be a text \(""'):
-        SquadScore(version="2.0").updated({"q": nothing, "r": "x"}, {"q": ["x"]})
+        SquadScore(version="2.0").update({"q": nothing, "r": "x"}, {"q": ["x"]})
     with pytest.raises(HeedfulError, match='question "q" has no null score'):
-        SquadThreshold().updated({"q": "x"}, {"q": ["x"]}, {})
+        SquadThreshold().update({"q": "x"}, {"q": ["x"]}, {})
     with pytest.raises(HeedfulError, match='the null score of question "q" is nan'):
-        SquadThreshold().updated({"q": "x"}, {"q": ["x"]}, {"q": math.nan})
+        SquadThreshold().update({"q": "x"}, {"q": ["x"]}, {"q": math.nan})
     with pytest.raises(HeedfulError, match='question "q" has no null score'):
         apply_threshold({"q": "x"}, {}, 0.5)
     seen = SquadScore(version="2.0")
@@ -177,11 +177,11 @@ def test_published_predictions(name: str, data_dir: Path) -> None:
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
     }
-    whole = SquadScore(version=version).updated(said, golds)
-    found = whole.result()
+    whole = SquadScore(version=version).update(said, golds)
+    found = whole.compute()
     prefixes = ("", "answerable_", "unanswerable_") if version == "2.0" else ("",)
     scores = [found[prefix + kind] for prefix in prefixes for kind in ("exact", "f1")]
     assert tuple(round(100 * score, 2) for score in scores) == PUBLISHED[name]
     assert found["missing"] == (13 if name == "v1.1-logistic-regression" else 0)
     parts = [dict(list(golds.items())[start::3]) for start in range(3)]
-    assert merge_all(SquadScore(version=version).updated(said, part) for part in parts) == whole
+    assert merge_all(SquadScore(version=version).update(said, part) for part in parts) == whole

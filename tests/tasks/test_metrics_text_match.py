@@ -30,6 +30,6 @@ def test_copies_are_no_corrections() -> None:
     """Of which the score of answers taken from a text sees nothing."""
     given, golds = ["he goes", "an apple fell"], ["He goes.", "The apple fell"]
     assert [answer_scores(*each, "2.0") for each in zip(given, [[gold] for gold in golds], strict=True)] == [(1, 1)] * 2
-    assert TextScore().updated(given, golds).result() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}
+    assert TextScore().update(given, golds).compute() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}
     with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
-        TextScore().updated(["a"], golds)
+        TextScore().update(["a"], golds)

@@ -33,7 +33,7 @@ def task(**more: Any) -> MultipleChoiceTask:
 
 
 def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
-    read = task().read(EXAMPLES)
+    read = task().encode_split(EXAMPLES)
     assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4]
     assert [each.target for each in read.samples] == [1, 0, 3] and {each.weight for each in read.samples} == {1.0}
     backend = both("choice").tokenizer
@@ -48,7 +48,7 @@ def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
 def test_a_batch_knows_whose_candidates_stand_where() -> None:
     """Prompts have different numbers of candidates, which stand end to end."""
     made = task()
-    batch = made.batch(made.read(EXAMPLES).samples, [0] * 3)
+    batch = made.batch(made.encode_split(EXAMPLES).samples, [0] * 3)
     assert batch.groups == (3, 2, 4) and batch.targets.tolist() == [1, 3, 8]
     assert len(batch.packed) == 9 and batch.weights.tolist() == [1.0] * 3
 
@@ -56,7 +56,7 @@ def test_a_batch_knows_whose_candidates_stand_where() -> None:
 def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
     made = task(limit=SHORT)
     seen = windowed(made, LONG)
-    samples = made.read([LONG]).samples
+    samples = made.encode_split([LONG]).samples
     assert len(samples) == len(seen[0]) >= 5 and {each.weight for each in samples} == {1 / len(samples)}
     prompts: list[list[str]] = []
     for number, sample in enumerate(samples):
@@ -78,7 +78,7 @@ def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
 def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() -> None:
     example = ChoiceExample(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
     made = task(limit=SHORT + 4)
-    lengths = [len(each) for each in tokenizer().encode_batch(made.items(example))]
+    lengths = [len(each) for each in tokenizer().encode_batch(made.tokenizer_inputs(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
     one, other = windowed(made, example)
     assert len(one) == len(other) > 1
@@ -89,7 +89,7 @@ def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt(
     room = 2 * SHORT - 3
     for words in range(1, 60):
         example = ChoiceExample(prompt=long_text(60), candidates=("a", long_text(words)), answer=0)
-        encoded = tokenizer().encode_batch(task().items(example))
+        encoded = tokenizer().encode_batch(task().tokenizer_inputs(example))
         seen = prompt_windows(encoded, 2 * SHORT)
         for mine in seen:
             assert min(each.segments.count(0) for each in mine[:1]) >= room // 2, words
@@ -99,7 +99,7 @@ def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt(
 def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
     """Each token of the prompt beside each of every candidate; in one window all candidates see the same prompt."""
     example = ChoiceExample(prompt=prompt, candidates=("a", long_text(30), long_text(25)), answer=1)
-    encoded = tokenizer().encode_batch(task().items(example))
+    encoded = tokenizer().encode_batch(task().tokenizer_inputs(example))
     seen = prompt_windows(encoded, SHORT)
     assert len({len(mine) for mine in seen}) == 1 < len(seen[0])
     for whole, mine in zip(encoded, seen, strict=True):
@@ -111,7 +111,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
             ]
             met |= {(a, b) for a in parts[0] or [None] for b in parts[1]}
         assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
-    read = task(limit=SHORT).read([example])
+    read = task(limit=SHORT).encode_split([example])
     assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
     engine = Engine(both("choice").ours)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
@@ -121,7 +121,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
-    read = task(limit=SHORT, long_inputs="truncate").read([LONG])
+    read = task(limit=SHORT, long_inputs="truncate").encode_split([LONG])
     (sample,) = read.samples
     assert (sample.target, sample.weight, read.cut, read.windowed) == (2, 1.0, 1, 0)
     assert [stop - start for start, stop in zip(sample.bounds, sample.bounds[1:], strict=False)] == [SHORT] * 3
@@ -152,7 +152,7 @@ def test_windows_count_as_one_prompt() -> None:
     pair, made = both("choice"), task(limit=SHORT)
     with torch.no_grad():
         each = []
-        for sample in made.read([LONG]).samples:
+        for sample in made.encode_split([LONG]).samples:
             scores = pair.ours(made.batch([sample], [0]).packed)
             each.append(float(-scores.log_softmax(0)[2]))
     loss = learned(made, pair.ours, [LONG, EXAMPLES[1]])
@@ -181,7 +181,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
     measure = evaluate_task(made, Engine(both("choice").ours), examples)
-    found = made.result(measure)
+    found = made.compute_metrics(measure)
     assert found["accuracy"] == found[made.metric] == sum(right) / len(right)
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     interval = measure.intervals()["accuracy"]
@@ -191,9 +191,9 @@ def test_an_evaluation_agrees_with_transformers() -> None:
 def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
     ours, made = both("choice").ours, task()
     long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
-    (answer,) = Engine(ours)([made.ask(long)])
+    (answer,) = Engine(ours)([made.engine_input(long)])
     with torch.no_grad():
-        shares = [ours(made.batch([sample], [0]).packed).softmax(0) for sample in made.read([long]).samples]
+        shares = [ours(made.batch([sample], [0]).packed).softmax(0) for sample in made.encode_split([long]).samples]
     assert answer["windows"] == len(shares) > 3
     assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-6)
     assert answer["choice"] == long.candidates[answer["number"]]
@@ -202,7 +202,7 @@ def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
 def test_mistakes_come_in_order() -> None:
     made = task()
     judged = [
-        made.judge(EXAMPLES[0], {"number": number, "probabilities": shares})
+        made.score_answer(EXAMPLES[0], {"number": number, "probabilities": shares})
         for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
     ]
     loss = [each.loss for each in judged]

@@ -49,7 +49,7 @@ def task(**more: Any) -> QuestionAnswering:
 
 
 def test_targets_are_the_tokens_of_the_first_answer() -> None:
-    read = task().read(EXAMPLES)
+    read = task().encode_split(EXAMPLES)
     found = [text_of(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
     assert found == [["ada"], ["paris"], ["dog", "ran"]]
     assert text_of(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
@@ -60,7 +60,7 @@ def test_targets_are_the_tokens_of_the_first_answer() -> None:
 def test_windows_with_the_whole_answer_are_kept() -> None:
     made = task(limit=SHORT)
     (windows,) = windowed(made, LONG)
-    read = made.read([LONG])
+    read = made.encode_split([LONG])
     start, stop = LONG.answers[0].start, LONG.answers[0].start + len("first program")
     holding = [
         window
@@ -82,13 +82,13 @@ def context(window: Any) -> list[tuple[int, int]]:
 def test_windows_without_the_answer_point_at_the_first_token_where_some_questions_have_none() -> None:
     made = task(limit=SHORT, impossible=True)
     (windows,) = windowed(made, LONG)
-    samples = made.read([LONG]).samples
+    samples = made.encode_split([LONG]).samples
     assert len(samples) == len(windows) and {each.weight for each in samples} == {1 / len(windows)}
     empty = [each for each in samples if each.target == (0, 0)]
-    kept = task(limit=SHORT).read([LONG]).samples
+    kept = task(limit=SHORT).encode_split([LONG]).samples
     assert len(empty) == len(windows) - len(kept) > 0
     assert [each.target for each in samples if each.target != (0, 0)] == [each.target for each in kept]
-    (none,) = made.read([question("why ?", "the cat sat")]).samples
+    (none,) = made.encode_split([question("why ?", "the cat sat")]).samples
     assert (none.target, none.weight) == ((0, 0), 1.0)
 
 
@@ -113,7 +113,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
         rows = decoder()(Packed.of([list(ids)]))
     assert abs(second["no_answer_score"] - float(rows[-1].sum())) < 1e-5
     made = task(impossible=True, null_row=no_answer_row(decoder().config.head))
-    (sample,) = made.read([question("why ?", "the cat sat")]).samples
+    (sample,) = made.encode_split([question("why ?", "the cat sat")]).samples
     assert sample.target == (len(sample) - 1, len(sample) - 1)
 
 
@@ -128,7 +128,7 @@ def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
     lost = question("what ?", "the \u200b cat sat", "\u200b")
     wide = question("what ?", long_text(60), long_text(40))
     for impossible in (False, True):  # it is no question without an answer
-        read = task(limit=SHORT, impossible=impossible).read([lost, wide, EXAMPLES[2]])
+        read = task(limit=SHORT, impossible=impossible).encode_split([lost, wide, EXAMPLES[2]])
         assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
 
 
@@ -137,8 +137,8 @@ def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
     examples = [question("what ?", words, words[:size]) for size in (9, 11, 31)]  # 5, 6 and 16 tokens
     for most, count in ((16, 0), (15, 1), (5, 2), (4, 3)):
         remark = f"have an answer that is longer than task.max_answer_tokens={most}"
-        assert task(max_answer_tokens=most).read(examples).remarks == ({remark: count} if count else {})
-    assert task(max_answer_tokens=1).read([question("why ?", words), *EXAMPLES[:2]]).remarks == {}
+        assert task(max_answer_tokens=most).encode_split(examples).remarks == ({remark: count} if count else {})
+    assert task(max_answer_tokens=1).encode_split([question("why ?", words), *EXAMPLES[:2]]).remarks == {}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
 )
 def test_targets_are_all_tokens_that_the_answer_touches(context: str, answer: str, expected: list[str]) -> None:
     for impossible in (False, True):
-        (sample,) = task(impossible=impossible).read([question("who ?", context, answer)]).samples
+        (sample,) = task(impossible=impossible).encode_split([question("who ?", context, answer)]).samples
         assert text_of(sample).split()[sample.target[0] : sample.target[1] + 1] == expected
 
 
@@ -167,7 +167,7 @@ def test_answers_in_what_is_cut_off_are_left_out() -> None:
     inside = question("who ?", words, words[last:stop], at=last)
     over = question("who ?", words, words[last : stop + 4], at=last)
     after = question("who ?", words, words[stop + 1 : stop + 3], at=stop + 1)
-    read = made.read([inside, over, after])
+    read = made.encode_split([inside, over, after])
     assert (len(read.samples), read.left_out, read.cut, read.windowed) == (1, 2, 3, 0)
     assert read.samples[0].target == (SHORT - 2, SHORT - 2)
 
@@ -204,7 +204,7 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
         shifted = {window.start + at: at for at, segment in enumerate(window.segments) if segment == 1}
         expected = (shifted.get(place[0]), shifted.get(place[1]))
         assert each == (None if None in expected else expected)
-    assert len(made.read([example]).samples) == sum(each is not None for each in found)
+    assert len(made.encode_split([example]).samples) == sum(each is not None for each in found)
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def their_loss(model: Any, sample: Any) -> torch.Tensor:
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
     pair, made = both("span", dtype), task(impossible=True)
     examples = [*EXAMPLES, question("why ?", "the cat sat")]
-    samples = made.read(examples).samples
+    samples = made.encode_split(examples).samples
     expected = torch.stack([their_loss(pair.theirs, sample) for sample in samples]).mean()
     for parts in (1, 3):
         loss = learned(made, pair.ours, examples, parts)
@@ -237,7 +237,7 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
 def test_windows_count_as_one_question() -> None:
     pair, made = both("span"), task(limit=SHORT, impossible=True)
     with torch.no_grad():
-        each = [float(their_loss(pair.theirs, sample)) for sample in made.read([LONG]).samples]
+        each = [float(their_loss(pair.theirs, sample)) for sample in made.encode_split([LONG]).samples]
     loss = learned(made, pair.ours, [LONG])
     assert loss.count == pytest.approx(1, abs=1e-6) and float(loss.sum) == pytest.approx(
         sum(each) / len(each), abs=1e-6
@@ -255,8 +255,8 @@ def answered(text: str, score: float | None = 1.0, nothing: float = 0.0, **more:
 def test_scores_are_over_all_gold_answers() -> None:
     made = task()
     answers = [answered("wrote Ada"), answered("The Paris!"), answered("the dog")]
-    measure = made.measured(made.measure(), 10 * EXAMPLES, 10 * answers, range(30))
-    found = made.result(measure)
+    measure = made.update_metrics(made.new_metrics(), 10 * EXAMPLES, 10 * answers, range(30))
+    found = made.compute_metrics(measure)
     f1 = (1.0, 1.0, 2 / 3)  # the words of "Ada wrote"; articles and points do not count; "dog" of "dog ran"
     assert found["exact"] == 1 / 3 and found["f1"] == pytest.approx(sum(f1) / 3)
     assert found["version"] == "1.1" and found["count"] == 30 and "best_f1" not in found
@@ -275,18 +275,20 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
         answered("", 1.0, 4.0, best="Ada"),  # by 3
         answered("", None, 2.0, best=""),
     ]
-    found = made.result(made.measured(made.measure(), examples, answers, range(4)))
+    found = made.compute_metrics(made.update_metrics(made.new_metrics(), examples, answers, range(4)))
     assert (found["exact"], found["answerable_exact"], found["unanswerable_exact"]) == (0.75, 0.5, 1.0)
     assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 1.0)
     assert (found["best_f1"], found["best_f1_threshold"], found["version"]) == (1.0, 1.0, "2.0")
     plain = [{name: value for name, value in each.items() if name != "best"} for each in answers]
-    assert made.result(made.measured(made.measure(), examples, plain, range(4)))["exact"] == 0.75  # never calibrated
+    assert (
+        made.compute_metrics(made.update_metrics(made.new_metrics(), examples, plain, range(4)))["exact"] == 0.75
+    )  # never calibrated
 
 
 def test_the_engine_says_nothing_above_the_threshold() -> None:
     ours, made = both("span").ours, task(impossible=True)
     engine = Engine(ours)
-    inputs = [made.ask(each) for each in (*EXAMPLES, LONG)]
+    inputs = [made.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
     assert all("best" not in each and each["answer"] for each in plain)
     gaps = sorted(each["no_answer_score"] - each["score"] for each in plain)
@@ -324,9 +326,9 @@ def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> Non
     examples += [question(f"where {word} ?", f"she wrote {word} in france") for word in words]
     try:
         ours.thresholds = {NO_ANSWER: 0.0}
-        found = made.result(evaluate_task(made, engine, examples))
+        found = made.compute_metrics(evaluate_task(made, engine, examples))
         ours.thresholds = {NO_ANSWER: found["best_f1_threshold"]}
-        again = made.result(evaluate_task(made, engine, examples))
+        again = made.compute_metrics(evaluate_task(made, engine, examples))
         assert again["f1"] == pytest.approx(found["best_f1"], abs=1e-12) and again["f1"] >= found["f1"]
     finally:
         ours.thresholds = {}
@@ -337,7 +339,7 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
     told: list[dict[str, Any]] = []
     measure = evaluate_task(made, engine, examples, judged=lambda number, example, answer, judged: told.append(answer))
-    assert made.result(measure)["count"] == 2
+    assert made.compute_metrics(measure)["count"] == 2
     for example, answer in zip(examples, told, strict=True):
         assert answer["windows"] > 1 and answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
 
@@ -345,12 +347,12 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
 def test_mistakes_come_in_order() -> None:
     made = task(impossible=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
-    judged = [made.judge(EXAMPLES[0], answered(text, best=text)) for text in texts]
+    judged = [made.score_answer(EXAMPLES[0], answered(text, best=text)) for text in texts]
     assert [each.correct for each in judged] == [False, False, True, True]
     loss = [each.loss for each in judged]
     assert loss[0] == 1 > loss[1] > loss[2] == loss[3] == 0
     assert judged[0].label == ["Ada", "Ada wrote"] and judged[0].prediction == "dog"
-    none = made.judge(question("why ?", ADA), answered("", best="Ada"))
+    none = made.score_answer(question("why ?", ADA), answered("", best="Ada"))
     assert (none.label, none.prediction, none.correct) == ("", "", True)
 
 
@@ -362,12 +364,12 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     made = task(limit=SHORT)
     (windows,) = windowed(made, asked)
     assert len({each.beside for each in windows}) > 3
-    samples = made.read([asked]).samples
+    samples = made.encode_split([asked]).samples
     assert len(samples) >= len({each.beside for each in windows})
     for each in samples:
         assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
     loaded, encoded = both("span").ours, tokenizer().encode((asked.question, asked.context))
-    found = Engine(loaded)([made.ask(asked)])[0]
+    found = Engine(loaded)([made.engine_input(asked)])[0]
     best = max(
         float(scores[low, 0] + scores[high, 1])
         for window in pair_windows(encoded, LIMIT)
@@ -377,4 +379,4 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     )
     assert found["windows"] == len(pair_windows(encoded, LIMIT))
     assert found["score"] == pytest.approx(best, abs=1e-5) if words == 3 else found["score"] <= best + 1e-5
-    assert evaluate_task(made, Engine(loaded), [asked]).metrics["squad"].result()["count"] == 1
+    assert evaluate_task(made, Engine(loaded), [asked]).metrics["squad"].compute()["count"] == 1

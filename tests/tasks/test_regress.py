@@ -39,7 +39,7 @@ def answers(said: Any) -> list[dict[str, Any]]:
 def measured(said: Any, gold: Any) -> Any:
     """Of so many examples."""
     examples = [ScoredExample(text="x", score=float(score)) for score in gold]
-    return task().measured(task().measure(), examples, answers(said), range(len(examples)))
+    return task().update_metrics(task().new_metrics(), examples, answers(said), range(len(examples)))
 
 
 def test_loss_and_gradient() -> None:
@@ -60,12 +60,12 @@ def test_the_unit_of_scores_does_not_matter() -> None:
     far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
     plain, other = learned(task(), pair.ours, EXAMPLES), learned(task(**unit), pair.ours, far)
     assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
-    assert task().answering(pair.ours) is pair.ours is task().learning(pair.ours)
-    made = task(**unit).answering(pair.ours)
+    assert task().for_inference(pair.ours) is pair.ours is task().for_training(pair.ours)
+    made = task(**unit).for_inference(pair.ours)
     texts = [each.text for each in EXAMPLES]
     before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.ours, made))
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
-    back = task(**unit).learning(made).named_tensors()
+    back = task(**unit).for_training(made).named_tensors()
     for name, each in pair.ours.named_tensors().items():
         assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
             not name.startswith("head.out.")
@@ -73,7 +73,7 @@ def test_the_unit_of_scores_does_not_matter() -> None:
 
 
 def test_windows_of_a_long_text_have_its_number() -> None:
-    samples = task(limit=SHORT).read([ScoredExample(text=long_text(60), score=2.0)]).samples
+    samples = task(limit=SHORT).encode_split([ScoredExample(text=long_text(60), score=2.0)]).samples
     assert len(samples) > 3 and {(each.target, each.weight) for each in samples} == {(2.0, 1 / len(samples))}
 
 
@@ -84,12 +84,12 @@ def test_an_evaluation_agrees_with_scipy() -> None:
         batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
         said = both("regression").theirs(**batch).logits[:, 0].numpy()
     gold = np.array([each.score for each in examples])
-    found = task().result(measure)
+    found = task().compute_metrics(measure)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(said, gold)[0], abs=1e-6)
     assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
     assert found[task().metric] == found["pearson"]
-    judged = [task().judge(example, each) for example, each in zip(examples, answers(said), strict=True)]
+    judged = [task().score_answer(example, each) for example, each in zip(examples, answers(said), strict=True)]
     assert [each.loss for each in judged] == pytest.approx(np.abs(said - gold).tolist())
     assert {each.correct for each in judged} == {None}
 
@@ -177,12 +177,12 @@ numbers = st.lists(st.tuples(st.floats(-1e300, 1e300), st.floats(-10, 10)), min_
 @given(numbers, st.randoms(use_true_random=False))
 def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random: Any) -> None:
     rows, ids = np.array(pairs), list(range(len(pairs)))
-    whole = PearsonBootstrap().updated(ids, rows)
+    whole = PearsonBootstrap().update(ids, rows)
     random.shuffle(ids)
     merged = PearsonBootstrap()
     for number in ids:
-        one = PearsonBootstrap().updated([number], rows[[number]])
-        merged = one.merged(merged) if random.random() < 0.5 else merged.merged(one)
+        one = PearsonBootstrap().update([number], rows[[number]])
+        merged = one.merge_state(merged) if random.random() < 0.5 else merged.merge_state(one)
     found = whole.interval()
     assert merged.interval() == found
     assert -1 <= found["low"] <= found["high"] <= 1

@@ -104,7 +104,7 @@ KINDS = pytest.mark.parametrize("kind", ["both", "alone"])
 @KINDS
 def test_the_loss_is_theirs(kind: str) -> None:
     theirs, loaded, task = pair(kind)
-    samples = task.read(EXAMPLES).samples
+    samples = task.encode_split(EXAMPLES).samples
     found = task.loss(loaded, task.batch(samples, [0, 0, 0]))
     total = count = 0.0
     with torch.no_grad(), Exact(torch.float64):
@@ -127,7 +127,7 @@ def test_label_smoothing_counts_tokens_alone(kind: str) -> None:
     """torch's cross_entropy over lines that are filled up, whose filling it ignores; and the formula, text by text."""
     _, loaded, task = pair(kind)
     task = replace(task, label_smoothing=0.2)
-    samples = task.read(EXAMPLES).samples
+    samples = task.encode_split(EXAMPLES).samples
     batch = task.batch(samples, [0, 0, 0])
     found = task.loss(loaded, batch)
     with torch.no_grad():
@@ -147,16 +147,18 @@ def test_label_smoothing_counts_tokens_alone(kind: str) -> None:
 def test_bleu_does_not_count_the_end_token(kind: str) -> None:
     """What is measured has no end in it, and neither has what is right; greedily is one beam."""
     _, loaded, task = pair(kind)
-    engine = heedful.Engine(loaded, writing=task.writing)
-    assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == BeamSearch(num_beams=4)
+    engine = heedful.Engine(loaded, writing=task.generation)
+    assert isinstance(task.generation.how, Greedy) and replace(task, num_beams=4).generation.how == BeamSearch(
+        num_beams=4
+    )
     asked = [each.text for each in EXAMPLES]
     one = heedful.Engine(loaded, writing=GenerationConfig(how=BeamSearch(num_beams=1)))(asked)
     answers = engine(asked)
     assert [each["text"] for each in answers] == [each["text"] for each in one]
     assert all("</s>" not in each["text"] for each in answers)
     right = [{"text": example.rewritten} for example in EXAMPLES]
-    measure = task.measured(task.measure(), EXAMPLES, right, range(len(EXAMPLES)))
-    assert task.result(measure)["bleu"] == pytest.approx(1)
+    measure = task.update_metrics(task.new_metrics(), EXAMPLES, right, range(len(EXAMPLES)))
+    assert task.compute_metrics(measure)["bleu"] == pytest.approx(1)
     assert measure.metrics["bleu"].sums[:2] == (7, 7), "words, without ends"
     assert measure.intervals()["bleu"]["high"] == pytest.approx(1)
 
@@ -209,7 +211,7 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     _, loaded, task = pair(kind)
     learner = with_head(loaded.float(), "language_model", seed=0)
     learner.text_suffix = loaded.text_suffix
-    samples = task.read(EXAMPLES).samples
+    samples = task.encode_split(EXAMPLES).samples
     settings = TrainSettings(max_steps=150, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1)
     trainer = Trainer(learner, task, samples, settings)
     losses = [step.loss for step in trainer]
@@ -220,7 +222,9 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
         each.rewritten.replace(" ", "") for each in EXAMPLES
     ]
-    assert task.result(measure)["count"] == 3 and task.result(measure)["exact"] == pytest.approx(1 / 3)
+    assert task.compute_metrics(measure)["count"] == 3 and task.compute_metrics(measure)["exact"] == pytest.approx(
+        1 / 3
+    )
     assert measure.intervals()["exact"]["low"] <= 1 / 3
 
 
@@ -230,11 +234,11 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     with pytest.raises(
         HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 2 tokens, the end among them, but this model"
     ):
-        task.read([long])
+        task.encode_split([long])
     with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
         task.check([EXAMPLES[0], long])
     replace(task, long_inputs="truncate").check([long])
-    read = replace(task, long_inputs="truncate").read([long])
+    read = replace(task, long_inputs="truncate").encode_split([long])
     assert read.cut == 1 and max(map(len, read.samples)) <= 24
 
 
@@ -256,13 +260,13 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
     known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     task = replace(task, tokenizer=known, limit=24, limit_written=24)
     example = Seq2SeqExample(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
-    (sample,) = task.read([example]).samples
+    (sample,) = task.encode_split([example]).samples
     assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
     task.loss(loaded, task.batch([sample], [0]))
     with pytest.raises(HeedfulError, match="but this model reads 24 at once"):
-        task.read([replace(example, rewritten=example.rewritten + " two")])
+        task.encode_split([replace(example, rewritten=example.rewritten + " two")])
     long = Seq2SeqExample(text=example.text * 2, rewritten=example.rewritten * 2)
-    (sample,) = replace(task, long_inputs="truncate").read([long]).samples
+    (sample,) = replace(task, long_inputs="truncate").encode_split([long]).samples
     assert max(stop - start for start, stop in pairwise(sample.bounds)) <= 24
 
 
@@ -270,10 +274,10 @@ def test_what_cannot_be_written_is_told_before_the_training() -> None:
     """What is longer than evaluations write, its end included, and what the tokenizer itself would change."""
     _, _, task = pair("both")
     examples = [Seq2SeqExample(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
-    found = task.read(examples).remarks
+    found = task.encode_split(examples).remarks
     assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
     assert "the tokenizer does not give back as they were" in next(iter(found))
-    found = replace(task, max_new_tokens=2).read(examples[:1] + EXAMPLES).remarks
+    found = replace(task, max_new_tokens=2).encode_split(examples[:1] + EXAMPLES).remarks
     assert found["have rewritings that are longer than evaluations write (task.max_new_tokens=2)"] == 2
 
 
@@ -282,13 +286,15 @@ def test_what_was_cut_off_is_counted(kind: str) -> None:
     """In any parts; a note says how many there were."""
     _, loaded, task = pair(kind)
     task = replace(task, max_new_tokens=1)
-    engine = heedful.Engine(loaded, writing=task.writing)
+    engine = heedful.Engine(loaded, writing=task.generation)
     answers = engine([each.text for each in EXAMPLES])
     unfinished = sum(not answer["complete"] for answer in answers)
     assert evaluate_task(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
     answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]
-    parts = [task.measured(task.measure(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))]
-    assert "texts cut off before their end: 2 (task.max_new_tokens=1)" in task.told(merge_all(parts))["notes"]
+    parts = [
+        task.update_metrics(task.new_metrics(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))
+    ]
+    assert "texts cut off before their end: 2 (task.max_new_tokens=1)" in task.report(merge_all(parts))["notes"]
 
 
 def test_a_copy_is_no_correction() -> None:
@@ -296,11 +302,11 @@ def test_a_copy_is_no_correction() -> None:
     _, _, task = pair("both")
     example = Seq2SeqExample(text="he has cat", rewritten="He has a cat.")
     answer = {"text": example.text, "complete": True}
-    found = task.result(task.measured(task.measure(), [example], [answer], [0]))
+    found = task.compute_metrics(task.update_metrics(task.new_metrics(), [example], [answer], [0]))
     assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
-    judged = task.judge(example, answer)
+    judged = task.score_answer(example, answer)
     assert judged.correct is False and judged.loss == pytest.approx(5 / 7)
-    assert task.judge(example, {"text": " He has a cat.\n"}).correct
+    assert task.score_answer(example, {"text": " He has a cat.\n"}).correct
 
 
 def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
@@ -308,8 +314,8 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     _, loaded, task = pair("alone")
     task = replace(task, long_inputs="truncate")
     long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one")
-    (sample,), cut = task.read([long]).samples, task.cut
-    assert cut == 12 and task.read([long]).cut_tokens == 19
+    (sample,), cut = task.encode_split([long]).samples, task.cut
+    assert cut == 12 and task.encode_split([long]).cut_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
     (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19

@@ -40,7 +40,7 @@ def task(**more: Any) -> Tag:
 
 
 def test_labels_stand_at_first_pieces_alone() -> None:
-    read = task().read(EXAMPLES)
+    read = task().encode_split(EXAMPLES)
     first, second, third = read.samples
     assert text_of(first) == "[CLS] ada lives in paris ##i ##a ##n z ##o ##o ##s . [SEP]"
     assert first.target == ((1, 2, 3, 4, 8, 12), tuple(NAMES.index(tag) for tag in EXAMPLES[0].tags))
@@ -52,7 +52,7 @@ def test_labels_stand_at_first_pieces_alone() -> None:
 
 def test_a_batch_scores_these_rows_and_no_others() -> None:
     made = task()
-    samples = made.read(EXAMPLES).samples
+    samples = made.encode_split(EXAMPLES).samples
     batch = made.batch(samples, [0] * 3)
     assert batch.rows is not None and batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
     assert batch.targets.tolist() == [number for sample in samples for number in sample.target[1]]
@@ -60,7 +60,9 @@ def test_a_batch_scores_these_rows_and_no_others() -> None:
 
 
 def test_sentences_without_pieces_are_left_out() -> None:
-    read = task().read([TaggedExample(words=("\u200b",), tags=("O",)), TaggedExample(words=(), tags=()), EXAMPLES[2]])
+    read = task().encode_split(
+        [TaggedExample(words=("\u200b",), tags=("O",)), TaggedExample(words=(), tags=()), EXAMPLES[2]]
+    )
     assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
 
 
@@ -87,7 +89,7 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
     whole = backend.encode(PreTokenized(words))
     first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
     seen: dict[int, tuple[int, int]] = {}  # word -> the number of its window, and the place in it
-    samples = made.read([example]).samples
+    samples = made.encode_split([example]).samples
     numbers = iter(range(len(windows)))
     for sample in samples:
         number = next(n for n in numbers if windows[n].ids == tuple(sample.tokens.tolist()))
@@ -111,7 +113,7 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
 
 def test_cut_sentences_lose_words_and_say_so() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=("O",) * len(WORDY))
-    read = task(long_inputs="truncate", limit=SHORT).read([example])
+    read = task(long_inputs="truncate", limit=SHORT).encode_split([example])
     (sample,) = read.samples
     assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
     assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
@@ -149,7 +151,7 @@ def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
     with torch.no_grad():
         each = -sum(
             float(torch.log_softmax(rows[place], -1)[label])
-            for sample in made.read([example]).samples
+            for sample in made.encode_split([example]).samples
             for rows in [ours(made.batch([sample], [0]).packed)]
             for place, label in zip(*sample.target, strict=True)
         )
@@ -186,8 +188,8 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     ]
     gold, said = 10 * gold, 10 * said
     examples = [TaggedExample(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
-    measure = made.measured(made.measure(), examples, [answered(list(tags)) for tags in said], range(40))
-    found = made.result(measure)
+    measure = made.update_metrics(made.new_metrics(), examples, [answered(list(tags)) for tags in said], range(40))
+    found = made.compute_metrics(measure)
     assert found["f1"] == found[made.metric] == pytest.approx(seqeval.metrics.f1_score(gold, said))
     assert found["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, said, mode="strict", scheme=IOB2))
     assert found["f1"] > found["strict_f1"] and found["scheme"] == "conlleval"
@@ -211,7 +213,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
         examples,
         judged=lambda number, example, answer, judged: asked.append((number, judged)),
     )
-    found = made.result(measure)
+    found = made.compute_metrics(measure)
     assert found["count"] == sum(len(each.words) for each in examples)
     said = [judged.prediction for _, judged in asked]
     assert [len(each) for each in said] == [len(each.words) for each in examples]
@@ -230,12 +232,14 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
     made = task(labels=("NOUN", "VERB"))
     example = TaggedExample(words=("\u200b", "x"), tags=("NOUN", "VERB"))
     answer = answered([None, "VERB"], [None, 0.9])
-    assert made.result(made.measured(made.measure(), [example], [answer], [0]))["accuracy"] == 0.5
-    assert made.judge(example, answer).correct is False
+    assert made.compute_metrics(made.update_metrics(made.new_metrics(), [example], [answer], [0]))["accuracy"] == 0.5
+    assert made.score_answer(example, answer).correct is False
     entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
     example = TaggedExample(words=("\u200b", "x"), tags=("B-X", "B-X"))
     answer = answered([None, "B-X"], [None, 0.9])
-    assert entity.result(entity.measured(entity.measure(), [example], [answer], [0]))["recall"] == 0.5
+    assert (
+        entity.compute_metrics(entity.update_metrics(entity.new_metrics(), [example], [answer], [0]))["recall"] == 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,16 +290,16 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
         TaggedExample(words=("w",) * 8, tags=("O", *gold[1:])),
     )
     answer = answered(list(said))
-    found = made.result(made.measured(made.measure(), [example, spoiled], [answer] * 2, [0, 1]))
+    found = made.compute_metrics(made.update_metrics(made.new_metrics(), [example, spoiled], [answer] * 2, [0, 1]))
     assert found["f1"] == found["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
     assert (found["recall"], found["token_accuracy"]) == (1.0, 15 / 16)
-    judged = made.judge(example, answer)
+    judged = made.score_answer(example, answer)
     assert (judged.prediction, judged.correct) == (list(gold), True)
-    assert made.judge(spoiled, answer).correct is False
+    assert made.score_answer(spoiled, answer).correct is False
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
     spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
-    (sample,) = made.read([example]).samples  # and learned in their own marks
+    (sample,) = made.encode_split([example]).samples  # and learned in their own marks
     assert [made.labels[number] for number in sample.target[1]] == said
 
 
@@ -312,9 +316,9 @@ def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: flo
     made = task(labels=labels)
     example = TaggedExample(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
     answer = answered(["I-PER", "I-PER", "O"])
-    found = made.result(made.measured(made.measure(), [example], [answer], [0]))
+    found = made.compute_metrics(made.update_metrics(made.new_metrics(), [example], [answer], [0]))
     assert (found["f1"], found["strict_f1"]) == (1.0, strict)
-    (sample,) = made.read([example]).samples
+    (sample,) = made.encode_split([example]).samples
     assert labels[sample.target[1][0]] == ("B-PER" if "B-PER" in labels else "I-PER")
 
 
@@ -322,7 +326,7 @@ def test_mistakes_come_in_order() -> None:
     made = task(labels=LABELS)
     example = TaggedExample(words=("a", "b"), tags=("B-PER", "O"))
     judged = [
-        made.judge(example, answered(tags, shares))
+        made.score_answer(example, answered(tags, shares))
         for tags, shares in (
             (["O", "B-PER"], [0.9, 0.8]),
             (["O", "O"], [0.9, 0.9]),

@@ -114,7 +114,7 @@ def model_of(name: str) -> ModelBundle:
 @cache
 def answers(name: str) -> dict[str, Any]:
     """What the engine says to each input."""
-    inputs = [task_of(name).ask(example) for example in examples(name)]
+    inputs = [task_of(name).engine_input(example) for example in examples(name)]
     return {repr(given): answer for given, answer in zip(inputs, Engine(model_of(name))(inputs), strict=True)}
 
 
@@ -125,7 +125,7 @@ def ask(name: str) -> Any:
 
 def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
     """All numbers and intervals."""
-    return task_of(name).result(measure), measure.intervals()
+    return task_of(name).compute_metrics(measure), measure.intervals()
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
 @pytest.mark.parametrize("size", [1, 5, 512])
 def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
     made = task_of(name)
-    whole = made.read(examples(name))
+    whole = made.encode_split(examples(name))
     monkeypatch.setattr(module, "CHUNK", size)
-    again = made.read(iter(examples(name)))
+    again = made.encode_split(iter(examples(name)))
     assert whole.examples == again.examples == COUNT
     for field in ("tokens", "windowed", "cut", "cut_tokens", "left_out"):
         assert getattr(whole, field) == getattr(again, field)
@@ -153,14 +153,14 @@ def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name
 def test_weights_of_an_example_add_up_to_one(name: str) -> None:
     made = task_of(name)
     for example in examples(name):
-        weights = [sample.weight for sample in made.read([example]).samples]
+        weights = [sample.weight for sample in made.encode_split([example]).samples]
         assert name == "tag" or sum(weights) == pytest.approx(1)
 
 
 @each_task
 def test_a_task_is_an_objective(name: str) -> None:
     made: Objective = task_of(name)
-    samples = task_of(name).read(examples(name)).samples
+    samples = task_of(name).encode_split(examples(name)).samples
     batch = made.batch(samples, list(range(len(samples))))
     loaded = model_of(name)
     loss = made.loss(loaded, batch)
@@ -174,7 +174,7 @@ def test_a_task_is_an_objective(name: str) -> None:
 
 @each_task
 def test_an_empty_data_set_is_read(name: str) -> None:
-    read = task_of(name).read([])
+    read = task_of(name).encode_split([])
     assert (read.samples, read.examples, read.tokens) == ([], 0, 0)
 
 
@@ -214,7 +214,7 @@ def test_an_evaluation_does_not_depend_on_ranks(name: str, ranks: int) -> None:
     sent = [pickle.loads(pickle.dumps(part)) for part in parts]
     for order in (sent, sent[::-1], [*sent[1::2], *sent[::2]]):
         assert told(name, merge_all(order)) == expected
-    nested = merge_all(sent[:2]).merged(merge_all(sent[2:] or [made.measure()]))
+    nested = merge_all(sent[:2]).merge_state(merge_all(sent[2:] or [made.new_metrics()]))
     assert told(name, nested) == expected
 
 
@@ -233,16 +233,16 @@ def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) 
 def test_what_is_cut_is_counted_and_said(name: str) -> None:
     made, limit = replace(task_of(name), limit=8, long_inputs="truncate"), 8
     given = examples(name)
-    read = made.read(given)
+    read = made.encode_split(given)
     loaded = copy(model_of(name))
     loaded.tokenizer = tokenizer().limited(limit)
     parts = [evaluate_task(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
     assert read.cut > 1 and read.cut_tokens > 40
     note = f"examples longer than the model reads, which were cut: {read.cut} ({read.cut_tokens:,} tokens)"
-    assert made.told(merge_all(parts))["notes"][-1] == note
+    assert made.report(merge_all(parts))["notes"][-1] == note
     if name not in ("scored", "pairs"):
         whole = evaluate_task(task_of(name), Engine(model_of(name)), given[-3:])
-        assert not any("cut" in note for note in task_of(name).told(whole)["notes"])
+        assert not any("cut" in note for note in task_of(name).report(whole)["notes"])
 
 
 @each_task
@@ -251,8 +251,8 @@ def test_each_answer_is_told_once(name: str) -> None:
     seen: list[int] = []
 
     def note(number: int, example: Any, answer: Any, judged: Any) -> None:
-        assert examples(name)[number] == example and answer is answers(name)[repr(made.ask(example))]
-        assert judged == made.judge(example, answer) and judged.loss >= 0
+        assert examples(name)[number] == example and answer is answers(name)[repr(made.engine_input(example))]
+        assert judged == made.score_answer(example, answer) and judged.loss >= 0
         seen.append(number)
 
     for rank in range(3):

@@ -147,7 +147,7 @@ def test_offsets_of_given_words_count_in_the_joined_text(tokenizer: Tokenizer) -
     head = TokenClasses(labels=("O", "B-X", "I-X"))
     encoded = window(3)
     scores = torch.tensor([[0.0, 9, 0], [0, 0, 9], [9, 0, 0]])
-    found = tag.answer(["🦊🦊", "b", "ccc"], [Window(encoded, [1, 2, 3], scores)], setting(tokenizer, head))
+    found = tag.tag_answer(["🦊🦊", "b", "ccc"], [Window(encoded, [1, 2, 3], scores)], setting(tokenizer, head))
     assert [(entity["text"], entity["start"], entity["end"]) for entity in found["entities"]] == [("🦊🦊 b", 0, 4)]
     assert [word["start"] for word in found["words"]] == [0, 3, 5]
     assert found["entities"][0]["probability"] == pytest.approx(torch.tensor([0.0, 9, 0]).softmax(0)[1].item())
@@ -171,26 +171,28 @@ def test_the_best_span_stays_short_and_forward() -> None:
 def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) -> None:
     windows = [Window(window(1), [], torch.tensor([8.0, 0.0])), Window(window(1), [], torch.tensor([0.0, 1.0]))]
     head = Classes(labels=("yes", "no"))
-    found = classify.answer("x", windows, setting(tokenizer, head))
+    found = classify.classify_answer("x", windows, setting(tokenizer, head))
     share = (torch.tensor([8.0, 0]).softmax(0)[0] + torch.tensor([0.0, 1]).softmax(0)[0]).item() / 2
     assert found["label"] == "yes" and found["probability"] == pytest.approx(share) and found["windows"] == 2
-    several = classify.answer(
+    several = classify.classify_answer(
         "x", windows, setting(tokenizer, Classes(labels=("yes", "no"), problem_type="multi_label_classification"))
     )
     assert several["labels"] == ["yes", "no"]
     assert several["probabilities"]["no"] == pytest.approx((0.5 + torch.tensor(1.0).sigmoid().item()) / 2)
-    numbers = classify.answer("x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem_type="regression")))
+    numbers = classify.classify_answer(
+        "x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem_type="regression"))
+    )
     assert numbers == {"numbers": {"a": 4.0, "b": 0.5}, "windows": 2}
 
 
 def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
     head = Classes(labels=("x",))
     scored = [Window(window(2), [], torch.tensor([1.0, 1.0]))]
-    found = next_sentence.answer(("a", "b"), scored, setting(tokenizer, head))
+    found = next_sentence.next_sentence_answer(("a", "b"), scored, setting(tokenizer, head))
     assert found == {"follows": 0.5}
     scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
     given = {"prompt": "p", "choices": ["a", "b", "c"]}
-    best = multiple_choice.answer(given, scores, setting(tokenizer, head))
+    best = multiple_choice.choice_answer(given, scores, setting(tokenizer, head))
     assert (best["choice"], best["number"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
 
 

@@ -49,7 +49,7 @@ def trainer(loaded: ModelBundle | None = None, *, dropout: float = 0.0, steps: i
     loaded = loaded or made(dropout)
     task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS)
     parts = [line.rpartition(" ") for line in LINES]
-    samples = task.read([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
+    samples = task.encode_split([LabelledExample(text=text, label=label) for text, _, label in parts]).samples
     settings = TrainSettings(max_steps=steps, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more)
     return Trainer(loaded, task, samples, settings)
 
@@ -259,7 +259,7 @@ def test_several_ranks_have_whole_gradients() -> None:
 
     loaded = made()
     task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
-    samples = task.read([LabelledExample(text="a cat", label="good")]).samples
+    samples = task.encode_split([LabelledExample(text="a cat", label="good")]).samples
     assert not Trainer(loaded, task, samples, TrainSettings(max_steps=1), Ranks(rank=0, size=2))._lazy_tables
 
 

@@ -115,7 +115,7 @@ class ModelQueue:
             job.finish = finish
 
             def part(piece: Chunk) -> _Part:
-                writes = piece.answerer.writes is not None
+                writes = piece.answerer.generate is not None
                 how = (writing or engine.writing) if writes else writing
                 key = id(engine), top_k, how, id(piece.answerer)
 

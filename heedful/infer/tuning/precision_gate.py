@@ -281,7 +281,7 @@ def calibration_chunks(engine: Engine, inputs: Sequence[Any], most: int = SAMPLE
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
     answerer = pieces[0].answerer
     own = [piece for piece in pieces if piece.answerer is answerer]
-    return _first(own, most if answerer.writes is None else min(most, BRIEF_TOKENS))
+    return _first(own, most if answerer.generate is None else min(most, BRIEF_TOKENS))
 
 
 def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
@@ -293,13 +293,13 @@ def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
 def _tokens(engine: Engine, pieces: Sequence[Chunk]) -> int:
     """How many it reads to answer, and writes."""
     read = sum(len(piece.encoded) for piece in pieces)
-    if pieces[0].answerer.writes is None:
+    if pieces[0].answerer.generate is None:
         return read
     return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, TIMED_GENERATION))
 
 
 def _scores(engine: Engine, pieces: Sequence[Chunk]) -> Tensor:
-    if pieces[0].answerer.writes is None:
+    if pieces[0].answerer.generate is None:
         return torch.cat([each.flatten() for each in engine.score(pieces)])
     device = next(engine.loaded.parameters()).device
     batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)

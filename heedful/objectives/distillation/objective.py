@@ -213,7 +213,7 @@ class Distillation(SelfSupervised):
         return any(name != "label" for name, _ in self._weights)
 
     def _label_term(self, loaded: ModelBundle, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
-        losses = self.learner.lost(scores, batch)
+        losses = self.learner.target_losses(scores, batch)
         if isinstance(loaded.head, PooledClassesHead):
             assert rows is not None  # `look` gives them for such a head
             losses = losses + loaded.head.penalty(rows, batch.packed)

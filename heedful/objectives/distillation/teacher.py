@@ -35,7 +35,7 @@ class ScoringObjective(Protocol):
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What the head says of the model's rows."""
 
-    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+    def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """A loss for each target."""
 
 

@@ -377,7 +377,7 @@ class TeacherLearner:
                 f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
             )
         teacher_model = plan.teacher.to(resolve_device(settings.train.device or CPU))
-        teacher = Teacher(task.learning(teacher_model), teacher_task, kind, losses.wanted(1))
+        teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.wanted(1))
         return _Inputs(
             reading=own,
             labelled=[True] * encoded.examples + [False] * len(unlabelled),

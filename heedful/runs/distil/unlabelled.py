@@ -159,4 +159,4 @@ def _letters(example: Example) -> int:
 
 def read_both(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
     """Encode labelled and unlabelled examples."""
-    return task.read(labelled), task.for_unlabelled().read(unlabelled)
+    return task.encode_split(labelled), task.for_unlabelled().encode_split(unlabelled)

@@ -107,7 +107,7 @@ def _served_metric(
     engine = open_in_precision(place, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
-    return float(task.result(evaluate_task(task, engine, source.examples(split)))[metric])
+    return float(task.compute_metrics(evaluate_task(task, engine, source.examples(split)))[metric])
 
 
 def across_numbers(numbers: Sequence[float], precision: str) -> JsonObject:

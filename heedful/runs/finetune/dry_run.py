@@ -93,7 +93,7 @@ def dry_run(
     settings = replace(plan.settings, init=init, train=train)
     base = initial_model(init, plan.source, plan.survey.counts, train.seed, settings.max_length, lambda text: None)
     objective, loaded = build_task(settings, plan.source, plan.survey, base)
-    encoded = objective.read(plan.source.examples("train"))
+    encoded = objective.encode_split(plan.source.examples("train"))
     notes = reading_notes(settings, plan.source, plan.survey, objective, encoded)
     trainer = Trainer(loaded, objective, encoded.samples, train)
     seconds, speed = estimate_seconds(trainer, encoded.tokens)

@@ -157,7 +157,7 @@ class LabelLearner:
 
 def label_lesson(task: Task, plan: FinetunePlan) -> Lesson:
     """Return what a task learns from the labelled training examples alone."""
-    encoded = task.read(plan.source.examples("train"))
+    encoded = task.encode_split(plan.source.examples("train"))
     return Lesson(objective=task, samples=encoded.samples, encoded=encoded)
 
 
@@ -261,7 +261,7 @@ class FinetuneTraining:
         lesson: Lesson, notes: list[str], folder: Path,
     ) -> JsonObject:  # fmt: skip
         """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
-        model = task.answering(model)
+        model = task.for_inference(model)
         self._save(model, folder)
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
@@ -332,7 +332,7 @@ class FinetuneTraining:
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
         """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
-        model = copy(task.answering(model))
+        model = copy(task.for_inference(model))
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds = model.thresholds | tune_thresholds(task, model, self.source.examples("dev"))
         self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
@@ -345,16 +345,16 @@ class FinetuneTraining:
     def _dev_share(self, task: Task, model: ModelBundle, dtype: torch.dtype) -> EvalMetrics:
         """Evaluate this rank's share of dev."""
         examples = self.source.examples("dev")
-        return measure_split(task, task.answering(model), examples, precision=dtype, ranks=self.run.ranks)
+        return measure_split(task, task.for_inference(model), examples, precision=dtype, ranks=self.run.ranks)
 
     def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
         """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
         self.run.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
         dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
-        task, model = task.on_split(model, lambda: self.survey, split)
+        task, model = task.for_split(model, lambda: self.survey, split)
         measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
-        return {"numbers": task.told(measure), "intervals": measure.intervals()}
+        return {"numbers": task.report(measure), "intervals": measure.intervals()}
 
     def _write_results(self, base: str, finished: list[tuple[Path, JsonObject]]) -> None:
         """Write the results of all seeds, and the model of the best one on dev (of the first one without dev)."""

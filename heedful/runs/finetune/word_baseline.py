@@ -268,14 +268,14 @@ def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> Eval
     measure = _metric_alone(words.task)
     for chunk in batched(given, CHUNK):
         examples = [example for _, example in chunk]
-        measure = words.task.measured(measure, examples, words.answers(examples), [number for number, _ in chunk])
+        measure = words.task.update_metrics(measure, examples, words.answers(examples), [number for number, _ in chunk])
     return measure
 
 
 def _metric_alone(task: Task) -> EvalMetrics:
     """Metrics with bootstrap replicates for the main metric only: they cost more than the linear model."""
-    measure = task.measure()
-    return replace(measure, spreads={task.metric: measure.spreads[task.metric]})
+    measure = task.new_metrics()
+    return replace(measure, bootstraps={task.metric: measure.bootstraps[task.metric]})
 
 
 def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[JsonObject]) -> EvalMetrics:
@@ -284,17 +284,17 @@ def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[J
     wanted = (line for line in lines if line["id"] in examples)
     while chunk := list(islice(wanted, CHUNK)):
         ids = [line["id"] for line in chunk]
-        measure = task.measured(measure, [examples[n] for n in ids], [line["answer"] for line in chunk], ids)
+        measure = task.update_metrics(measure, [examples[n] for n in ids], [line["answer"] for line in chunk], ids)
     return measure
 
 
 def _compared(task: Task, theirs: EvalMetrics, ours: EvalMetrics, given: Sequence[tuple[int, Any]]) -> JsonObject:
-    numbers, mine = task.result(theirs), task.result(ours)
+    numbers, mine = task.compute_metrics(theirs), task.compute_metrics(ours)
     found = {
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},
         "intervals": theirs.intervals(),
     }
-    values = [measure.spreads[task.metric].values() for measure in (ours, theirs)]
+    values = [measure.bootstraps[task.metric].values() for measure in (ours, theirs)]
     difference = {"value": mine[task.metric] - numbers[task.metric]}
     return found | {"difference": difference | paired_difference(values[0], values[1], count=len(given))}
 

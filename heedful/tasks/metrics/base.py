@@ -30,7 +30,7 @@ HALF = 27  # a significand of 53 bits is cut into halves of this many, so that p
 class Mergeable(Protocol):
     """What ranks can gather each for themselves."""
 
-    def merged(self, other: Any) -> Any:
+    def merge_state(self, other: Any) -> Any:
         """This one and another of its kind, as if one had seen all examples of both."""
 
 
@@ -38,7 +38,7 @@ class Mergeable(Protocol):
 class Metric(Mergeable, Protocol):
     """An accumulator of examples; each has its own `updated`."""
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """What the examples so far amount to; fractions are of 1, not of 100."""
 
 
@@ -55,7 +55,7 @@ M = TypeVar("M", bound=Mergeable)
 
 def merge_all(metrics: Iterable[M]) -> M:
     """The metrics of all ranks as one."""
-    return reduce(lambda one, other: one.merged(other), metrics)
+    return reduce(lambda one, other: one.merge_state(other), metrics)
 
 
 def ratio(part: int, whole: int) -> float:

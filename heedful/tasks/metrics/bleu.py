@@ -49,7 +49,7 @@ def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.nd
 
 def bleu_is_informative(golds: Sequence[str], words: BleuTokenizer) -> bool:
     """Whether BLEU can tell who writes such texts better (see `Bleu.blunt`)."""
-    return not Bleu(words=words).updated(golds, golds).blunt
+    return not Bleu(words=words).update(golds, golds).blunt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class Bleu:
         """Whether most right texts are short: it is 0 then, whatever is written, or a matter of the few others."""
         return 2 * self.short > self.count
 
-    def updated(self, said: Sequence[str], golds: Sequence[str]) -> Bleu:
+    def update(self, said: Sequence[str], golds: Sequence[str]) -> Bleu:
         """With more texts, and what is right for each."""
         require_same_length(len(said), len(golds), "texts", "right ones")
         return self.added([self.statistics(one, gold) for one, gold in zip(said, golds, strict=True)])
@@ -82,13 +82,13 @@ class Bleu:
         short = self.short + sum(row[1] < ORDER for row in rows)
         return replace(self, count=self.count + len(rows), short=short, sums=sums)
 
-    def merged(self, other: Bleu) -> Bleu:
+    def merge_state(self, other: Bleu) -> Bleu:
         """Both as one."""
         require_equal((self.words, self.lower_case), (other.words, other.lower_case), "words")
         sums = tuple(map(sum, zip(self.sums, other.sums, strict=True)))
         return replace(self, count=self.count + other.count, short=self.short + other.short, sums=sums)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"bleu", "signature", "count"}."""
         require_examples(self.count, "BLEU")
         (score,) = bleu_of(np.array([self.sums], dtype=np.float64)).tolist()

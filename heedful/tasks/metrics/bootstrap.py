@@ -107,7 +107,7 @@ class Bootstrap:
         if not 0 <= self.seed < 2**64:
             raise HeedfulError(f"seed should be a whole number from 0 to 2^64 - 1, got {self.seed}")
 
-    def updated(self, ids: Sequence[Any] | NDArray[Any], statistics: Values) -> Bootstrap:
+    def update(self, ids: Sequence[Any] | NDArray[Any], statistics: Values) -> Bootstrap:
         """With more examples: for each its id, unique in the data set, and a row of numbers."""
         rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
         if not len(rows):
@@ -123,9 +123,9 @@ class Bootstrap:
             weights = np.stack([_weights(self.seed, name, self.replicates) for name in ids[part]], 1)
             sums = sums + weights @ whole.astype(np.int64)
             _need_room(sums)
-        return self.merged(replace(self, sums=sums, count=len(rows)))
+        return self.merge_state(replace(self, sums=sums, count=len(rows)))
 
-    def merged(self, other: Bootstrap) -> Bootstrap:
+    def merge_state(self, other: Bootstrap) -> Bootstrap:
         """Both as one."""
         same = [(one.seed, one.statistics, one.replicates) for one in (self, other)]
         require_equal(same[0], same[1], "seeds, statistics or replicates")
@@ -165,7 +165,7 @@ def mean_interval(
     require_examples(len(numbers), "an interval")
     names = range(len(numbers)) if ids is None else ids
     rows = np.stack((numbers, np.ones_like(numbers)), 1)
-    found = Bootstrap(seed=seed, statistics=2, replicates=replicates).updated(names, rows).interval(level=level)
+    found = Bootstrap(seed=seed, statistics=2, replicates=replicates).update(names, rows).interval(level=level)
     return {"mean": math.fsum(numbers) / len(numbers)} | found
 
 

@@ -33,14 +33,14 @@ PerClass = Float64[np.ndarray, "*more classes"]
 class Accuracy:
     """The share of examples whose prediction is the gold label: correct / count.
 
-    >>> Accuracy().updated(["a", "b"], ["a", "c"]).result()
+    >>> Accuracy().update(["a", "b"], ["a", "c"]).compute()
     {'accuracy': 0.5, 'correct': 1, 'count': 2}
     """
 
     correct: int = 0
     count: int = 0
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
+    def update(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
         """With more examples: labels or class numbers, of one kind on both sides."""
         sides = []
         for values, what in ((predicted, "prediction"), (gold, "gold label")):
@@ -58,10 +58,10 @@ class Accuracy:
         correct = int(np.count_nonzero(sides[0] == sides[1]))
         return replace(self, correct=self.correct + correct, count=self.count + len(sides[0]))
 
-    def updated_choices(self, scores: Values, gold: Values, ids: Ids = None) -> Accuracy:
+    def update_choices(self, scores: Values, gold: Values, ids: Ids = None) -> Accuracy:
         """With more questions: the scores of the choices of each, as many as it has, and the number of the right one.
 
-        >>> Accuracy().updated_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).result()["accuracy"]
+        >>> Accuracy().update_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).compute()["accuracy"]
         0.5
         """
         require_same_length(len(scores), len(gold), "questions with scores", "gold choices")
@@ -75,13 +75,13 @@ class Accuracy:
             if not np.isfinite(row).all():
                 raise not_finite_error(row[~np.isfinite(row)][0], "score", name)
             chosen.append(int(row.argmax()))  # the first among equals
-        return self.updated(chosen, gold, ids)
+        return self.update(chosen, gold, ids)
 
-    def merged(self, other: Accuracy) -> Accuracy:
+    def merge_state(self, other: Accuracy) -> Accuracy:
         """Both as one."""
         return replace(self, correct=self.correct + other.correct, count=self.count + other.count)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"accuracy", "correct", "count"}."""
         require_examples(self.count, "the accuracy")
         return {"accuracy": self.correct / self.count, "correct": self.correct, "count": self.count}
@@ -91,7 +91,7 @@ class Accuracy:
 class ConfusionMatrix:
     """How often each gold class was predicted as each class; memory for the classes, not for the examples.
 
-    >>> seen = ConfusionMatrix(labels=("no", "yes"), positive="yes").updated(["yes", "yes"], ["yes", "no"]).result()
+    >>> seen = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["yes", "yes"], ["yes", "no"]).compute()
     >>> seen["accuracy"], seen["recall"], seen["confusion"]
     (0.5, 1.0, [[0, 1], [0, 1]])
     """
@@ -109,7 +109,7 @@ class ConfusionMatrix:
                 + did_you_mean(self.positive, self.labels)
             )
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
+    def update(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
         """With more examples: names of classes (safe whatever their order), or class numbers."""
         left, right = self._numbers(predicted, "prediction", ids), self._numbers(gold, "gold label", ids)
         require_same_length(len(left), len(right), "predictions", "gold labels")
@@ -117,7 +117,7 @@ class ConfusionMatrix:
         new = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
         return replace(self, cells=_added(self.cells, new))
 
-    def merged(self, other: ConfusionMatrix) -> ConfusionMatrix:
+    def merge_state(self, other: ConfusionMatrix) -> ConfusionMatrix:
         """Both as one."""
         require_equal((self.labels, self.positive), (other.labels, other.positive), "labels")
         return replace(self, cells=_added(self.cells, other.cells))
@@ -129,7 +129,7 @@ class ConfusionMatrix:
             matrix[cell] = count
         return matrix
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """Accuracy, Matthews, micro, macro and weighted scores, each class, the matrix, and notes.
 
         A macro average is over the classes that occur as gold label or prediction; micro F1 is the accuracy.
@@ -245,16 +245,16 @@ class MultiLabelScores:
     subsets: int = 0  # examples whose labels are all right
     count: int = 0
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
+    def update(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
         """With more examples: for each a row with 1 for the labels that it has and 0 for the others."""
         left, right = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
         require_same_length(len(left), len(right), "predictions", "gold labels")
         sums = ((left & right).sum(0).tolist(), right.sum(0).tolist(), left.sum(0).tolist())
         subsets = int((left == right).all(1).sum())
         new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(left))
-        return self.merged(new)
+        return self.merge_state(new)
 
-    def merged(self, other: MultiLabelScores) -> MultiLabelScores:
+    def merge_state(self, other: MultiLabelScores) -> MultiLabelScores:
         """Both as one."""
         require_equal(self.labels, other.labels, "labels")
         if not self.counts or not other.counts:
@@ -265,7 +265,7 @@ class MultiLabelScores:
             )
         return replace(self, counts=counts, subsets=self.subsets + other.subsets, count=self.count + other.count)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """Micro and macro scores (over all labels), subset accuracy, each label."""
         require_examples(self.count, "the scores")
         each = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}

@@ -83,7 +83,7 @@ class EntityScores:
     """Precision, recall and F1 of entities: one is right when its type and all its words are.
 
     >>> both = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
-    >>> [EntityScores(scheme=name).updated(*both).result()["f1"] for name in ("conlleval", "strict-iob2")]
+    >>> [EntityScores(scheme=name).update(*both).compute()["f1"] for name in ("conlleval", "strict-iob2")]
     [1.0, 0.0]
     """
 
@@ -97,7 +97,7 @@ class EntityScores:
         if self.scheme not in MARKS:
             raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
 
-    def updated(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
+    def update(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
         """With more sentences, each a list of tags, one for every word."""
         require_same_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
         types: dict[str, tuple[int, int, int]] = {}
@@ -112,9 +112,9 @@ class EntityScores:
                 types[kind] = _plus(types.get(kind), counts)
             tokens += len(true)
             right += sum(a == b for a, b in zip(said, true, strict=True))
-        return self.merged(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
+        return self.merge_state(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
 
-    def merged(self, other: EntityScores) -> EntityScores:
+    def merge_state(self, other: EntityScores) -> EntityScores:
         """Both as one."""
         require_equal(self.scheme, other.scheme, "schemes")
         types = dict(self.types)
@@ -128,7 +128,7 @@ class EntityScores:
             sentences=self.sentences + other.sentences,
         )
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
         require_examples(self.sentences, "the entity scores")
         correct, gold, predicted = (sum(counts[place] for counts in self.types.values()) for place in range(3))

@@ -46,19 +46,19 @@ class RegressionScores:
     yy: int = 0
     xy: int = 0
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
+    def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
         """With more examples: a predicted and a gold number each."""
         x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
         require_same_length(len(x), len(y), "predictions", "gold scores")
         new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
-        return self.merged(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
+        return self.merge_state(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
 
-    def merged(self, other: RegressionScores) -> RegressionScores:
+    def merge_state(self, other: RegressionScores) -> RegressionScores:
         """Both as one."""
         names = ("count", "x", "y", "xx", "yy", "xy")
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
         require_examples(self.count, "the error")
         notes = [
@@ -96,7 +96,7 @@ class RowStore:
             new = np.concatenate((parts.pop(), new))
         return RowStore(parts=(*parts, new)) if len(new) else self
 
-    def merged(self, other: RowStore) -> RowStore:
+    def merge_state(self, other: RowStore) -> RowStore:
         """Both as one."""
         kept = self
         for part in other.parts:
@@ -118,21 +118,21 @@ class RankedRegressionScores:
     numbers: RegressionScores = RegressionScores()
     kept: RowStore = field(default_factory=RowStore)
 
-    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
+    def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
         """With more examples: a predicted and a gold number each."""
-        numbers = self.numbers.updated(predicted, gold, ids)
+        numbers = self.numbers.update(predicted, gold, ids)
         rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
         return replace(self, numbers=numbers, kept=self.kept.added(rows))
 
-    def merged(self, other: RankedRegressionScores) -> RankedRegressionScores:
+    def merge_state(self, other: RankedRegressionScores) -> RankedRegressionScores:
         """Both as one."""
-        return replace(self, numbers=self.numbers.merged(other.numbers), kept=self.kept.merged(other.kept))
+        return replace(self, numbers=self.numbers.merge_state(other.numbers), kept=self.kept.merge_state(other.kept))
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"pearson", "spearman", "mse", "count", "notes"}."""
-        found = self.numbers.result()
+        found = self.numbers.compute()
         x, y = self.kept.rows(2).T
-        ranked = RegressionScores().updated(ranks(x), ranks(y)).result()
+        ranked = RegressionScores().update(ranks(x), ranks(y)).compute()
         return {"pearson": found.pop("pearson"), "spearman": ranked["pearson"]} | found
 
     def intervals(self, seed: int) -> dict[str, Result]:
@@ -169,14 +169,14 @@ def ranks(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " exa
 class TokenLoss:
     """The mean loss of a token, and the perplexity exp(Σ loss / Σ tokens) (Jelinek et al. 1977).
 
-    >>> round(TokenLoss().updated([2.0, 4.0], [1, 2]).result()["perplexity"], 3)
+    >>> round(TokenLoss().update([2.0, 4.0], [1, 2]).compute()["perplexity"], 3)
     7.389
     """
 
     total: int = 0  # nats, in units of 2^-1126
     tokens: int = 0
 
-    def updated(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
+    def update(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
         """With more sequences: the summed loss of each, and how many tokens it is of.
 
         A sum of a whole batch does too; but what was rounded inside it then depends on the batch.
@@ -191,11 +191,11 @@ class TokenLoss:
             )
         return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
 
-    def merged(self, other: TokenLoss) -> TokenLoss:
+    def merge_state(self, other: TokenLoss) -> TokenLoss:
         """Both as one."""
         return replace(self, total=self.total + other.total, tokens=self.tokens + other.tokens)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
         require_examples(self.tokens, "the loss")
         loss = from_exact(self.total, self.tokens)
@@ -217,7 +217,7 @@ class Calibration:
     bins: int = 15
     counts: tuple[tuple[int, int, int], ...] = ()  # for each bin: examples, correct ones, confidence in 2^-1126
 
-    def updated(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
+    def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
         """With more examples: the probability of what was predicted, and whether it was right."""
         p, right = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(right), "confidences", "outcomes")
@@ -232,9 +232,9 @@ class Calibration:
         new = tuple(
             (int((where == m).sum()), int(right[where == m].sum()), exact_sum(p[where == m])) for m in range(self.bins)
         )
-        return self.merged(replace(self, counts=new))
+        return self.merge_state(replace(self, counts=new))
 
-    def updated_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
+    def update_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
         """With more examples: the probabilities of all classes, the largest being predicted, and the gold class."""
         rows = as_finite(probabilities, "probability", ids, "one for each class")
         numbers = as_array(gold)
@@ -243,9 +243,9 @@ class Calibration:
         if rows.ndim != 2:
             raise HeedfulError(f"each example should have a probability for each class, got shape {rows.shape}")
         require_same_length(len(rows), len(numbers), "rows of probabilities", "gold classes")
-        return self.updated(rows.max(1), rows.argmax(1) == numbers, ids)
+        return self.update(rows.max(1), rows.argmax(1) == numbers, ids)
 
-    def merged(self, other: Calibration) -> Calibration:
+    def merge_state(self, other: Calibration) -> Calibration:
         """Both as one."""
         require_equal(self.bins, other.bins, "numbers of bins")
         if not self.counts or not other.counts:
@@ -253,7 +253,7 @@ class Calibration:
         added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True))
         return replace(self, counts=tuple(added))
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has the bins with examples."""
         count = sum(examples for examples, _, _ in self.counts)
         require_examples(count, "the calibration")

@@ -28,7 +28,7 @@ class Retrieval:
     kept: RowStore = field(default_factory=RowStore)
     width: int = 0
 
-    def updated(
+    def update(
         self, ids: Sequence[int], vectors: Float64[np.ndarray, "pairs 2 width"], seconds: Sequence[str] | None = None
     ) -> Retrieval:
         """With more pairs: the number of each in the data set, both vectors, and the second text; None: all differ.
@@ -45,15 +45,15 @@ class Retrieval:
             raise HeedfulError("a vector is not finite: its direction means nothing")
         known = np.array([ids, texts], dtype=np.float64).T
         rows = np.concatenate([known, (vectors / np.where(norms, norms, 1)).reshape(len(ids), -1)], 1)
-        return self.merged(replace(self, kept=RowStore().added(rows), width=vectors.shape[-1]))
+        return self.merge_state(replace(self, kept=RowStore().added(rows), width=vectors.shape[-1]))
 
-    def merged(self, other: Retrieval) -> Retrieval:
+    def merge_state(self, other: Retrieval) -> Retrieval:
         """Both as one."""
         if self.width and other.width:
             require_equal(self.width, other.width, "widths")
-        return Retrieval(kept=self.kept.merged(other.kept), width=self.width or other.width)
+        return Retrieval(kept=self.kept.merge_state(other.kept), width=self.width or other.width)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"accuracy", "mrr", "count"}; of equal cosines the pair's own comes last."""
         _, found = self.ranks()
         return {"accuracy": float((found == 1).mean()), "mrr": float((1 / found).mean()), "count": len(found)}
@@ -61,7 +61,7 @@ class Retrieval:
     def intervals(self, seed: int) -> dict[str, Result]:
         """Of "accuracy" and "mrr": the first texts are drawn anew, and all second ones stay."""
         ids, found = self.ranks()
-        drawn = Bootstrap(seed=seed, statistics=3).updated(ids, np.stack([found == 1, 1 / found, found > 0], 1))
+        drawn = Bootstrap(seed=seed, statistics=3).update(ids, np.stack([found == 1, 1 / found, found > 0], 1))
         return {name: drawn.interval(formula) for name, formula in (("accuracy", accuracy_of), ("mrr", mrr_of))}
 
     def ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:

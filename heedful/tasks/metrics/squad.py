@@ -90,7 +90,7 @@ class SquadScore:
     A question without a prediction counts 0. The script of version 1.1 does so too; that of 2.0 leaves it out of the
     average, so that a file with one right answer scores 100.
 
-    >>> SquadScore(version="1.1").updated({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).result()["exact"]
+    >>> SquadScore(version="1.1").update({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).compute()["exact"]
     0.5
     """
 
@@ -103,7 +103,7 @@ class SquadScore:
         if self.version not in ("1.1", "2.0"):
             raise HeedfulError(f'version should be "1.1" or "2.0", got "{self.version}"')
 
-    def updated(self, predictions: Mapping[str, Any], golds: Mapping[str, Sequence[str]]) -> SquadScore:
+    def update(self, predictions: Mapping[str, Any], golds: Mapping[str, Sequence[str]]) -> SquadScore:
         """With the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
 
         Predictions of other questions do not count.
@@ -117,13 +117,13 @@ class SquadScore:
             else:
                 found, missing = (0.0, 0.0), missing + 1
             scores[bool(answers)].append(found)
-        return self.merged(
+        return self.merge_state(
             replace(
                 self, answerable=tally_scores(scores[True]), unanswerable=tally_scores(scores[False]), missing=missing
             )
         )
 
-    def merged(self, other: SquadScore) -> SquadScore:
+    def merge_state(self, other: SquadScore) -> SquadScore:
         """Both as one."""
         require_equal(self.version, other.version, "versions")
         return replace(
@@ -133,7 +133,7 @@ class SquadScore:
             missing=self.missing + other.missing,
         )
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"exact", "f1", "count", "missing", "notes"}; for 2.0 also "answerable_exact" and the like.
 
         A group without questions is left out. The published script calls them HasAns and NoAns.
@@ -167,7 +167,7 @@ class SquadThreshold:
     count: int = 0
     unanswerable: int = 0
 
-    def updated(
+    def update(
         self,
         predictions: Mapping[str, Any],
         golds: Mapping[str, Sequence[str]],
@@ -189,16 +189,16 @@ class SquadThreshold:
             unanswerable=self.unanswerable + sum(not answers for answers in golds.values()),
         )
 
-    def merged(self, other: SquadThreshold) -> SquadThreshold:
+    def merge_state(self, other: SquadThreshold) -> SquadThreshold:
         """Both as one."""
         return replace(
             self,
-            questions=self.questions.merged(other.questions),
+            questions=self.questions.merge_state(other.questions),
             count=self.count + other.count,
             unanswerable=self.unanswerable + other.unanswerable,
         )
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
 
         Where no answer at all is best, the threshold is 0, as published for probabilities, or just below the smallest

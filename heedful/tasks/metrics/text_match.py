@@ -25,20 +25,20 @@ class TextScore:
     tally: Tally = field(default_factory=Tally)
     unfinished: int = 0  # texts that were cut off before their end
 
-    def updated(self, said: Sequence[str], golds: Sequence[str]) -> TextScore:
+    def update(self, said: Sequence[str], golds: Sequence[str]) -> TextScore:
         """With more texts, and what is right for each."""
         require_same_length(len(said), len(golds), "texts", "right ones")
         return self.added([text_scores(*each) for each in zip(said, golds, strict=True)])
 
     def added(self, scores: Sequence[tuple[float, float]], unfinished: int = 0) -> TextScore:
         """The same of scores."""
-        return self.merged(TextScore(tally=tally_scores(scores), unfinished=unfinished))
+        return self.merge_state(TextScore(tally=tally_scores(scores), unfinished=unfinished))
 
-    def merged(self, other: TextScore) -> TextScore:
+    def merge_state(self, other: TextScore) -> TextScore:
         """Both as one."""
         return replace(self, tally=self.tally.plus(other.tally), unfinished=self.unfinished + other.unfinished)
 
-    def result(self) -> Result:
+    def compute(self) -> Result:
         """{"exact", "f1", "count"}."""
         tally = self.tally
         require_examples(tally.count, "the score")

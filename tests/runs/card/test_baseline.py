@@ -69,7 +69,7 @@ def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path:
     splits = compute_stats(source, ("train", "dev", "test"))
     task, loaded = build_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
     for split in ("dev", "test"):
-        expected = task.result(measure_split(task, loaded, source.examples(split)))[main]
+        expected = task.compute_metrics(measure_split(task, loaded, source.examples(split)))[main]
         assert found["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)
         assert main in found["splits"][split]["intervals"]
     line = baseline_lines(done.results)[1]

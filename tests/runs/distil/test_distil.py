@@ -757,7 +757,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
         plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
     )
     assert made.config.head == known.config.head
-    answers = task.answering(made).named_tensors()
+    answers = task.for_inference(made).named_tensors()
     assert torch.allclose(answers["head.out.weight"], known.named_tensors()["head.out.weight"], atol=1e-5)
 
 

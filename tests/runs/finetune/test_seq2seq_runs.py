@@ -224,11 +224,13 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     plan = plan_finetune("seq2seq", tmp_path / "data.csv", assignments=given)
     base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     task, _ = build_task(plan.settings, plan.source, plan.survey, base)
-    told = encoding_notes(task.read(plan.source.examples("train")))
+    told = encoding_notes(task.encode_split(plan.source.examples("train")))
     assert "3 training examples have rewritings that are longer than evaluations write (task.max_new_tokens=3)" in told
     assert sum(int(note.split()[0]) for note in told if "the tokenizer does not give back" in note) == changed
     right = [{"text": text} for _, text in rows]
-    found = task.result(task.measured(task.measure(), list(plan.source.examples("train")), right, range(3)))
+    found = task.compute_metrics(
+        task.update_metrics(task.new_metrics(), list(plan.source.examples("train")), right, range(3))
+    )
     assert f"|case:{case}|" in found["signature"]
 
 
@@ -348,7 +350,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
         finetune("seq2seq", data, tmp_path / "refused", assignments=wishes)
     plan = plan_finetune("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
     base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    learned = build_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
+    learned = build_task(plan.settings, plan.source, plan.survey, base)[0].encode_split(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
     assert learned.cut == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
