@@ -90,7 +90,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     rows, bounds = sum(lengths), [0, *accumulate(lengths)]
     x, wide = torch.randn(rows, WIDTH), torch.randn(rows, INNER)
     halves, wide_halves = x.bfloat16(), wide.bfloat16()
-    up, norm = cpu_ops.Linear(WIDTH, INNER), nn.LayerNorm(WIDTH)
+    up, norm = cpu_ops.TrainedLinear(WIDTH, INNER), nn.LayerNorm(WIDTH)
     q, k, v = torch.randn(rows, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
     call = AttentionArgs(layout=Layout.of(bounds), scale=(WIDTH // HEADS) ** -0.5)
     laid: dict[str, Any] = {

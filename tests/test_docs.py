@@ -21,7 +21,7 @@ from heedful.cli import app, main
 from heedful.data import DataSettings
 from heedful.runs import timing
 from heedful.runs.finetune import training_time as expected
-from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.seq2seq import transformer_config
 from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
@@ -105,7 +105,7 @@ def stand_in(path: Path) -> None:
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
         tokenizer = train_tokenizer([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
-        model = transformer_config(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
+        model = transformer_config(TransformerInit(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(
             with_head(create(BundleConfig(family="heedful", model=model), tokenizer, seed=0), "language_model"), path
         )

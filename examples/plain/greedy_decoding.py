@@ -12,7 +12,7 @@ from heedful import Packed
 from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.model.config import NextToken
 from heedful.model.decode import Greedy, generate
-from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.seq2seq import transformer_config
 
 START, STOP, LETTERS, LENGTH = 1, 2, 5, 4  # letters are the tokens from 3
@@ -28,7 +28,7 @@ def scores(model: ModelBundle, sources: list[list[int]], prefixes: list[list[int
 def train(steps: int) -> ModelBundle:
     """Learn to reverse by teacher forcing: the input is [START, y1 ... y4], the target [y1 ... y4, STOP]."""
     torch.manual_seed(0)
-    shape = Transformer(layers=1, width=32, heads=2, inner=64, dropout=0.0, norm_at="pre")
+    shape = TransformerInit(layers=1, width=32, heads=2, inner=64, dropout=0.0, norm_at="pre")
     config = BundleConfig(family="heedful", model=transformer_config(shape, 3 + LETTERS), head=NextToken())
     model = create(config, seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

@@ -20,7 +20,7 @@ from heedful.model.config import (
     Classes,
     Head,
     ModelConfig,
-    NextSentence,
+    NextSentenceScores,
     Pooled,
     Pretraining,
     ProblemType,
@@ -195,7 +195,7 @@ def _predicted(head: Head | None) -> tuple[object, ...]:
             return ("sequence_classification", labels, problem_type)
         case TokenClasses(labels=labels):
             return ("token_classification", labels)
-        case NextSentence() | Pretraining():
+        case NextSentenceScores() | Pretraining():
             return ("next_sentence",)
     return (type(head),)
 

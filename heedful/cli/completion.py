@@ -19,7 +19,7 @@ NO_VALUE = "-"  # no value, or one after "=" only
 PLACEHOLDER = "@TABLES@\n"  # replaced by the tables in a template
 
 
-class Candidate(NamedTuple):
+class CompletionItem(NamedTuple):
     """One candidate for completion, and the values that may follow it.
 
     Args:
@@ -80,14 +80,17 @@ def completion_script(shell: str, group: ClickCommand) -> str:
     return template.replace("@VERSION@", __version__).replace(PLACEHOLDER, "".join(branches))
 
 
-def candidate_tables(group: ClickCommand) -> dict[str, list[Candidate]]:
+def candidate_tables(group: ClickCommand) -> dict[str, list[CompletionItem]]:
     """Return the candidates after each verb of a group; the key "" holds those after `heedful`."""
     from heedful.cli.verb_group import SECTIONS
 
     verbs = [verb for names in SECTIONS.values() for verb in names]
     commands: dict[str, ClickCommand] = {verb: group.commands[verb] for verb in verbs}
-    first = [Candidate(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
-    first += [Candidate("--help", NO_VALUE, "Show the verbs."), Candidate("--version", NO_VALUE, "Print the version.")]
+    first = [CompletionItem(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
+    first += [
+        CompletionItem("--help", NO_VALUE, "Show the verbs."),
+        CompletionItem("--version", NO_VALUE, "Print the version."),
+    ]
     tables = {"": first}
     for verb, command in commands.items():
         options = list(_options(command))
@@ -97,7 +100,7 @@ def candidate_tables(group: ClickCommand) -> dict[str, list[Candidate]]:
     return tables
 
 
-def _options(command: ClickCommand) -> Iterator[Candidate]:
+def _options(command: ClickCommand) -> Iterator[CompletionItem]:
     """Yield the options of a command, and its flags of settings."""
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
@@ -109,18 +112,18 @@ def _options(command: ClickCommand) -> Iterator[Candidate]:
         values = NO_VALUE if param.is_flag else " ".join(known.get(param.opts[0], ()))
         if not values and not {int, float} & {hints[param.name], *get_args(hints[param.name])}:
             values = ANY_FILE
-        yield from (Candidate(option, values, param.help or "") for option in param.opts)
+        yield from (CompletionItem(option, values, param.help or "") for option in param.opts)
     if isinstance(command, SettingsCommand) and command.flags:
         cls = command.settings_classes()[0]
         settings = {setting.path: setting for setting in describe_settings(cls)}
         for flag in command.flags:
             path = find_setting(cls, flag.assignment.partition("=")[0])
             choices = settings[path].choices if path in settings else ()
-            yield Candidate(flag.name, " ".join(map(str, choices)), flag.help)
-    yield Candidate("--help", NO_VALUE, "Show the options.")
+            yield CompletionItem(flag.name, " ".join(map(str, choices)), flag.help)
+    yield CompletionItem("--help", NO_VALUE, "Show the options.")
 
 
-def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate]:
+def _settings(command: SettingsCommand, options: set[str]) -> Iterator[CompletionItem]:
     """Yield settings of a command by path, by the last component of the path if it is unique, and as NAME=VALUE.
 
     Args:
@@ -131,14 +134,14 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
 
-    rows: dict[str, Candidate] = {}
-    ends: dict[str, Candidate] = {}
-    assignments: dict[str, Candidate] = {}
+    rows: dict[str, CompletionItem] = {}
+    ends: dict[str, CompletionItem] = {}
+    assignments: dict[str, CompletionItem] = {}
     for cls in command.settings_classes():
         for setting in describe_settings(cls):
             path, members = setting.path, get_args(setting.type)
             if path == "data.columns":
-                rows |= {f"{path}.{role}": Candidate(f"--{path}.{role}", "", setting.doc) for role in COLUMN_NAMES}
+                rows |= {f"{path}.{role}": CompletionItem(f"--{path}.{role}", "", setting.doc) for role in COLUMN_NAMES}
             if path == "data.columns" or (setting.table and not setting.choices):
                 continue
             values = " ".join(map(str, setting.choices))
@@ -148,7 +151,7 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate
                 values = "true false"
             elif not values and str in (setting.type, *members):
                 values = ANY_FILE
-            before = rows.setdefault(path, Candidate(f"--{path}", values, setting.doc))
+            before = rows.setdefault(path, CompletionItem(f"--{path}", values, setting.doc))
             if before.values != values:  # another kind has a setting with this path
                 merged = dict.fromkeys([*before.values.split(), *values.split()])
                 rows[path] = before._replace(values=" ".join(merged))
@@ -158,13 +161,13 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Candidate
                 continue
             name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in options
             if unique and "." in path and not is_flag:
-                ends.setdefault(name, Candidate(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
+                ends.setdefault(name, CompletionItem(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
             if unique and command.accepts_assignments and ("." not in path or is_flag):
-                assignments.setdefault(name, Candidate(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
+                assignments.setdefault(name, CompletionItem(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
     yield from (*rows.values(), *ends.values(), *assignments.values())
 
 
-def _arguments(command: ClickCommand) -> list[Candidate]:
+def _arguments(command: ClickCommand) -> list[CompletionItem]:
     """Return the arguments of a command whose values are known."""
     from heedful.runs import recipe_template as template
     from heedful.runs import recipes
@@ -180,7 +183,7 @@ def _arguments(command: ClickCommand) -> list[Candidate]:
         "kernels": (("show", "build"),),
     }
     arguments = enumerate(known.get(command.name, ()), start=1)
-    return [Candidate(str(position), " ".join(values), "") for position, values in arguments]
+    return [CompletionItem(str(position), " ".join(values), "") for position, values in arguments]
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:

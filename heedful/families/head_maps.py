@@ -14,10 +14,10 @@ from heedful.model.config import (
     Classes,
     MaskedTokens,
     ModelConfig,
-    NextSentence,
+    NextSentenceScores,
     Pooled,
     Pretraining,
-    Span,
+    SpanScores,
     TokenClasses,
 )
 
@@ -40,8 +40,8 @@ def pooled(*named: Named) -> HeadMap:
 def next_sentence(*named: Named) -> HeadMap:
     """Return next-sentence prediction."""
     return HeadMap(
-        head=NextSentence,
-        read=lambda reader, model: NextSentence(),
+        head=NextSentenceScores,
+        read=lambda reader, model: NextSentenceScores(),
         table=lambda head: NameTable(rows=name_maps(*named)),
     )
 
@@ -164,12 +164,12 @@ def span(
 ) -> HeadMap:
     """Return extractive question answering; arguments as for `classes`."""
 
-    def read(reader: ConfigReader, model: ModelConfig) -> Span:
+    def read(reader: ConfigReader, model: ModelConfig) -> SpanScores:
         settings: dict[str, Any] = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
-        return Span(**settings)
+        return SpanScores(**settings)
 
     return HeadMap(
-        head=Span,
+        head=SpanScores,
         read=read,
         write=lambda head: {key: head.dropout} if key else {},
         table=lambda head: NameTable(rows=name_maps(*(named or (("qa_outputs", "head.out"),)))),

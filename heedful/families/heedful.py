@@ -13,14 +13,14 @@ from heedful.model.config import (
     Head,
     MaskedTokens,
     ModelConfig,
-    NextSentence,
+    NextSentenceScores,
     NextToken,
     NextTokenAndChoice,
     PermutedTokens,
     Pooled,
     Pretraining,
     ReplacedTokens,
-    Span,
+    SpanScores,
     TokenClasses,
 )
 from heedful.model.vaswani import PUBLISHED_SIZES, vaswani_config
@@ -48,10 +48,12 @@ def _entry(head: type) -> HeadMap:
     return HeadMap(head=head, read=read_head, write=lambda head_config: {"head": to_mapping(head_config)})
 
 
-HEADS = (
-    *(Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span),
-    *(ReplacedTokens, NextToken, NextTokenAndChoice, PermutedTokens),
-)
+HEADS: dict[str, type] = {  # by the end of the architecture's name
+    **{"Pooled": Pooled, "MaskedTokens": MaskedTokens, "Pretraining": Pretraining, "NextSentence": NextSentenceScores},
+    **{"Classes": Classes, "TokenClasses": TokenClasses, "Choice": Choice, "Span": SpanScores},
+    **{"ReplacedTokens": ReplacedTokens, "NextToken": NextToken, "NextTokenAndChoice": NextTokenAndChoice},
+    "PermutedTokens": PermutedTokens,
+}
 
 FAMILY = Family(
     prefix="",
@@ -60,7 +62,7 @@ FAMILY = Family(
     body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
     heads={
         "HeedfulModel": HeadMap(head=type(None), read=lambda reader, model: None),
-        **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
+        **{f"HeedfulFor{name}": _entry(head) for name, head in HEADS.items()},
     },
     sizes={f"transformer-{name}": write(vaswani_config(shape, 37_000)) for name, shape in PUBLISHED_SIZES.items()},
 )

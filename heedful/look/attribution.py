@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
-from heedful.model.classic import Classic
+from heedful.model.classic import ClassicModel
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
@@ -236,7 +236,7 @@ def _token_score(
 def _pooled_row(inspection: Inspection) -> int | None:
     """Return the row that is pooled as the representation of the text; None: several rows."""
     head = inspection.loaded.config.head
-    if not isinstance(head, Classes | Choice) or isinstance(inspection.loaded.model, Classic):
+    if not isinstance(head, Classes | Choice) or isinstance(inspection.loaded.model, ClassicModel):
         return None
     return {"first": 0, "last": -1}.get(head.pooling)
 

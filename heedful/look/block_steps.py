@@ -22,7 +22,7 @@ BlockRecord = dict[str, tuple[Tensor, Tensor]]  # input and output of each modul
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Step:
+class BlockStep:
     """One formula, its result for the chosen token, and what it means."""
 
     name: str
@@ -72,7 +72,7 @@ def _recording(model: Transformer, stack: Stack, layer: int, record: BlockRecord
         yield
 
 
-def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: int) -> list[Step]:
+def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: int) -> list[BlockStep]:
     """Return the steps from the embedding to the output of a block, for one token and one attention head.
 
     Args:
@@ -116,7 +116,7 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
     return record
 
 
-def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[Step]:
+def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[BlockStep]:
     model = inspection.loaded.model
     is_output = part == "decoder" and model.encoder is not None
     embedding: Embedding = model.output_embedding if is_output else model.embedding
@@ -126,7 +126,7 @@ def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[St
     inspection.loaded.flush()
     vector = embedding.tokens.weight[id] * config.scale
     about = "The token's own vector, a row of the embedding table; the same at every position."
-    yield Step(name="Embedding", formula="e = E[token]", about=about, vectors={"e": vector})
+    yield BlockStep(name="Embedding", formula="e = E[token]", about=about, vectors={"e": vector})
     added = {"e": vector}
     match config.positions:
         case Learned(offset=offset):
@@ -139,7 +139,7 @@ def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[St
         added["s"] = embedding.types.weight[int(segment)]
     names = " + ".join(added)
     if len(added) > 1:
-        yield Step(
+        yield BlockStep(
             name="Position and segment",
             formula=f"x = {'norm(' + names + ')' if config.norm else names}",
             about="Attention does not depend on order. The position is added here"
@@ -150,8 +150,8 @@ def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[St
 
 def _attention_steps(
     inspection: Inspection, part: str, layer: int, head: int, row: int, record: BlockRecord, stack: Stack
-) -> Iterator[Step]:
-    yield Step(
+) -> Iterator[BlockStep]:
+    yield BlockStep(
         name=f"Into block {layer}",
         formula="x",
         about="The token's hidden state: for the first block the embedding, otherwise the output of the block before.",
@@ -163,7 +163,7 @@ def _attention_steps(
     q, k, v = attention.q[0, 0], attention.k[:, 0], attention.v[:, 0]
     scores, weights = attention.scores[0, 0], attention.weights[0, 0]
     x = "norm(x)" if stack.config.norm_at == "pre" else "x"
-    yield Step(
+    yield BlockStep(
         name=f"Query, key and value of head {head}",
         formula=f"q = {x} W_Q    k = {x} W_K    v = {x} W_V",
         about="Three projections of the hidden state: what the token attends to, what it is attended to by, and what "
@@ -173,7 +173,7 @@ def _attention_steps(
     products = k @ q
     visible = scores > -torch.inf
     is_biased = not torch.allclose((attention.scale * products)[visible], scores[visible], atol=1e-5)
-    yield Step(
+    yield BlockStep(
         name="Scores",
         formula=f"score_j = q · k_j × {attention.scale:.4g}" + (" + bias_j" if is_biased else ""),
         about="How well each token's key matches the query. The factor, usually 1/√d, keeps the scores small"
@@ -181,7 +181,7 @@ def _attention_steps(
         vectors={"q · k": products, "score": scores},
         over="keys",
     )
-    yield Step(
+    yield BlockStep(
         name="Softmax",
         formula="w_j = exp(score_j) / Σ exp(score)",
         about="The scores become attention weights, which sum to one.",
@@ -190,13 +190,13 @@ def _attention_steps(
     )
     joined, out = record["out"]
     width = stack.config.head_width
-    yield Step(
+    yield BlockStep(
         name="Weighted sum",
         formula="z = Σ w_j v_j",
         about="The values of all tokens, each multiplied by its weight: the output of this head.",
         vectors={"z": joined[row][head * width : (head + 1) * width]},
     )
-    yield Step(
+    yield BlockStep(
         name="Heads joined",
         formula="a = [z_0 … z_h] W_O",
         about=f"The outputs of all {stack.config.heads} heads side by side, multiplied by one matrix.",
@@ -204,12 +204,12 @@ def _attention_steps(
     )
 
 
-def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[Step]:
+def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[BlockStep]:
     is_pre = stack.config.norm_at == "pre"
     has_cross = "cross out" in record
     next_module = ("cross" if has_cross else "mlp") + (" norm" if is_pre else "")  # which takes the sum as its input
     summed = record[next_module][0][row]
-    yield Step(
+    yield BlockStep(
         name="Residual" if is_pre else "Residual and norm",
         formula="x = x + a" if is_pre else "x = norm(x + a)",
         about="The output of attention is added to the hidden state (residual connection).",
@@ -218,7 +218,7 @@ def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[Step]:
     if has_cross:
         joined, out = record["cross out"]
         summed = record["mlp norm" if is_pre else "mlp"][0][row]
-        yield Step(
+        yield BlockStep(
             name="Attention to the encoder",
             formula="c = [z_0 … z_h] W_O    " + ("x = x + c" if is_pre else "x = norm(x + c)"),
             about="Cross-attention: queries of the decoder, keys and values of the encoder's output.",
@@ -227,13 +227,13 @@ def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[Step]:
     inner, down = record["down"]
     activation = stack.config.activation
     formula = f"m = ({activation}(x W_g) × x W_1) W_2" if stack.config.gated else f"m = {activation}(x W_1) W_2"
-    yield Step(
+    yield BlockStep(
         name="MLP",
         formula=formula.replace("x W", "norm(x) W") if is_pre else formula,
         about="The feed-forward network, for each token alone: to a wider vector, an activation, and back.",
         vectors={"inner": inner[row], "m": down[row]},
     )
-    yield Step(
+    yield BlockStep(
         name="Residual" if is_pre else "Residual and norm",
         formula="x = x + m" if is_pre else "x = norm(x + m)",
         about="The output of the block, which is the input of the next one.",

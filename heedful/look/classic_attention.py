@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
-from heedful.model.classic import Classic, SelfAttentionMean, sentence_bounds
+from heedful.model.classic import ClassicModel, SelfAttentionMean, sentence_bounds
 from heedful.model.config import Classes
 from heedful.model.pooling import PooledClassesHead
 from heedful.nn.attend import attention_weights as weights_of
@@ -28,7 +28,7 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], str
     Returns:
         For each part its name, the names of its heads, and what its rows are: "tokens" or "text".
     """
-    model, head = cast(Classic, loaded.model), loaded.head
+    model, head = cast(ClassicModel, loaded.model), loaded.head
     parts: list[tuple[str, tuple[str, ...], str]] = []
     if isinstance(model.over, SelfAttentionMean):
         parts.append(("over", ("cosine" if model.over.cosine else "dot product",), "tokens"))
@@ -47,8 +47,8 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], str
 
 def attention_weights(loaded: ModelBundle, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
     """Return the weights of one part, "over" or "reader", for a batch of one sequence."""
-    model, head = cast(Classic, loaded.model), loaded.head
-    below: Tensor = super(Classic, model).forward(batch)  # without self-attention or a recurrent network
+    model, head = cast(ClassicModel, loaded.model), loaded.head
+    below: Tensor = super(ClassicModel, model).forward(batch)  # without self-attention or a recurrent network
     if part == "over":
         assert isinstance(model.over, SelfAttentionMean)
         k = (F.normalize(below, dim=-1) if model.over.cosine else below)[:, None]

@@ -14,19 +14,19 @@ MAX_NEW_TOKENS = 48
 CANDIDATES = 10  # tokens listed at each step
 
 
-class Candidate(TypedDict):
+class TokenAlternative(TypedDict):
     """A token that could be generated at a step."""
 
     text: str
     probability: float
 
 
-class DecodingStep(TypedDict):
+class DecodingView(TypedDict):
     """One step of greedy search."""
 
     token: str
     entropy: float  # of the distribution, in nats
-    candidates: list[Candidate]  # the most likely tokens, in order
+    candidates: list[TokenAlternative]  # the most likely tokens, in order
 
 
 class GeneratedSequence(TypedDict):
@@ -40,7 +40,7 @@ class GeneratedSequence(TypedDict):
 class DecodingReport(TypedDict):
     """Greedy search step by step, and the results of both searches."""
 
-    steps: list[DecodingStep]
+    steps: list[DecodingView]
     greedy: GeneratedSequence
     beams: list[GeneratedSequence]  # the best first
 
@@ -61,7 +61,7 @@ def decoding_report(
     if ends.start is not None:
         prompt, source = Packed.of([[ends.start]]), inspection.source
     stop = [ends.stop]
-    steps: list[DecodingStep] = []
+    steps: list[DecodingView] = []
     greedy_ids: list[int] = []
     log_probability = 0.0
     for step in stream(
@@ -78,7 +78,7 @@ def decoding_report(
         log_probabilities = step.distribution[0]
         best = log_probabilities.topk(min(CANDIDATES, len(log_probabilities)))
         names = token_records(best.indices.tolist(), tokenizer)
-        candidates: list[Candidate] = [
+        candidates: list[TokenAlternative] = [
             {"text": name["text"], "probability": probability}
             for name, probability in zip(names, best.values.exp().tolist(), strict=True)
         ]

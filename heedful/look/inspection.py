@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look import classic_attention
-from heedful.model.classic import Classic
+from heedful.model.classic import ClassicModel
 from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_numbers
 from heedful.nn.layout import AttentionArgs
 from heedful.packed import Packed
@@ -170,7 +170,7 @@ class Inspection:
                 views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=own, keys="source"))
         if ("cross", 0, 0) in self.trace.attention:  # recurrent models, which attend without queries and keys
             views.append(View(part="cross", layers=1, heads=1, rows="target", keys="source"))
-        if isinstance(self.loaded.model, Classic):
+        if isinstance(self.loaded.model, ClassicModel):
             for part, names, rows in classic_attention.attention_parts(self.loaded):
                 side: Side = "text" if rows == "text" else "source"
                 views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look.inspection import Inspection, readable_token
-from heedful.model.classic import Classic, SelfAttentionMean
+from heedful.model.classic import ClassicModel, SelfAttentionMean
 from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
 NEIGHBOURS = 10  # that are listed
@@ -114,7 +114,7 @@ def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor,
         if isinstance(model, RecurrentSeq2SeqModel):
             states = [embeddings, model.reading(embeddings, inspection.source.bounds)]
             return ["in the embedding", "after the recurrent network"], states
-    if not isinstance(model, Classic) or model.over is None:
+    if not isinstance(model, ClassicModel) or model.over is None:
         return ["in the embedding"], [embeddings]
     layer = "self-attention" if isinstance(model.over, SelfAttentionMean) else "the recurrent network"
     return ["in the embedding", f"after {layer}"], [embeddings, inspection.last_hidden_state]

@@ -28,7 +28,7 @@ Bounds = tuple[int, ...]
 Rows = Float[Tensor, "rows width"]
 
 
-class Classic(Transformer):
+class ClassicModel(Transformer):
     """Rows of words from an embedding table or an encoder, and optionally a contextualizer over them."""
 
     def __init__(self, config: ClassicConfig) -> None:
@@ -54,7 +54,7 @@ class Classic(Transformer):
         """The values that a Trace can record: those of the encoder."""
         return () if self.encoder is None else super().traceable
 
-    def train(self, mode: bool = True) -> Classic:
+    def train(self, mode: bool = True) -> ClassicModel:
         """Set training mode; frozen parts stay in eval mode."""
         super().train(mode)
         if self.classic.frozen:

@@ -318,7 +318,7 @@ class MaskedTokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NextSentence:
+class NextSentenceScores:
     """Next-sentence prediction: two scores for each sequence, the second segment follows the first (0) or not (1)."""
 
     kind: Literal["next_sentence"] = "next_sentence"
@@ -367,7 +367,7 @@ class Choice(Summary):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span(Rowwise):
+class SpanScores(Rowwise):
     """Extractive question answering: start and end scores for each row (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
@@ -427,12 +427,12 @@ class SentenceEmbedding:
 Head = (
     Pooled
     | MaskedTokens
-    | NextSentence
+    | NextSentenceScores
     | Pretraining
     | Classes
     | TokenClasses
     | Choice
-    | Span
+    | SpanScores
     | ReplacedTokens
     | NextToken
     | NextTokenAndChoice

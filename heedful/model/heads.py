@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from heedful.errors import ModelError
 from heedful.model import config as c
-from heedful.model.classic import Classic
+from heedful.model.classic import ClassicModel
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
@@ -97,7 +97,7 @@ def _decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:
 class NextSentenceHead(nn.Module):
     """Next-sentence prediction: scores [sequences, 2]; 0 is "follows", 1 is "does not"."""
 
-    def __init__(self, config: c.NextSentence | c.Pretraining, model: Transformer) -> None:
+    def __init__(self, config: c.NextSentenceScores | c.Pretraining, model: Transformer) -> None:
         super().__init__()
         self.dropout = config.dropout if isinstance(config, c.Pretraining) else 0.0
         self.first = SummaryVector(c.Summary(), model.config.width)
@@ -191,7 +191,7 @@ class RowsHead(nn.Module):
     """Scores of rows: [rows, labels] for token classification, [rows, 2] (start, end) for question answering, [rows]
     for replaced token detection."""
 
-    def __init__(self, config: c.TokenClasses | c.Span | c.ReplacedTokens, model: Transformer) -> None:
+    def __init__(self, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, model: Transformer) -> None:
         super().__init__()
         self.dropout, self.single = config.dropout, isinstance(config, c.ReplacedTokens)
         self.first = Transform(config, model.config.width)
@@ -260,12 +260,12 @@ def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"
 _HEADS: dict[type, type[nn.Module]] = {
     c.Pooled: PooledHead,
     c.MaskedTokens: MaskedTokensHead,
-    c.NextSentence: NextSentenceHead,
+    c.NextSentenceScores: NextSentenceHead,
     c.Pretraining: PretrainingHead,
     c.Classes: ClassesHead,
     c.TokenClasses: RowsHead,
     c.Choice: ChoiceHead,
-    c.Span: RowsHead,
+    c.SpanScores: RowsHead,
     c.ReplacedTokens: RowsHead,
     c.NextToken: NextTokenHead,
     c.NextTokenAndChoice: NextTokenAndChoiceHead,
@@ -278,6 +278,6 @@ def make_head(config: c.Head, model: Transformer) -> nn.Module:
     """Make a head for a model; raises ModelError if they do not fit each other."""
     if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
         raise ModelError(f'a "{config.kind}" head has no labels: give at least one')
-    if isinstance(model, Classic) and isinstance(config, c.Classes):
+    if isinstance(model, ClassicModel) and isinstance(config, c.Classes):
         return PooledClassesHead(config, model)
     return _HEADS[type(config)](config, model)

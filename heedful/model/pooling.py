@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import ModelError
-from heedful.model.classic import BidirectionalRnn, Bounds, Classic, Rows, sentence_bounds
+from heedful.model.classic import BidirectionalRnn, Bounds, ClassicModel, Rows, sentence_bounds
 from heedful.model.classic_config import (
     AttentionPooling,
     BagPooling,
@@ -101,7 +101,7 @@ class HierarchicalPooler(nn.Module):
 class PooledClassesHead(nn.Module):
     """Sequence classification by a classic model: W h + b of the pooled vectors, [sequences, labels]."""
 
-    def __init__(self, config: Classes, model: Classic) -> None:
+    def __init__(self, config: Classes, model: ClassicModel) -> None:
         super().__init__()
         pooling, labels = model.classic.reader, len(config.labels)
         assert not isinstance(pooling, RecurrentSeq2Seq)  # a model with this head only reads

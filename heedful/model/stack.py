@@ -27,7 +27,7 @@ from heedful.model.kv_cache import KVCache
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with
 from heedful.nn.cpu_attention import split_qkv
-from heedful.nn.cpu_ops import Linear, add_norm, trains_in_bfloat16
+from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
@@ -86,8 +86,8 @@ class Attention(nn.Module):
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
         self.head_width = config.head_width
         self.scale = _scale(config)
-        self.qkv = Linear(config.width, 3 * inner, bias=config.attention_bias)
-        self.out = Linear(inner, config.width, bias=config.attention_bias)
+        self.qkv = TrainedLinear(config.width, 3 * inner, bias=config.attention_bias)
+        self.out = TrainedLinear(inner, config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
         q, k, v = split_qkv(self.qkv(x), self.heads)
@@ -118,9 +118,9 @@ class CrossAttention(nn.Module):
         inner = config.heads * config.head_width
         self.heads, self.dropout = config.heads, config.attention_dropout
         self.scale = _scale(config)
-        self.q = Linear(config.width, inner, bias=config.attention_bias)
-        self.kv = Linear(config.width, 2 * inner, bias=config.attention_bias)
-        self.out = Linear(inner, config.width, bias=config.attention_bias)
+        self.q = TrainedLinear(config.width, inner, bias=config.attention_bias)
+        self.kv = TrainedLinear(config.width, 2 * inner, bias=config.attention_bias)
+        self.out = TrainedLinear(inner, config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: int) -> Tensor:
         assert context.memory_layout is not None and context.memory is not None

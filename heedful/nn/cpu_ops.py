@@ -139,7 +139,7 @@ class Int8Weight:
 # -- linear layers in training ----------------------------------------------------------------------------
 
 
-class Linear(nn.Linear):
+class TrainedLinear(nn.Linear):
     """W x + b; training in bfloat16 takes our kernels, without copies of W and with float32 gradients of it."""
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.nn.kernels import Block, Kernel, Plan, keys_have_gaps, make_plan, run_plan, share_lines
+from heedful.nn.kernels import Kernel, KernelBlock, Plan, keys_have_gaps, make_plan, run_plan, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias, Span, cannot_differ
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -116,7 +116,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     return run_plan(q, k, v, args, make(), _fused)  # the pairs that a dense bias masks are part of the plan
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: Block) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
 
 

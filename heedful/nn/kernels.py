@@ -44,7 +44,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
+class KernelBlock:
     """R lines of sequences whose attention is computed together."""
 
     lines: list[Line]
@@ -57,7 +57,7 @@ class Block:
 class Plan:
     """The arrangement of a layout's rows in blocks; an index is None where places are rows."""
 
-    blocks: list[Block]
+    blocks: list[KernelBlock]
     queries: RowIndex | None
     keys: RowIndex | None
     result: RowIndex | None
@@ -165,14 +165,14 @@ def _block(
     keys: _Placement,
     visible: Bool[np.ndarray, "lines queries keys"],
     q: Tensor,
-) -> Block:
+) -> KernelBlock:
     # a place that sees no key may see all: its result is never read, and nothing becomes NaN
     hidden = torch.from_numpy(~(visible | ~visible.any(-1, keepdims=True)))[:, None]
     mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
     distances = None
     if isinstance(args.bias, RelativeBias):
         distances = torch.from_numpy(keys.position[:, None, :] - queries.position[:, :, None])
-    return Block(
+    return KernelBlock(
         lines=lines,
         shape=(len(lines), queries.rows.shape[1], keys.rows.shape[1]),
         mask=None if mask is None else mask.to(q.device),
@@ -214,7 +214,7 @@ def _block_tables(args: AttentionArgs, plan: Plan, sizes: list[int]) -> Iterable
     return tables
 
 
-def _shared_bias(args: AttentionArgs, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _shared_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return the block's bias, expanded once for all layers that add the same one."""
     if not isinstance(args.bias, RelativeBias) or args.bias.blocks is None:
         return _expand_bias(args, block, table, dtype)
@@ -225,7 +225,7 @@ def _shared_bias(args: AttentionArgs, block: Block, table: Tensor | None, dtype:
     return args.bias.blocks[block]
 
 
-def _expand_bias(args: AttentionArgs, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return bias and mask, which are added to the block's scores, [R or 1, H or 1, Sq, Sk]."""
     match args.bias:
         case None:
@@ -244,7 +244,7 @@ def _expand_bias(args: AttentionArgs, block: Block, table: Tensor | None, dtype:
     return bias if block.mask is None else bias + block.mask
 
 
-def _expand_dense(bias: DenseBias, layout: Layout, block: Block) -> Tensor:
+def _expand_dense(bias: DenseBias, layout: Layout, block: KernelBlock) -> Tensor:
     sizes = layout.sizes()
     lines = []
     for line in block.lines:
@@ -261,10 +261,10 @@ def _expand_dense(bias: DenseBias, layout: Layout, block: Block) -> Tensor:
 
 # -- cores: one block ---------------------------------------------------------------------------------------
 
-Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionArgs, Block], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionArgs, KernelBlock], Tensor]
 
 
-def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: Block) -> Tensor:
+def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
     """Two batched products around a softmax, with dropout of the weights; in bfloat16 the faster core on a CPU."""
     scores = torch.matmul(q * args.scale, k.transpose(-1, -2))
     if bias is not None:
@@ -276,7 +276,7 @@ def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArg
     return mixed if not isinstance(args.bias, RelativeBias) else mixed + _relative_values(weights, args.bias, block)
 
 
-def _relative_values(weights: Tensor, bias: RelativeBias, block: Block) -> Tensor | float:
+def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) -> Tensor | float:
     """Return the weights of each distance summed, times the value of that distance, [R, H, Sq, D]."""
     if bias.values is None:
         return 0.0
@@ -286,7 +286,7 @@ def _relative_values(weights: Tensor, bias: RelativeBias, block: Block) -> Tenso
     return torch.matmul(summed, bias.values)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: Block) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
     """PyTorch's fused attention; on a CPU it has no dropout."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=args.scale)
 
@@ -323,14 +323,14 @@ def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
-def _line_block(args: AttentionArgs, q: Tensor) -> Block:
+def _line_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
     sizes = args.layout.sizes()
     n, longest = sizes[0][0], max(m for _, m in sizes)
     lengths = torch.tensor([m for _, m in sizes])[:, None, None]
     distances = torch.arange(longest) - (lengths - n + torch.arange(n)[:, None])
     hidden = ~(allowed_pairs(distances, args) & (torch.arange(longest) < lengths))[:, None]
     mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
-    return Block(
+    return KernelBlock(
         lines=[[number] for number in range(len(sizes))],
         shape=(len(sizes), n, longest),
         mask=None if mask is None else mask.to(q.device),

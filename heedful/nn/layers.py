@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.nn.cpu_ops import Linear, gelu
+from heedful.nn.cpu_ops import TrainedLinear, gelu
 from heedful.nn.dropout import dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -63,8 +63,8 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout
-        self.up = Linear(width, inner_width * (2 if gated else 1), bias=bias)  # gated: the gate's rows come first
-        self.down = Linear(inner_width, width, bias=bias)
+        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=bias)  # the gate's rows come first
+        self.down = TrainedLinear(inner_width, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         inner: Tensor = self.up(x)

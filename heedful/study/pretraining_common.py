@@ -20,13 +20,13 @@ from heedful.families import DEFAULT_FAMILIES
 from heedful.model.classic_config import AttentionPooling
 from heedful.objectives import SelfSupervised
 from heedful.runs.finetune.classic import classic_model
-from heedful.runs.finetune.init_settings import Classic
+from heedful.runs.finetune.init_settings import ClassicInit
 from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, model_to_save
 from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.study.build import accuracy_by_part, classification_task, train_classifier
 from heedful.study.limits import SST2
 from heedful.study.runner import StudyConfig, no_log
-from heedful.study.toy.order import LABELS, NEGATIVE, POSITIVE, Text, texts
+from heedful.study.toy.order import LABELS, NEGATIVE, POSITIVE, OrderText, texts
 from heedful.study.toy.split import Sizes
 from heedful.study.toy.stories import stories
 from heedful.tokenizer import Tokenizer, TokenizerSettings
@@ -87,7 +87,7 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
     return PretrainingData(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
 
 
-def _select(rows: Sequence[Text], include: set[str], exclude: set[str]) -> list[LabelledExample]:
+def _select(rows: Sequence[OrderText], include: set[str], exclude: set[str]) -> list[LabelledExample]:
     """Return the texts that have a word of `include` and none of `exclude`, as examples."""
     return [
         LabelledExample(text=row.text, label=row.label)
@@ -176,7 +176,7 @@ def frozen_accuracy(
     """Train attention pooling with a query over the frozen encoder, and return the accuracy on each test set."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
-        settings = Classic(model=str(Path(folder) / "model"), reader=AttentionPooling(keys="tanh"))
+        settings = ClassicInit(model=str(Path(folder) / "model"), reader=AttentionPooling(keys="tanh"))
         frozen = classic_model(settings, [], seed, no_log)
     return _train_head(frozen, data, seed, steps, lr)
 

@@ -17,7 +17,7 @@ from heedful.checkpoint.new_head import with_head
 from heedful.data.examples import Seq2SeqExample
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import GlobalAttention, RecurrentSeq2Seq
-from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.seq2seq import recurrent_config, transformer_config
 from heedful.runs.statistics import seed_count
 from heedful.study import charts
@@ -59,7 +59,7 @@ class Budget:
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
     """Return the model of an arm, with a language modelling head; all have the same width."""
     if arm == TRANSFORMER:
-        settings = Transformer(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
+        settings = TransformerInit(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
         config = BundleConfig(family="heedful", model=transformer_config(settings, tokenizer.size))
     else:
         rnn = RecurrentSeq2Seq(width=WIDTH, look=GlobalAttention(score="additive") if arm == ATTENTION else None)

@@ -15,7 +15,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.data import AnswerSpan, Example, QuestionExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.model.config import Head
-from heedful.model.config import Span as SpanHead
+from heedful.model.config import SpanScores as SpanHead
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples, sample_weights
 from heedful.tasks.answering import (

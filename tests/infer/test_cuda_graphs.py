@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import heedful
 from heedful.infer.cuda_graphs import CudaGraphs, rerun
-from heedful.model.classic import Classic
+from heedful.model.classic import ClassicModel
 from heedful.model.classic_config import BagPooling, ClassicConfig, UntrainedSelfAttention
 from heedful.model.config import EmbeddingConfig
 from heedful.model.stack import Transformer
@@ -96,7 +96,7 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:
     """A classic model has no stack, or something that goes over its rows."""
-    made = Classic(
+    made = ClassicModel(
         ClassicConfig(
             embedding=EmbeddingConfig(vocabulary=9, width=4), reader=BagPooling(over=UntrainedSelfAttention())
         )

@@ -127,7 +127,7 @@ def test_heads_of_first_rows_are_their_formulas() -> None:
         (c.Classes(labels=("x", "y"), pooling="mean"), None),
         (c.Choice(), [0, 3, 4, 9]),
         (c.Pooled(), [0, 3, 4, 9]),
-        (c.NextSentence(), [0, 3, 4, 9]),
+        (c.NextSentenceScores(), [0, 3, 4, 9]),
         (c.SentenceEmbedding(pooling=("last",)), [2, 3, 8, 10]),
         (c.SentenceEmbedding(pooling=("first", "last")), None),
         (c.TokenClasses(labels=("x", "y")), None),
@@ -163,7 +163,7 @@ def test_a_head_of_an_empty_batch() -> None:
 
 def test_heads_of_rows() -> None:
     rows = torch.randn(11, 8, dtype=torch.float64)
-    for config, scores in ((c.TokenClasses(labels=("a", "b", "c")), 3), (c.Span(), 2)):
+    for config, scores in ((c.TokenClasses(labels=("a", "b", "c")), 3), (c.SpanScores(), 2)):
         _, head = build(config)
         assert head(rows, BATCH).shape == (11, scores)
         torch.testing.assert_close(head(rows, BATCH), linear(rows, head.get_submodule("out")))

@@ -19,7 +19,7 @@ from heedful.runs.distil.settings import (
     check_overrides,
     distil_overrides,
 )
-from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.settings import preview_settings
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.settings import resolve_pretrain
@@ -59,7 +59,9 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             return check_overrides(distil_overrides("a", recipe=path))
         if name.startswith("translate-"):
             assert offer.use == "heedful finetune seq2seq DATA --recipe {}"
-            assert preview_settings("seq2seq", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
+            assert preview_settings("seq2seq", Overrides(recipe=path)).init == TransformerInit(
+                norm_at="pre", dropout=0.15
+            )
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
         assert all(preview_settings(task, Overrides(recipe=path)) for task in task_names())

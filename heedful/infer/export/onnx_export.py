@@ -194,7 +194,7 @@ def _packed(
         rows = loaded.hidden_states(batch)
         said = [] if loaded.head is None else loaded.head(rows, batch)
     several = [said] if isinstance(said, Tensor) else list(said)
-    if isinstance(head, c.Span):
+    if isinstance(head, c.SpanScores):
         return list(several[0].unbind(-1))
     return [rows, *several] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else several
 

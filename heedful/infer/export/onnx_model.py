@@ -250,7 +250,7 @@ def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, 
             return rows | {"sentence_embedding": Output(vectors, (BATCH, width * len(config.pooling)))}
         case c.MaskedTokens():
             return {"logits": _masked(g, part, config, x)}
-        case c.NextSentence():
+        case c.NextSentenceScores():
             return {"logits": _next(g, part, x, feed)}
         case c.Pretraining():
             tokens, follows = _masked(g, part.masked, config, x), _next(g, part.next, x, feed)
@@ -262,16 +262,16 @@ def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, 
             scores = linear(g, part.out, _summary(g, part, config, x, feed))
             shape = g.op("Gather", g.op("Shape", "input_ids"), [0, 1])
             return {"logits": Output(g.op("Reshape", scores, shape), (BATCH, CHOICES))}
-        case c.TokenClasses() | c.Span() | c.ReplacedTokens():
+        case c.TokenClasses() | c.SpanScores() | c.ReplacedTokens():
             return _rowwise(g, config, linear(g, part.out, _transform(g, part.first, config, x)))
     raise AssertionError(f"no operators for {config}")
 
 
-def _rowwise(g: Graph, config: c.TokenClasses | c.Span | c.ReplacedTokens, scores: str) -> dict[str, Output]:
+def _rowwise(g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, scores: str) -> dict[str, Output]:
     if isinstance(config, c.TokenClasses):
         return {"logits": Output(scores, (BATCH, SEQUENCE, len(config.labels)))}
     parts = {"logits": scores}
-    if isinstance(config, c.Span):
+    if isinstance(config, c.SpanScores):
         parts = dict(zip(("start_logits", "end_logits"), g.split(scores, 2), strict=True))
     return {name: Output(g.op("Squeeze", each, [-1]), (BATCH, SEQUENCE)) for name, each in parts.items()}
 

@@ -39,7 +39,7 @@ from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_ve
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import Components, build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
-from heedful.runs.pretrain.run import Lesson, PretrainTraining, TextLearner
+from heedful.runs.pretrain.run import PretrainLesson, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import JOURNAL, JsonObject, RunResult
@@ -80,7 +80,7 @@ def distil_masked(
     pretrain = replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START_MODEL)))
     with run.locked():
         run.begin(partial(_begin, run, settings, pretrain, teacher))
-        learner = TeacherLearner(teacher, settings, pretrain, run)
+        learner = MlmTeacherLearner(teacher, settings, pretrain, run)
         student = run.execute(PretrainTraining(pretrain, run, learner, on_bad_row))
         if student.status == "interrupted":
             return student
@@ -241,7 +241,7 @@ class NumberedSamples(Sequence[Sample]):
         return replace(self.samples[number], target=DistillationTarget(None, self.first + number, True, 1.0))
 
 
-class TeacherLearner:
+class MlmTeacherLearner:
     """Learns the teacher's predictions of masked tokens beside the tokens themselves."""
 
     def __init__(
@@ -260,7 +260,7 @@ class TeacherLearner:
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: each for name, each in table["pretrain"].items() if name not in UNUSED}}
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
         """Return an objective of all losses, the same in each phase.
 
         Raises:
@@ -291,7 +291,7 @@ class TeacherLearner:
         )
         firsts = [sum(map(len, samples[:phase])) for phase in range(len(samples))]
         numbered = [NumberedSamples(rows, first) for rows, first in zip(samples, firsts, strict=True)]
-        return Lesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
+        return PretrainLesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
 
     def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
         """The teacher's outputs for the samples: from a cache on the disk, or computed when they are needed."""

@@ -37,7 +37,7 @@ from heedful.runs.distil.settings import (
 )
 from heedful.runs.finetune.build import evenly_spaced
 from heedful.runs.finetune.classic import classic_model
-from heedful.runs.finetune.init_settings import Classic
+from heedful.runs.finetune.init_settings import ClassicInit
 from heedful.runs.pretrain.build import config_of_size, with_dropout
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.tasks.answering import require_tokenizer
@@ -67,7 +67,7 @@ def build_student(
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
         case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
-            settings = Classic(reader=reader, words=words, skipgram_steps=steps)
+            settings = ClassicInit(reader=reader, words=words, skipgram_steps=steps)
             try:
                 return classic_model(settings, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
             except HeedfulError as error:  # it names settings of fine-tuning

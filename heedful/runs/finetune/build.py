@@ -18,7 +18,7 @@ from heedful.errors import ModelError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.finetune.classic import classic_model
-from heedful.runs.finetune.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, model_name
+from heedful.runs.finetune.init_settings import HEAD_WIDTH, ClassicInit, Init, Pretrained, Scratch, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import seq2seq_model
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
@@ -63,7 +63,7 @@ def initial_model(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "train one from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
-    if isinstance(init, Classic):
+    if isinstance(init, ClassicInit):
         all_texts = _texts(source, counts, None)
         return classic_model(init, list(_texts(source, counts)), seed, log, all_texts=all_texts)
     if isinstance(init, Pretrained):

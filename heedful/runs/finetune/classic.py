@@ -22,7 +22,7 @@ from heedful.model.config import EmbeddingConfig
 from heedful.model.initialise import skip_init
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
-from heedful.runs.finetune.init_settings import Classic, WordSettings
+from heedful.runs.finetune.init_settings import ClassicInit, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import as_single_word, count_words, word_tokenizer
 from heedful.train.settings import AdamW, TrainSettings
@@ -35,7 +35,7 @@ Said = Callable[[str], None]
 
 
 def classic_model(
-    settings: Classic, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
+    settings: ClassicInit, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
 ) -> ModelBundle:
     """Make the classic model that training starts from, without a head.
 
@@ -73,7 +73,7 @@ def classic_model(
     return freeze_embeddings(made) if words.frozen else made
 
 
-def _in_context(settings: Classic, seed: int) -> ModelBundle:
+def _in_context(settings: ClassicInit, seed: int) -> ModelBundle:
     """A classic model over the hidden states of a frozen encoder."""
     inner = load(settings.model, revision=settings.revision or None)
     model = inner.config.model

@@ -12,7 +12,7 @@ import torch
 from heedful.data.bad_rows import OnBadRow
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
-from heedful.runs.finetune.init_settings import Classic, Scratch, model_name
+from heedful.runs.finetune.init_settings import ClassicInit, Scratch, model_name
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import finetune_overrides
 from heedful.runs.finetune.training_time import estimate_seconds
@@ -88,7 +88,7 @@ def dry_run(
     init = plan.settings.init
     if isinstance(init, Scratch):
         init = replace(init, mlm_steps=0)
-    elif isinstance(init, Classic):
+    elif isinstance(init, ClassicInit):
         init = replace(init, skipgram_steps=0)
     settings = replace(plan.settings, init=init, train=train)
     base = initial_model(init, plan.source, plan.survey.counts, train.seed, settings.max_length, lambda text: None)

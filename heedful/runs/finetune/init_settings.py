@@ -117,7 +117,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classic:
+class ClassicInit:
     """A model from before the Transformer, over word embeddings or the hidden states of a frozen pretrained encoder."""
 
     kind: Literal["classic"] = "classic"
@@ -137,7 +137,7 @@ class Classic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recurrent:
+class RecurrentInit:
     """Two recurrent nets with random weights, for seq2seq."""
 
     kind: Literal["recurrent"] = "recurrent"
@@ -157,7 +157,7 @@ Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "tra
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Transformer:
+class TransformerInit:
     """The original Transformer with random weights, for seq2seq (Vaswani et al. 2017); base and big as in table 3."""
 
     kind: Literal["transformer"] = "transformer"
@@ -196,16 +196,16 @@ class Transformer:
         return replace(SIZES[self.size], **{name: value for name, value in values.items() if value is not None})
 
 
-Init = Pretrained | Scratch | Classic | Recurrent | Transformer
-Seq2Seq = Recurrent | Transformer  # with random weights
+Init = Pretrained | Scratch | ClassicInit | RecurrentInit | TransformerInit
+Seq2Seq = RecurrentInit | TransformerInit  # with random weights
 
 
 def model_name(init: Init) -> str:
     """The pretrained model that training starts from, or that a classic model runs over; "" if none."""
-    return init.model if isinstance(init, Pretrained | Classic) else ""
+    return init.model if isinstance(init, Pretrained | ClassicInit) else ""
 
 
-def _one_name(init: Pretrained | Classic) -> None:
+def _one_name(init: Pretrained | ClassicInit) -> None:
     for name, value in zip(("model", "revision"), name_with_revision(init.model, init.revision), strict=True):
         object.__setattr__(init, name, value)
 

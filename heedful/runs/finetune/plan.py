@@ -19,7 +19,7 @@ from heedful.data.labelled.statistics import (
     split_warnings,
 )
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
-from heedful.runs.finetune.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, model_name
+from heedful.runs.finetune.init_settings import ClassicInit, Pretrained, RecurrentInit, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
@@ -73,11 +73,11 @@ def plan_finetune(
     check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
     width = 0
-    if isinstance(init, Pretrained | Classic) and init.model:
+    if isinstance(init, Pretrained | ClassicInit) and init.model:
         if Path(init.model).is_dir():
             init = replace(init, model=os.path.normpath(init.model))  # equal settings, however the folder is written
         width = config_of(init.model, revision=init.revision or None).model.width
-    classic = isinstance(init, Classic | Recurrent)
+    classic = isinstance(init, ClassicInit | RecurrentInit)
     group_size = preview.task.group(scored=stats.low is not None)
     targets = sample_targets(source, stats.splits)
     one_sample_each = classic or preview.long_inputs == "truncate" or spec.truncates
@@ -94,7 +94,7 @@ def plan_finetune(
     )
     resolved = resolve_finetune(overrides, defaults)
     settings = replace(resolved.settings, init=init, data=reading)
-    if isinstance(init, Classic):
+    if isinstance(init, ClassicInit):
         spec.check_reader(init.reader, "init.reader", len(source.labels))
     check_batch_groups(settings.train, group_size)
     check_bleu(settings.task, targets)

@@ -22,7 +22,7 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.vaswani import vaswani_config
-from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
+from heedful.runs.finetune.init_settings import RecurrentInit, Seq2Seq, TransformerInit
 from heedful.tasks.metrics.bleu import bleu_is_informative
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
@@ -42,7 +42,7 @@ def seq2seq_model(
 ) -> ModelBundle:
     """Make the tokenizer and the model that training starts from."""
     options = init.tokenizer
-    places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
+    places = init.longest if isinstance(init, TransformerInit) and init.positions == "learned" else None
     limits = [most for most in (longest, places) if most is not None]
     names = TokenizerSettings(
         algorithm=options.algorithm,
@@ -52,12 +52,12 @@ def seq2seq_model(
         max_length=min(limits, default=None),
     )
     tokenizer = train_tokenizer(texts, names)
-    if isinstance(init, Recurrent):
+    if isinstance(init, RecurrentInit):
         family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
         family, model = "heedful", transformer_config(init, tokenizer.size)
     made = create(BundleConfig(family=family, model=model), tokenizer, seed=seed)
-    what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
+    what = "two recurrent nets" if isinstance(init, RecurrentInit) else "a Transformer"
     log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
     return made
 
@@ -69,7 +69,7 @@ def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | Non
     return ClassicConfig(embedding=words, reader=writer)
 
 
-def transformer_config(settings: Transformer, vocabulary: int) -> ModelConfig:
+def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfig:
     """BundleConfig of the original Transformer, or of one with other norms or positions."""
     made = vaswani_config(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}

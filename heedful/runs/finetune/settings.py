@@ -13,7 +13,7 @@ from typing import Literal
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import canonical_task
-from heedful.runs.finetune.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
+from heedful.runs.finetune.init_settings import ClassicInit, Init, Pretrained, RecurrentInit, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.settings import TaskSettings
@@ -49,7 +49,7 @@ class FinetuneSettings:
         if isinstance(self.init, Seq2Seq) and not isinstance(self.task, Seq2SeqSettings):
             kind = SPECS[self.task.kind].public_name
             raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
-        if isinstance(self.init, Classic):
+        if isinstance(self.init, ClassicInit):
             SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
 
 
@@ -122,7 +122,7 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
     epochs = 5 * _epochs(SEQ2SEQ.name, examples)
     batch_size = 64 if examples >= 2_000 else 16
     schedule: Schedule = Linear(warmup_ratio=0.1)
-    if isinstance(init, Recurrent):
+    if isinstance(init, RecurrentInit):
         model, optimizer = "two recurrent nets", AdamW(lr=1e-3)
     else:
         model, lr = "a Transformer", float(f"{(4000 * init.shape.width) ** -0.5:.1e}")

@@ -113,7 +113,7 @@ def pretrain_with(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class PretrainLesson:
     """The objective and samples of each phase, and the objective that validation samples are evaluated with."""
 
     objectives: Sequence[Objective]
@@ -121,7 +121,7 @@ class Lesson:
     evaluated: SelfSupervised
 
 
-class Learner(Protocol):
+class PretrainLearner(Protocol):
     """The objective and the initial weights of a pre-training run."""
 
     @property
@@ -131,7 +131,7 @@ class Learner(Protocol):
     def settings(self) -> JsonObject:
         """All settings that decided what the model is, for results.json."""
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
         """Return what `model`, which has the objective's head, learns from the samples of each phase."""
 
 
@@ -152,13 +152,13 @@ class TextLearner:
         """The settings of the run."""
         return to_mapping(self._settings)
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> Lesson:
+    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
         """Return the objective of each phase."""
         objectives = build_objectives(components, model, samples)
         for note in components.builder.notes(components):
             self.run.reporter.message(note)
         evaluated = components.builder.for_validation(objectives[0])
-        return Lesson(objectives=objectives, samples=samples, evaluated=evaluated)
+        return PretrainLesson(objectives=objectives, samples=samples, evaluated=evaluated)
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class PretrainTraining:
         self,
         settings: PretrainSettings,
         run: Run,
-        learner: Learner,
+        learner: PretrainLearner,
         on_bad_row: OnBadRow,
         corpus_folder: Path | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.errors import DataError, HeedfulError
 from heedful.study.toy.language import Translation, translations
-from heedful.study.toy.order import Text, texts
+from heedful.study.toy.order import OrderText, texts
 from heedful.study.toy.split import Sizes
 
 TRANSLATION, ORDER = "translation", "order"
@@ -40,7 +40,7 @@ def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list
         for split, rows in pairs.items():
             files.append(_write_table(folder / TRANSLATION / f"{split}.tsv", Translation._fields, rows, "\t"))
         for split, texts_of_split in labelled.items():
-            files.append(_write_table(folder / ORDER / f"{split}.csv", Text._fields, texts_of_split, ","))
+            files.append(_write_table(folder / ORDER / f"{split}.csv", OrderText._fields, texts_of_split, ","))
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}: give another folder") from None
     return files

@@ -43,7 +43,7 @@ DEGREES = ("", "", "very ", "really ", "so ", "quite ")
 OPENINGS = ("", "", "i think ", "we found that ", "they say ", "to me ", "honestly , ")
 
 
-class Text(NamedTuple):
+class OrderText(NamedTuple):
     """A text, its class, and its part."""
 
     text: str
@@ -60,7 +60,7 @@ def bag_of_words(text: str) -> tuple[str, ...]:
     return tuple(sorted(text.split()))
 
 
-def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[Text]]:
+def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[OrderText]]:
     """Return random texts for each split, a fourth of each part, twins side by side.
 
     Sizes are rounded down to multiples of eight.
@@ -86,13 +86,13 @@ def clause(random: Random, label: str) -> str:
     return f"the {random.choice(ASPECTS)} is {random.choice(DEGREES)}{word}"
 
 
-def _twins(first: str, second: str, labels: tuple[str, str], part: str) -> Sampled[tuple[Text, Text]]:
+def _twins(first: str, second: str, labels: tuple[str, str], part: str) -> Sampled[tuple[OrderText, OrderText]]:
     """Return two texts that stay in one split; texts with the same words count as the same sample."""
-    twins = Text(first, labels[0], part), Text(second, labels[1], part)
+    twins = OrderText(first, labels[0], part), OrderText(second, labels[1], part)
     return Sampled(" ".join(bag_of_words(first)), twins)
 
 
-def _plain(random: Random) -> Sampled[tuple[Text, Text]]:
+def _plain(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     opening, aspect, degree = (random.choice(choices) for choices in (OPENINGS, ASPECTS, DEGREES))
     positive, negative = random.choice(
         list(zip(POSITIVE, NEGATIVE, strict=True))
@@ -104,13 +104,13 @@ def _plain(random: Random) -> Sampled[tuple[Text, Text]]:
     return _twins(first, second, (GOOD, BAD), "plain")
 
 
-def _but(random: Random) -> Sampled[tuple[Text, Text]]:
+def _but(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     opening = random.choice(OPENINGS)
     positive, negative = clause(random, GOOD), clause(random, BAD)
     return _twins(f"{opening}{negative} but {positive}", f"{opening}{positive} but {negative}", (GOOD, BAD), "but")
 
 
-def _not(random: Random) -> Sampled[tuple[Text, Text]]:
+def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     opening, aspect = random.choice(OPENINGS), random.choice(ASPECTS)
     positive, negative = random.choice(POSITIVE), random.choice(NEGATIVE)
     form = random.choice(("the {a} is {x} , not {y}", "the {a} is not {y} , it is {x}", "{x} , not {y} : the {a}"))
@@ -120,7 +120,7 @@ def _not(random: Random) -> Sampled[tuple[Text, Text]]:
     return _twins(first, second, (GOOD, BAD), "not")
 
 
-def _both(random: Random) -> Sampled[tuple[Text, Text]]:
+def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     opening = random.choice(OPENINGS)
     aspects = random.sample(ASPECTS, 2)
     is_positive = random.random() < 0.5
@@ -131,7 +131,7 @@ def _both(random: Random) -> Sampled[tuple[Text, Text]]:
     return _twins(first, second, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
 
 
-PARTS: dict[str, Callable[[Random], Sampled[tuple[Text, Text]]]] = {
+PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {
     "plain": _plain,
     "but": _but,
     "not": _not,

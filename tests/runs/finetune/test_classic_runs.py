@@ -21,7 +21,7 @@ from heedful.packed import Packed
 from heedful.runs.finetune import classic as classic_making
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune.classic import classic_model, skipgram_samples, with_sentence_ends
-from heedful.runs.finetune.init_settings import Classic, WordSettings
+from heedful.runs.finetune.init_settings import ClassicInit, WordSettings
 from heedful.serve.attention import attention
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
@@ -76,7 +76,7 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     texts = [each["text"] for each in classified(24)]
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
     said: list[str] = []
-    start = Classic(
+    start = ClassicInit(
         reader=HierarchicalPooling(ends=(2,)),
         words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocab_size=60, frozen=True),
     )
@@ -89,14 +89,14 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
         said
     )
 
-    by_steps = Classic(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
+    by_steps = ClassicInit(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
     learned = classic_model(by_steps, texts, 0, said.append)
     assert "vectors learned by skip-gram" in said[-1]
     again = classic_model(by_steps, texts, 0, said.append)
     assert all(torch.equal(each, again.named_tensors()[name]) for name, each in learned.named_tensors().items())
 
     with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
-        classic_model(Classic(reader=HierarchicalPooling()), texts, 0, said.append)
+        classic_model(ClassicInit(reader=HierarchicalPooling()), texts, 0, said.append)
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
         classic_model(start, texts, 0, said.append)
@@ -109,7 +109,7 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     )
     words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
     said: list[str] = []
-    made = classic_model(Classic(reader=BagPooling(), words=words), ["für die Katze", "schön"], 0, said.append)
+    made = classic_model(ClassicInit(reader=BagPooling(), words=words), ["für die Katze", "schön"], 0, said.append)
     assert made.tokenizer is not None
     table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
     assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
@@ -120,13 +120,13 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     assert made.tokenizer.size == 6, "nothing that no text can reach"
 
     cased = replace(words, lower_case=False)
-    made = classic_model(Classic(reader=BagPooling(), words=cased), ["für die Katze"], 0, said.append)
+    made = classic_model(ClassicInit(reader=BagPooling(), words=cased), ["für die Katze"], 0, said.append)
     assert said[-1].startswith("3 of 3 words")
 
 
 def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     said: list[str] = []
-    start = Classic(reader=BagPooling())
+    start = ClassicInit(reader=BagPooling())
     made = classic_model(start, ["one two"], 0, said.append, all_texts=iter(["one two", "three"]))
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
 
@@ -134,11 +134,11 @@ def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
 def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
     for words in (WordSettings(), WordSettings(tokens="subwords", vocab_size=60)):
-        start = Classic(reader=BagPooling(), words=words)
+        start = ClassicInit(reader=BagPooling(), words=words)
         made = classic_model(start, ["one two three"] * 9, 0, lambda text: None)
         assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
         assert not made.model.embedding.tokens.weight[unknown].any()
-    made = classic_model(Classic(reader=BagPooling()), ["one two"], 0, lambda text: None)
+    made = classic_model(ClassicInit(reader=BagPooling()), ["one two"], 0, lambda text: None)
     known, zebra, empty = heedful.Engine(with_head(made, "sequence_classification", labels=("a", "b")))(
         ["one", "zebra yak", ""]
     )
@@ -186,7 +186,7 @@ def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path:
 
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
-    start = Classic(reader=HierarchicalPooling(), words=WordSettings(tokens="subwords", vocab_size=60))
+    start = ClassicInit(reader=HierarchicalPooling(), words=WordSettings(tokens="subwords", vocab_size=60))
     made = classic_model(start, texts, 0, lambda text: None)
     assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
     assert isinstance(reader := made.config.model.reader, HierarchicalPooling)

@@ -28,7 +28,7 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs.evaluate import Evaluated, evaluate
 from heedful.runs.finetune import settings
 from heedful.runs.finetune.build import build_task, encoding_notes, initial_model
-from heedful.runs.finetune.init_settings import Positions, Transformer
+from heedful.runs.finetune.init_settings import Positions, TransformerInit
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.seq2seq import transformer_config
@@ -299,7 +299,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 @torch.no_grad()
 def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at: Any) -> None:
     """With remembered rows as without, whatever its positions are."""
-    settings = Transformer(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
+    settings = TransformerInit(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
     config = BundleConfig(family="heedful", model=transformer_config(settings, 30), head=NextToken())
     loaded, source = create(config, seed=2).double().eval(), [[5, 6, 7, 8], [9]]
     assert loaded.head is not None
@@ -316,10 +316,10 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 @pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
 def test_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
-    usual = transformer_config(Transformer(size=size), 37_000)
+    usual = transformer_config(TransformerInit(size=size), 37_000)
     assert heedful_family.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
     for norm_at, more in (("post", 0), ("pre", 4)):
-        settings = Transformer(size=size, norm_at=norm_at)  # type: ignore[arg-type]
+        settings = TransformerInit(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer_config(settings, 37_000)
         with skip_init():
             made = ModelBundle(BundleConfig(family="heedful", model=model, head=NextToken()))
@@ -366,7 +366,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
     made = create(
-        BundleConfig(family="heedful", model=transformer_config(Transformer(**sizes), words.size)), words, seed=0
+        BundleConfig(family="heedful", model=transformer_config(TransformerInit(**sizes), words.size)), words, seed=0
     )
     heedful.save(with_head(made, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
