@@ -1,4 +1,4 @@
-# make quickstart | test | test-slow | coverage | check | sbom | clean
+# make quickstart | test | test-slow | coverage | check | docs | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
@@ -9,7 +9,7 @@ CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow coverage check sbom clean
+.PHONY: quickstart test test-slow coverage check docs sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -26,6 +26,11 @@ coverage: .venv/.installed-dev
 
 check: .venv/.installed-dev
 	scripts/check
+
+# The site, in build/site: open build/site/index.html.
+docs: .venv/.installed-docs
+	.venv/bin/python scripts/docs_pages.py build/docs
+	.venv/bin/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees build/docs build/site
 
 # What Heedful runs with, as CycloneDX JSON.
 sbom: .venv/.installed-dev
@@ -56,4 +61,8 @@ clean:
 	$(PIP) setuptools wheel "setuptools-scm<10"
 	$(PIP) --no-build-isolation "seqeval>=1.2.2"
 	$(PIP) -e '.[dev]'
+	@touch $@ .venv/.installed
+
+.venv/.installed-docs: pyproject.toml .venv/.torch
+	$(PIP) -e '.[docs]'
 	@touch $@ .venv/.installed

@@ -1,0 +1,449 @@
+"""Write the source of the site: the Markdown of docs/, and reference, gallery and notebooks made from the code.
+
+usage: python scripts/docs_pages.py FOLDER
+
+`make docs` runs it, and Sphinx on the folder that it writes. Pages in docs/ are plain Markdown; links that leave docs/
+are rewritten to the pages that hold their targets.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "heedful"
+RECORDS = ROOT / "benchmarks" / "results"
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "plain").glob("*.py"))]
+API = {
+    "heedful": "Public names: load and save models, train, predict, look inside",
+    "heedful.sklearn": "Estimators with scikit-learn's interface",
+    "heedful.nn": "Mathematics on packed tensors",
+    "heedful.model": "The Transformer, its heads, models from before it, text generation",
+    "heedful.objectives": "From samples to a loss",
+    "heedful.tasks": "Tasks that learn, answer and are measured",
+    "heedful.train": "The training loop, optimizers, ranks and checkpoints",
+    "heedful.infer": "From a model folder to answers",
+    "heedful.serve": "The HTTP service",
+}
+HOUSE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+SECTION = re.compile(r"^(Args|Returns|Raises|Yields):$")
+
+
+def write_pages(folder: Path) -> None:
+    """Write the source of the site to the folder; files that are right already keep their time, for a quick build."""
+    pages = generated_pages()
+    texts = dict(pages)
+    for name, target in HOUSE.items():
+        texts[target] = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    for path in DOCS.rglob("*.md"):
+        page = path.relative_to(DOCS)
+        texts[page.as_posix()] = _inner_links(path.read_text(encoding="utf-8"), "../" * (len(page.parts) - 1))
+    texts["extra/llms.txt"] = llms(texts)
+    texts |= {f"notebooks/{name}": text for name, text in notebooks().items()}
+    files = {name: text.encode() for name, text in texts.items()}
+    files |= {f"pictures/{path.name}": path.read_bytes() for path in (DOCS / "pictures").iterdir()}
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        if path.relative_to(folder).as_posix() not in files:
+            path.unlink()
+    for name, data in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def generated_pages() -> dict[str, str]:
+    """Every page that is made from the code, by its path in the site's source."""
+    return {"cli.md": cli_page(), **api_pages(), **gallery_pages(), **record_pages()}
+
+
+def _inner_links(text: str, up: str) -> str:
+    """Rewrite links to records and houses' pages, and link the names of examples."""
+    text = re.sub(r"\]\((?:\.\./)+benchmarks/results/([^)]+\.md)\)", rf"]({up}records/\1)", text)
+    text = re.sub(r"\]\((?:\.\./)+benchmarks/results/?\)", f"]({up}records/index.md)", text)
+    for name, target in HOUSE.items():
+        text = re.sub(rf"\]\((?:\.\./)+{name}\)", f"]({up}{target})", text)
+    names = {path.relative_to(ROOT).as_posix(): path for path in EXAMPLES}
+    names |= {path.name: path for path in EXAMPLES if path.parent.name == "examples"}
+
+    def link(match: re.Match[str]) -> str:
+        path = names.get(match[1])
+        return f"[`{match[1]}`]({up}{_gallery_name(path)})" if path else match[0]
+
+    return re.sub(r"(?<!\[)`((?:examples/)?(?:plain/)?\w+\.py)`", link, text)
+
+
+# Command line
+
+
+def cli_page() -> str:
+    """The help of every verb."""
+    from click import Context
+    from typer.main import get_command
+
+    from heedful.cli import app
+
+    def help_of(command: Any, name: str, parent: Context | None) -> Iterator[str]:
+        more = {**command.context_settings, "terminal_width": 88, "max_content_width": 88}
+        context = Context(command, info_name=name, parent=parent, **more)
+        path = context.command_path
+        yield f"{'##' if parent else '#'} {path if parent else 'Command line'}\n"
+        yield f"```text\n{command.get_help(context).strip()}\n```\n"
+        if hasattr(command, "commands"):
+            for verb in command.list_commands(context):
+                inner = command.get_command(context, verb)
+                if inner is not None and not inner.hidden:
+                    yield from help_of(inner, verb, context)
+
+    return "\n".join(help_of(get_command(app), "heedful", None))
+
+
+# API
+
+
+@dataclass
+class Module:
+    """Definitions of one module, read without importing it."""
+
+    name: str
+    path: Path
+    tree: ast.Module = field(init=False)
+    comments: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        source = self.path.read_text(encoding="utf-8")
+        self.tree, self.comments = ast.parse(source), source.splitlines()
+
+    @property
+    def definitions(self) -> dict[str, ast.stmt]:
+        """Public functions and classes, by name."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return {node.name: node for node in self.tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+
+
+def api_pages() -> dict[str, str]:
+    """Pages of the public modules, and their index."""
+    rows = [f"| [`{name}`](api/{name}.md) | {about} |" for name, about in API.items()]
+    contents = "\n".join(f"api/{name}" for name in API)
+    index = "# API\n\nPublic modules, from their docstrings. Names that begin with `_` are private.\n\n"
+    index += (
+        "| module | content |\n|---|---|\n" + "\n".join(rows) + "\n\n```{toctree}\n:hidden:\n\n" + contents + "\n```\n"
+    )
+    pages = {"api.md": index}
+    for name, about in API.items():
+        parts = [f"# {name}\n\n{about}.\n"]
+        if name == "heedful":
+            parts += _public_names()
+        else:
+            for module in _modules(name):
+                shown = [_definition(module, node, module.name) for node in module.definitions.values()]
+                if not any(shown):
+                    continue
+                if module.name != name:
+                    parts.append(f"## {module.name}\n")
+                parts += [f"{_prose(ast.get_docstring(module.tree))}\n", *shown]
+        pages[f"api/{name}.md"] = "\n".join(parts)
+    return pages
+
+
+def _modules(name: str) -> Iterator[Module]:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    if not path.is_dir():
+        yield Module(name, path.with_suffix(".py"))
+        return
+    for file in sorted(path.rglob("*.py")):
+        parts = [part for part in file.relative_to(PACKAGE.parent).with_suffix("").parts if part != "__init__"]
+        if not any(part.startswith("_") for part in parts):
+            yield Module(".".join(parts), file)
+
+
+def _public_names() -> Iterator[str]:
+    """Names of `heedful`, each from the module that defines it."""
+    import heedful
+
+    for name in sorted(heedful._MODULES, key=str.lower):
+        definition = _find(heedful._MODULES[name], name)
+        if definition is not None:
+            yield _definition(*definition, owner="heedful")
+
+
+def _find(module_name: str, name: str) -> tuple[Module, ast.stmt] | None:
+    """The definition of a name, followed through imports."""
+    path = PACKAGE.joinpath(*module_name.split(".")[1:])
+    module = Module(module_name, path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+    if name in module.definitions:
+        return module, module.definitions[name]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("heedful"):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _find(node.module, alias.name)
+    return None
+
+
+def _definition(module: Module, node: ast.stmt, owner: str) -> str:
+    """A function or a class as a directive of Sphinx's Python domain."""
+    if isinstance(node, ast.ClassDef):
+        return _class(module, node, owner)
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    doc = ast.get_docstring(node)
+    return _directive("function", f"{owner}.{node.name}{_signature(node)}", _prose(doc)) if doc else ""
+
+
+def _class(module: Module, node: ast.ClassDef, owner: str) -> str:
+    doc = ast.get_docstring(node)
+    if not doc:
+        return ""
+    body, arguments = [_prose(doc)], ""
+    functions = [member for member in node.body if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)]
+    start = next((function for function in functions if function.name == "__init__"), None)
+    fields = list(_fields(module, node))
+    if start is not None:
+        arguments = _signature(start, skip=1, result=False)
+        if text := ast.get_docstring(start):
+            body.append(_prose(text))
+    elif fields:
+        body.append("\n".join(fields))
+    for member in functions:
+        text = ast.get_docstring(member)
+        if member.name.startswith("_") or not text:
+            continue
+        marks = {ast.unparse(mark) for mark in member.decorator_list}
+        if any(mark.split(".")[-1] in ("property", "cached_property") for mark in marks):
+            head, kind = member.name, "property"
+        else:
+            head, kind = member.name + _signature(member, skip=int("staticmethod" not in marks)), "method"
+        body.append(_directive(kind, head, _prose(text)))
+    return _directive("class", f"{owner}.{node.name}{arguments}", "\n\n".join(body))
+
+
+def _fields(module: Module, node: ast.ClassDef) -> Iterator[str]:
+    """Annotated fields with their default and the comment beside them."""
+    for member in node.body:
+        if (
+            isinstance(member, ast.AnnAssign)
+            and isinstance(member.target, ast.Name)
+            and not member.target.id.startswith("_")
+        ):
+            line = module.comments[(member.end_lineno or member.lineno) - 1][member.end_col_offset or 0 :]
+            comment = line.partition("#")[2].strip() if line.lstrip().startswith("#") else ""
+            comment = "" if comment.startswith(("type:", "noqa")) else comment
+            value = f" = {ast.unparse(member.value)}" if member.value else ""
+            shown = f"`{member.target.id}: {ast.unparse(member.annotation)}{value}`"
+            yield f"- {shown}{': ' + _escape(comment) if comment else ''}"
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, skip: int = 0, result: bool = True) -> str:
+    args = node.args
+    copy = ast.arguments(
+        posonlyargs=args.posonlyargs[skip:],
+        args=args.args[max(0, skip - len(args.posonlyargs)) :],
+        vararg=args.vararg,
+        kwonlyargs=args.kwonlyargs,
+        kw_defaults=args.kw_defaults,
+        kwarg=args.kwarg,
+        defaults=args.defaults,
+    )
+    back = f" -> {ast.unparse(node.returns)}" if result and node.returns is not None else ""
+    return f"({ast.unparse(copy)}){back}"
+
+
+def _directive(kind: str, head: str, body: str) -> str:
+    fence = ":" * (3 + max((len(run) for run in re.findall(r"^:{3,}", body, re.MULTILINE)), default=0))
+    return f"{fence}{{py:{kind}}} {head}\n\n{body}\n{fence}\n"
+
+
+def _prose(doc: str | None) -> str:
+    """A docstring as Markdown: sections become bold headings over lists, doctests become code."""
+    lines, out = (doc or "").splitlines(), []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if section := SECTION.match(line):
+            block = _indented(lines, at + 1)
+            at += 1 + len(block)
+            out += ["", f"**{section[1]}**", "", *_items(textwrap.dedent("\n".join(block)).splitlines()), ""]
+        elif line.startswith(">>>"):
+            code = []
+            while at < len(lines) and lines[at].strip():
+                code.append(lines[at])
+                at += 1
+            out += ["", "```pycon", *code, "```", ""]
+        else:
+            out.append(line if line.startswith("    ") else _escape(line))
+            at += 1
+    return "\n".join(out).strip()
+
+
+def _indented(lines: list[str], at: int) -> list[str]:
+    block = []
+    for line in lines[at:]:
+        if line.strip() and not line.startswith(" "):
+            break
+        block.append(line)
+    return block
+
+
+def _items(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if item := re.match(r"^(\*{0,2}[\w.]+(?:, \*{0,2}\w+)*): (.*)$", line):
+            yield f"- `{item[1]}`: {_escape(item[2])}"
+        else:
+            yield _escape(line)
+
+
+def _escape(text: str) -> str:
+    """Text with < that would begin HTML escaped, outside code."""
+    parts = re.split(r"(`+[^`]*`+)", text)
+    return "".join(part if part.startswith("`") else part.replace("<", r"\<").replace("*", r"\*") for part in parts)
+
+
+# Examples
+
+
+def _gallery_name(path: Path) -> str:
+    return f"gallery/{'plain-' if path.parent.name == 'plain' else ''}{path.stem}.md"
+
+
+def _notebook_name(path: Path) -> str:
+    return Path(_gallery_name(path)).stem + ".ipynb"
+
+
+def gallery_pages() -> dict[str, str]:
+    """One page for each example, with its code, and their index."""
+    pages: dict[str, str] = {}
+    tables: dict[str, list[str]] = {"examples": [], "plain": []}
+    for path in EXAMPLES:
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        doc = ast.get_docstring(tree) or ""
+        title, _, rest = doc.partition("\n\n")
+        title = " ".join(title.split()).rstrip(".")
+        name = path.relative_to(ROOT).as_posix()
+        code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
+        rest = re.sub(r"^(Idea|Code|Expect): ", r"\n**\1.** ", _escape(rest), flags=re.MULTILINE).strip()
+        pages[_gallery_name(path)] = (
+            f"# {_escape(title)}\n\n{rest}\n\n"
+            f"Run it with `python {name}`, or {{download}}`as a notebook <../notebooks/{_notebook_name(path)}>`.\n\n"
+            f"```python\n{code}\n```\n"
+        )
+        tables[path.parent.name].append(f"| [`{path.name}`]({_gallery_name(path)}) | {_escape(title)} |")
+    index = (
+        "# Examples\n\nPrograms of a clone's folder `examples`. Each page has the code, and the same code as a notebook"
+        " to download; open it with Jupyter in an environment where Heedful is installed.\n\n## With the library\n\n"
+        "| program | what it shows |\n|---|---|\n" + "\n".join(tables["examples"]) + "\n\n## In bare PyTorch\n\n"
+        "Each ends by comparing its result with the library's.\n\n| program | what it shows |\n|---|---|\n"
+        + "\n".join(tables["plain"])
+        + "\n\n```{toctree}\n:hidden:\n\n"
+        + "\n".join(_gallery_name(path).removesuffix(".md") for path in EXAMPLES)
+        + "\n```\n"
+    )
+    return {"gallery.md": index, **pages}
+
+
+def notebook_source(path: Path) -> str:
+    """An example as cells in the percent format: the docstring as text, the guard at the end without its condition."""
+    source = path.read_text(encoding="utf-8")
+    lines, tree = source.splitlines(), ast.parse(source)
+    cells = ["# %% [markdown]\n" + textwrap.indent(ast.get_docstring(tree) or "", "# ", lambda line: True)]
+    nodes = tree.body[1:]
+    start, group = nodes[0].lineno, None
+    for at, node in enumerate(nodes):
+        guard = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        kind = "guard" if guard else "def" if isinstance(node, ast.FunctionDef | ast.ClassDef) else "rest"
+        first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
+        if group is not None and (kind != group or kind != "rest"):
+            cells.append("# %%\n" + "\n".join(lines[start - 1 : first - 1]).strip())
+            start = first
+        group = kind
+        if guard:
+            assert isinstance(node, ast.If) and at == len(nodes) - 1, path
+            body = "\n".join(lines[node.body[0].lineno - 1 : node.end_lineno])
+            cells.append("# %%\n" + textwrap.dedent(body))
+    if group != "guard":
+        cells.append("# %%\n" + "\n".join(lines[start - 1 :]).strip())
+    return "\n\n".join(cells) + "\n"
+
+
+def notebooks() -> dict[str, str]:
+    """Every example as a notebook, by its file name."""
+    import jupytext  # type: ignore[import-untyped]
+
+    texts = {}
+    for path in EXAMPLES:
+        notebook = jupytext.reads(notebook_source(path), fmt="py:percent")
+        for at, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{at}"  # else drawn at random
+        texts[_notebook_name(path)] = jupytext.writes(notebook, fmt="ipynb")
+    return texts
+
+
+# Records
+
+
+def record_pages() -> dict[str, str]:
+    """Records of measurements that have a page of their own, and their index."""
+    files = sorted(RECORDS.glob("*.md"))
+    pages, rows = {}, []
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        title = next((line[2:] for line in text.splitlines() if line.startswith("# ")), None)
+        if title is None:
+            text = f"# {path.stem}\n\n{text}"
+        pages[f"records/{path.name}"] = re.sub(r"\]\(([\w.-]+\.json)\)", r" \1", text)
+        rows.append(f"| [{path.stem}]({path.name}) | {title or ''} |")
+    contents = "\n".join(path.stem for path in files)
+    index = (
+        "# Records\n\nMeasurements that pages cite, as the benchmarks of a clone's folder `benchmarks` wrote them.\n\n"
+    )
+    index += (
+        "| record | content |\n|---|---|\n" + "\n".join(rows) + "\n\n```{toctree}\n:hidden:\n\n" + contents + "\n```\n"
+    )
+    return {"records/index.md": index, **pages}
+
+
+# For language models
+
+
+def groups() -> dict[str, list[str]]:
+    """Pages of each group of docs/index.md, in order."""
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = {}
+    for block in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        caption = re.search(r"^:caption: (.+)$", block, re.MULTILINE)
+        assert caption, block
+        pages[caption[1]] = [line for line in block.splitlines() if line and not line.startswith(":")]
+    return pages
+
+
+def llms(pages: dict[str, str]) -> str:
+    """llms.txt: each page of the site with its title and the first sentence of its text."""
+    about = "Pre-train, fine-tune, distil, explain and serve attention models in Python or on the command line."
+    parts = [f"# Heedful\n\n> {about}\n"]
+    for caption, names in groups().items():
+        parts.append(f"## {caption}\n")
+        for name in names:
+            text = pages[f"{name}.md"]
+            title = re.search(r"^# (.+)$", text, re.MULTILINE)
+            plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+            prose = (" ".join(block.split()) for block in re.split(r"\n\s*\n", plain) if re.match(r"[A-Z`\[]", block))
+            sentence = re.split(r"(?<=[.?])\s", next(prose, ""))[0].rstrip(":")
+            sentence = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", sentence)
+            parts.append(f"- [{title[1] if title else name}]({name}.html){': ' + sentence if sentence else ''}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.path.insert(0, str(ROOT))
+    write_pages(Path(sys.argv[1]))

@@ -1,0 +1,127 @@
+"""The site holds every page of docs/, and its generated pages follow the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "docs_pages.py"
+TOOLS = ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "jupytext")  # the extra `docs`
+missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
+needs_tools = pytest.mark.skipif(bool(missing), reason=f"needs heedful[docs]; missing: {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_pages", SCRIPT)
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(script: Any) -> dict[str, str]:
+    found: dict[str, str] = script.generated_pages()
+    return found
+
+
+def test_every_page_is_in_one_group(script: Any, pages: dict[str, str]) -> None:
+    groups = script.groups()
+    assert list(groups) == ["Start", "Tasks", "Train", "Serve", "Understand", "Reference"]
+    named = Counter(name for names in groups.values() for name in names)
+    written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    made = {name.removesuffix(".md") for name in pages if "/" not in name or name.endswith("/index.md")}
+    house = {name.removesuffix(".md") for name in script.HOUSE.values()}
+    assert set(named.values()) == {1}
+    assert set(named) == (written - {"index"}) | made | house
+
+
+def test_the_command_line_page_has_every_verb(pages: dict[str, str]) -> None:
+    from typer.main import get_command
+
+    from heedful.cli import app
+
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    for name in (name for name, verb in verbs.items() if not verb.hidden):
+        assert f"\n## heedful {name}\n" in pages["cli.md"], name
+
+
+def test_the_api_pages_have_the_public_names_and_their_docstrings(script: Any, pages: dict[str, str]) -> None:
+    import heedful
+
+    for name in heedful._MODULES:
+        assert re.search(rf"\{{py:(class|function)\}} heedful\.{name}\b", pages["api/heedful.md"]), name
+    for name in script.API:
+        assert len(pages[f"api/{name}.md"].split()) > 100, name
+
+
+def test_the_gallery_and_the_records_are_whole(script: Any, pages: dict[str, str]) -> None:
+    examples = [*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "plain").glob("*.py")]
+    assert sum(name.startswith("gallery/") for name in pages) == len(examples)
+    records = list((ROOT / "benchmarks" / "results").glob("*.md"))
+    assert sum(name.startswith("records/") for name in pages) == len(records) + 1
+
+
+def test_notebooks_hold_the_whole_example(script: Any) -> None:
+    for path in script.EXAMPLES:
+        cells = re.split(r"^# %%.*\n", script.notebook_source(path), flags=re.MULTILINE)[2:]
+        body = ast.parse(path.read_text(encoding="utf-8")).body[1:]
+        if isinstance(body[-1], ast.If) and "__main__" in ast.unparse(body[-1].test):
+            body[-1:] = body[-1].body
+        shown = [ast.unparse(node) for node in ast.parse("\n".join(cells)).body]
+        assert shown == [ast.unparse(node) for node in body], path.name
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    source, site = tmp_path / "docs", tmp_path / "site"
+    subprocess.run([sys.executable, SCRIPT, source], check=True, cwd=ROOT)
+    sphinx = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        "-c",
+        ROOT / "docs",
+        source,
+        site,
+    ]
+    built = subprocess.run([*sphinx, "-D", f"html_extra_path={source / 'extra'}"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert (site / "llms.txt").read_text(encoding="utf-8").startswith("# Heedful\n")
+    assert (site / "searchindex.js").exists()
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
+        assert not loaded, (page.name, loaded)
+
+
+def test_troubleshooting_quotes_messages_of_the_program() -> None:
+    """Names in capitals are the user's; the text around them is in a string of the code."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    strings = {
+        node.value
+        for path in (ROOT / "heedful").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert len(messages) > 15
+    for message in messages:
+        part = max(re.split(r"\b[A-Z]+\b", message), key=len).strip()
+        assert len(part) > 9 and any(part in text for text in strings), message
