@@ -53,17 +53,38 @@ def look(
         int | None, typer.Option(help="Maximum texts of DATA to read; 400 unless given.", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option("--output", "-o", help="The folder for the report on heads.")] = None,
+    analogy: Annotated[
+        tuple[str, str, str] | None,
+        typer.Option(metavar="A B C", help="Print the tokens whose static vectors are nearest to A - B + C."),
+    ] = None,
+    positions: Annotated[bool, typer.Option("--positions", help="Print how the model represents positions.")] = False,
     port: Annotated[
         int | None, typer.Option(help="Port of the page; by default any free port.", min=0, max=65535)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write what is printed as JSON, for machines.")] = False,
 ) -> None:
     """Show attention and hidden states of a model.
 
     Serves a page on this machine, or with --html writes one file: attention heads, layers, queries and keys, each step
     of a block, positions, the prediction and its attribution to tokens. With --heads writes a report on the heads.
+    With --analogy or --positions prints a table and serves nothing.
     """
     folder = checkpoint_path(run, checkpoint)
+    if analogy is not None or positions:
+        options = {"html": html, "heads": heads, "pair": pair, "question": question, "choice": choice, "word": word}
+        others = {"target": target, "against": against, "layer": layer, "head": head, "port": port}
+        _refuse(
+            "--analogy and --positions take a RUN and --json alone, one of them at a time",
+            **options,
+            **others,
+            output=out,
+            max_texts=max_texts,
+            megabytes=megabytes,
+            analogy=analogy if positions else None,
+        )
+        if texts:
+            raise HeedfulError(f'the text "{texts[0]}" was given: --analogy and --positions read none, leave it out')
+        return _print_positions(folder, as_json) if analogy is None else _print_analogy(folder, analogy, as_json)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise HeedfulError(f"{html} cannot be written: give the name of a file in an existing folder")
     if html is None:
@@ -162,6 +183,56 @@ def _texts_api(
     elif others and not word:
         inspections.append(others[0])
     return PageAPI(inspections, extra=others, word=word)
+
+
+def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> None:
+    """Print the tokens nearest to the first word minus the second plus the third."""
+    from heedful.checkpoint import load
+    from heedful.look.word_vectors import analogy
+
+    first, second, third = words
+    nearest = analogy(load(folder), second, first, third)
+    if as_json:
+        return write_json(nearest)
+    print(escape(f"{first} - {second} + {third}"))
+    print_table([[escape(token["text"]), f"{token['cosine']:.3f}"] for token in nearest], right={1}, indent=3)
+
+
+DISTANCES = (0, 1, 2, 4, 8, 16, 32, 63)  # distances of two positions that are printed
+
+
+def _print_positions(folder: str, as_json: bool) -> None:
+    """Print each way in which the model represents positions, with its similarities or biases by distance."""
+    from heedful.checkpoint import load
+    from heedful.look.positions_view import positions_view
+
+    views = positions_view(load(folder))
+    if as_json:
+        tensors = [{name: tensor.tolist() for name, tensor in view.tensors.items()} for view in views]
+        return write_json(
+            [{"name": view.name, "about": view.about, **values} for view, values in zip(views, tensors, strict=True)]
+        )
+    if not views:
+        print("The model does not represent positions: the order of its tokens changes nothing.")
+    for view in views:
+        print(f"{view.name}\n{view.about}")
+        if "distance" in view.tensors:
+            values = view.tensors["distance"].tolist()
+            print_table(
+                [[str(gap), f"{values[gap]:+.3f}"] for gap in DISTANCES if gap < len(values)],
+                head=["distance", "similarity"],
+                right={0, 1},
+                indent=3,
+            )
+        elif "bias" in view.tensors:
+            gaps, bias = view.tensors["gaps"].tolist(), view.tensors["bias"]
+            shown = [at for at, gap in enumerate(gaps) if abs(gap) in DISTANCES]
+            print_table(
+                [[f"{gaps[at]:+d}", *(f"{value:+.2f}" for value in bias[:, at].tolist())] for at in shown],
+                head=["distance", *(f"head {number}" for number in range(len(bias)))],
+                right=set(range(len(bias) + 1)),
+                indent=3,
+            )
 
 
 def _write_report(

@@ -1,0 +1,53 @@
+"""heedful look --analogy and --positions print tables, or JSON, without serving a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from heedful.cli import main
+from tests.support.model_folders import make
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what `heedful look` prints to standard output; it must succeed."""
+    with pytest.raises(SystemExit) as ended:
+        main(["look", *arguments])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_an_analogy_lists_the_nearest_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "heedful-mini-en", "--analogy", "king", "man", "woman").splitlines()
+    assert lines[0] == "king - man + woman" and lines[1].split()[0] == "queen"
+    nearest = json.loads(printed(capsys, "heedful-mini-en", "--analogy", "king", "man", "woman", "--json"))
+    assert [line.split()[0] for line in lines[1:]] == [token["text"] for token in nearest]
+    assert f"{nearest[0]['cosine']:.3f}" == lines[1].split()[1]
+
+
+def test_positions_of_a_learned_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "heedful-mini-en", "--positions")
+    assert "Learned table" in text and "A trained vector for each of 512 positions" in text
+    (view,) = json.loads(printed(capsys, "heedful-mini-en", "--positions", "--json"))
+    assert view["distance"][0] == pytest.approx(1.0) and len(view["dots"]) == 128
+    row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["8"])
+    assert row[1] == f"{view['distance'][8]:+.3f}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--positions", "--port", "8000"], "--port was given: --analogy and --positions take a RUN and --json alone"),
+        (["--positions", "--analogy", "a", "b", "c"], "--analogy was given: --analogy and --positions take a RUN"),
+        (["the cat", "--positions"], 'the text "the cat" was given: --analogy and --positions read none'),
+        (["--analogy", "cat", " ", "dog"], "has no tokens: give a word"),
+    ],
+)
+def test_other_options_beside_them_are_refused(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["look", str(make(tmp_path / "run", "single")), *arguments])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
