@@ -329,7 +329,7 @@ def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Exampl
     if isinstance(task, Task):
         encoded = task.encode_split(examples)
         batches, counts = task_losses(loaded, task, encoded.samples)
-        return head_importance(loaded, batches, counts, f"loss on {encoded.examples - encoded.left_out} examples")
+        return head_importance(loaded, batches, counts, f"loss on {encoded.examples - encoded.skipped} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):
         texts = [example.texts[0] for example in examples]
         batches, counts = mlm_losses(loaded, texts)

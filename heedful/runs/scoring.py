@@ -76,7 +76,7 @@ def measure_split(
             examples,
             first=ranks.rank,
             step=ranks.size,
-            judged=None if file is None else lambda *scored: file.write(task, *scored),
+            on_answer=None if file is None else lambda *scored: file.write(task, *scored),
         )
         if file is not None:
             file.ranks = task.ranks(metrics)

@@ -137,7 +137,7 @@ def accuracy_by_part(
         for name in {part(example), "all"}:
             correct.setdefault(name, []).append(bool(scored.correct))
 
-    evaluate_task(task, Engine(loaded), examples, judged=record)
+    evaluate_task(task, Engine(loaded), examples, on_answer=record)
     return {name: sum(values) / len(values) for name, values in correct.items()}
 
 

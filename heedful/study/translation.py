@@ -98,7 +98,7 @@ def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[S
         correct.append(answer["text"] == example.rewritten)
 
     engine = Engine(loaded, writing=task.generation)
-    metrics = task.compute_metrics(evaluate_task(task, engine, examples, judged=record))
+    metrics = task.compute_metrics(evaluate_task(task, engine, examples, on_answer=record))
     return {"right": sum(correct) / len(correct)} | ({"BLEU": metrics["bleu"]} if "bleu" in metrics else {})
 
 

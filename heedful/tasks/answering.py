@@ -1,4 +1,4 @@
-"""What every task shares: an input becomes windows of tokens, and the head's scores become plain data."""
+"""Shared parts of answering: inputs become windows of tokens, and the head's scores become plain data."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from heedful.tasks.predictions import Prediction
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
-TokenPosition = tuple[int, int]  # the number of a window, and a place in it
+TokenPosition = tuple[int, int]  # the number of a window, and a position in it
 StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, Any], Decoding]
 
 
 class Window(NamedTuple):
-    """Tokens that the model saw at once, and what the head said of them."""
+    """Tokens of one forward pass, and the head's outputs for them."""
 
     encoded: Encoding
-    positions: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
-    scores: Any  # a tensor [places, ...], or of the whole window [...]; or what was written for it
+    positions: Sequence[int]  # of the scored tokens; empty: the window was scored as a whole
+    scores: Any  # a tensor [positions, ...], or [...] for the whole window; or the generated texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerContext:
-    """What an answer needs to know beside the scores."""
+    """Everything beside the scores that an answer depends on."""
 
     tokenizer: Tokenizer
     head: Head
     top_k: int  # candidates that are listed
-    thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated or set, by name
-    windows: Sequence[Encoding] = ()  # all windows of the input, those in which nothing was scored among them
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # tuned or set, by name
+    windows: Sequence[Encoding] = ()  # all windows of the input, also those without scored tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerHead:
-    """How a head's scores answer an input."""
+    """Turns the scores of a head into answers to inputs of one form."""
 
-    expects: str  # the form of an input, in words
-    tokenizer_inputs: Callable[
-        [Any], list[TokenizerInput] | None
-    ]  # what the tokenizer reads; None: the input has another form
+    expects: str  # description of the form of its inputs
+    tokenizer_inputs: Callable[[Any], list[TokenizerInput] | None]  # None: the input has another form
     answer: Callable[[Any, list[Window], AnswerContext], Answer]
     positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
         None  # the tokens to score; None: whole windows
     )
-    long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # what to do with more tokens than the model reads
-    windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = None  # of items that go together
-    generate: StartGeneration | None = None  # texts; None: the head's scores answer
+    long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # longer than the model reads
+    windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = (
+        None  # of tokenizer inputs that share a limit
+    )
+    generate: StartGeneration | None = None  # None: answers are made from scores
     summarize: Callable[[Any, AnswerContext], list[Any]] | None = (
-        None  # what is kept of the scores of places; None: all of them
+        None  # shortens the scores of positions; None: they are kept
     )
     prediction: Callable[[Answer], Prediction]  # the typed form of an answer
     columns: Callable[
@@ -67,21 +67,21 @@ class AnswerHead:
     pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
-def read_text(given: Any) -> list[TokenizerInput] | None:
-    """One text."""
-    return [given] if isinstance(given, str) else None
+def read_text(engine_input: Any) -> list[TokenizerInput] | None:
+    """Return one text as tokenizer input; None: the input has another form."""
+    return [engine_input] if isinstance(engine_input, str) else None
 
 
-def read_pair(given: Any) -> list[TokenizerInput] | None:
-    """Two texts, in a tuple or a list."""
-    match given:
+def read_pair(engine_input: Any) -> list[TokenizerInput] | None:
+    """Return two texts, in a tuple or a list, as tokenizer input; None: the input has another form."""
+    match engine_input:
         case (str() as first, str() as second):
             return [(first, second)]
     return None
 
 
 def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) -> list[Encoding]:
-    """The text in windows that overlap by half; of a pair as `pair_windows` cuts it."""
+    """Split a long text into windows that overlap by half, and a pair as `pair_windows` does."""
     if limit is None or len(encoded) <= limit:
         return [encoded]
     if isinstance(item, tuple):
@@ -90,53 +90,57 @@ def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) ->
 
 
 def input_windows(
-    answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding], limit: int | None
+    answerer: AnswerHead, inputs: list[TokenizerInput], encodings: list[Encoding], limit: int | None
 ) -> list[list[Encoding]]:
-    """The windows of each of the items of one input."""
+    """Return the windows of each tokenizer input of one input.
+
+    Raises:
+        HeedfulError: If the input is longer than the limit and the answer needs all of it at once.
+    """
     if answerer.long_inputs == "truncate":
-        return [[each] for each in encoded]
-    if answerer.long_inputs == "refuse" and limit is not None and max(map(len, encoded)) > limit:
-        longest = max(map(len, encoded))
+        return [[encoding] for encoding in encodings]
+    if answerer.long_inputs == "refuse" and limit is not None and max(map(len, encodings)) > limit:
+        longest = max(map(len, encodings))
         raise HeedfulError(
             f"it has {longest} tokens, but this model reads {limit}, and its answer needs all of them at once: "
             f"shorten it by {longest - limit} tokens"
         )
     if answerer.windows is not None:
-        return answerer.windows(encoded, limit)
-    return [split_windows(item, each, limit) for item, each in zip(items, encoded, strict=True)]
+        return answerer.windows(encodings, limit)
+    return [split_windows(item, encoding, limit) for item, encoding in zip(inputs, encodings, strict=True)]
 
 
 def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> list[TokenPosition]:
-    """For each token of the windowed text in order, the place where it sees most around it, beside each first text.
+    """Return, for each token of the windowed text in order, its position with the most context, beside each first text.
 
-    That is the largest min(tokens on its left, tokens on its right) + 0.01 tokens of the window, and the first window
-    among equals (Devlin et al. 2019, the published code for SQuAD).
+    Context is min(tokens on its left, tokens on its right) + 0.01 tokens of the window; the first
+    window among equals (Devlin et al. 2019, the published code for SQuAD).
     """
     best: dict[tuple[int, int], tuple[float, TokenPosition]] = {}
     for number, window in enumerate(windows):
-        places = [place for place, of in enumerate(window.segments) if of == segment]
-        for index, place in enumerate(places):
-            context = min(index, len(places) - 1 - index) + 0.01 * len(places)
+        positions = [position for position, of in enumerate(window.segments) if of == segment]
+        for index, position in enumerate(positions):
+            context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
             token = window.beside, window.start + index
             if context > best.get(token, (-1.0,))[0]:
-                best[token] = context, (number, place)
-    return [place for _, place in best.values()]
+                best[token] = context, (number, position)
+    return [position for _, position in best.values()]
 
 
 def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
-    """The same span without white space at its ends.
+    """Return a span without white space at its ends.
 
     >>> strip_span("a  b ", 1, 5)
     (3, 4)
     """
     part = text[start:stop]
-    kept = len(part.strip())
-    start += len(part) - len(part.lstrip()) if kept else 0
-    return start, start + kept
+    length = len(part.strip())
+    start += len(part) - len(part.lstrip()) if length else 0
+    return start, start + length
 
 
 def unique_label_names(labels: Sequence[str]) -> list[str]:
-    """The labels, told apart by their numbers where two are called the same.
+    """Return the labels, with their numbers appended if two are equal.
 
     >>> unique_label_names(["good", "bad"]), unique_label_names(["x", "x"])
     (['good', 'bad'], ['x/0', 'x/1'])
@@ -146,23 +150,23 @@ def unique_label_names(labels: Sequence[str]) -> list[str]:
     return [f"{label}/{number}" for number, label in enumerate(labels)]
 
 
-def dict_values(given: Any, *keys: str) -> list[Any] | None:
-    """The values of a dict that has exactly these keys."""
-    if not isinstance(given, dict) or set(given) != set(keys):
+def dict_values(value: Any, *keys: str) -> list[Any] | None:
+    """Return the values of a dict that has exactly these keys; None: it has others."""
+    if not isinstance(value, dict) or set(value) != set(keys):
         return None
-    return [given[key] for key in keys]
+    return [value[key] for key in keys]
 
 
-def group_by_window(places: Iterable[TokenPosition], count: int) -> list[list[int]]:
-    """The places of each of so many windows."""
-    found: list[list[int]] = [[] for _ in range(count)]
-    for number, place in places:
-        found[number].append(place)
-    return found
+def group_by_window(positions: Iterable[TokenPosition], count: int) -> list[list[int]]:
+    """Return the positions in each of `count` windows."""
+    by_window: list[list[int]] = [[] for _ in range(count)]
+    for number, position in positions:
+        by_window[number].append(position)
+    return by_window
 
 
 def require_tokenizer(loaded: ModelBundle) -> Tokenizer:
-    """The tokenizer, without which no text can be read."""
+    """Return the tokenizer; raise HeedfulError if the model has none."""
     if loaded.tokenizer is None:
         raise HeedfulError(
             f"{loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"

@@ -50,33 +50,33 @@ if TYPE_CHECKING:
 
 Scores = Float[Tensor, "sequences scores"]
 
-THRESHOLD = 0.5  # from this probability on a label is given, where any number of labels may be, and none was calibrated
-FEW = 20  # classes up to which macro F1 has an interval, or a third of their square of labels, as its sums are as many
+THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
+FEW = 20  # largest number of classes whose macro F1 has an interval; of labels FEW**2 / 3, which take as many sums
 
 
-def classify_inputs(given: Any) -> list[TokenizerInput] | None:
-    """A text or a pair."""
-    return read_text(given) or read_pair(given)
+def classify_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+    """Accept a text or a pair."""
+    return read_text(engine_input) or read_pair(engine_input)
 
 
-def classify_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """One label with its probability, the labels over the threshold, or numbers; the mean over the windows.
+def classify_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
 
-    Probabilities are averaged, not scores: softmax(s) where one label is given, sigmoid(s) where several may be.
+    Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels.
     """
-    head = setting.head
+    head = context.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
     names, count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
         return {"numbers": _named(names, scores.mean(0))} | count
     if head.problem_type == "multi_label_classification":
-        each = _named(names, scores.sigmoid().mean(0))
-        said = [name for name in names if each[name] >= setting.thresholds.get(name, THRESHOLD)]
-        return {"labels": said, "probabilities": each} | count
-    each = _named(names, scores.softmax(-1).mean(0))
-    label = max(each, key=each.__getitem__)
-    return {"label": label, "probability": each[label], "probabilities": each} | count
+        probabilities = _named(names, scores.sigmoid().mean(0))
+        chosen = [name for name in names if probabilities[name] >= context.thresholds.get(name, THRESHOLD)]
+        return {"labels": chosen, "probabilities": probabilities} | count
+    probabilities = _named(names, scores.softmax(-1).mean(0))
+    label = max(probabilities, key=probabilities.__getitem__)
+    return {"label": label, "probability": probabilities[label], "probabilities": probabilities} | count
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
@@ -95,16 +95,16 @@ def _prediction(answer: Answer) -> Prediction:
     return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
 
 
-def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
     head = loaded.config.head
     assert isinstance(head, Classes)
-    each = dict.fromkeys(unique_label_names(head.labels), float)
+    label_types = dict.fromkeys(unique_label_names(head.labels), float)
     match head.problem_type:
         case "regression":
-            return {"numbers": each, "windows": int}
+            return {"numbers": label_types, "windows": int}
         case "multi_label_classification":
-            return {"labels": [str], "probabilities": each, "windows": int}
-    return {"label": str, "probability": float, "probabilities": each, "windows": int}
+            return {"labels": [str], "probabilities": label_types, "windows": int}
+    return {"label": str, "probability": float, "probabilities": label_types, "windows": int}
 
 
 CLASSIFY_HEAD = AnswerHead(
@@ -118,7 +118,7 @@ CLASSIFY_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
-    """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
+    """Base class of tasks over a text or a pair; each window of a long text weighs 1 / windows."""
 
     head: ClassVar[str] = "sequence_classification"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
@@ -132,16 +132,16 @@ class TextTask(Task):
 
     @abstractmethod
     def target(self, example: Any) -> Any:
-        """What the loss reads."""
+        """Return the target of the loss."""
 
     def weight(self, example: Any) -> float:
-        """Of the example in the loss."""
+        """Return the weight of the example in the loss."""
         return 1.0
 
-    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
-        (windows,) = seen
+    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+        (windows,) = item_windows
         target, weight = self.target(example), self.weight(example) / len(windows)
-        return [Sample.of([each.ids], [each.types], target=target, weight=weight) for each in windows]
+        return [Sample.of([window.ids], [window.types], target=target, weight=weight) for window in windows]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.from_numpy(np.array([sample.target for sample in samples]))
@@ -152,7 +152,7 @@ class TextTask(Task):
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
-        """One for each sequence."""
+        """Return a loss for each sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +168,8 @@ class Classify(TextTask):
         assert isinstance(setup.settings, ClassifySettings)
         weights: tuple[float, ...] = ()
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
-            labels, found = setup.labels, setup.survey.labels
-            weights = tuple(found.total() / (len(labels) * max(1, found[label])) for label in labels)
+            labels, counts = setup.labels, setup.survey.labels
+            weights = tuple(counts.total() / (len(labels) * max(1, counts[label])) for label in labels)
         return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: LabelledExample) -> int:
@@ -196,35 +196,40 @@ class Classify(TextTask):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[LabelledExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        said, gold, right = (
-            [each.prediction for each in judged],
-            [each.label for each in judged],
-            [j.correct for j in judged],
+        scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        predicted, gold, right = (
+            [answer_score.prediction for answer_score in scored],
+            [answer_score.label for answer_score in scored],
+            [answer_score.correct for answer_score in scored],
         )
-        losses, shares = [each.loss for each in judged], [min(answer["probability"], 1.0) for answer in answers]
-        rows: dict[str, Any] = {"accuracy": [(each, 1) for each in right]}
+        losses, shares = (
+            [answer_score.loss for answer_score in scored],
+            [min(answer["probability"], 1.0) for answer in answers],
+        )
+        rows: dict[str, Any] = {"accuracy": [(answer_score, 1) for answer_score in right]}
         if "macro_f1" in metrics.bootstraps:
             numbers = {label: number for number, label in enumerate(self.labels)}
-            pair = [[numbers[label] for label in labels] for labels in (said, gold)]
+            pair = [[numbers[label] for label in labels] for labels in (predicted, gold)]
             rows["macro_f1"] = confusion_statistics(pair[0], pair[1], len(self.labels))
         return EvalMetrics(
             metrics={
-                "matrix": metrics.metrics["matrix"].update(said, gold),
+                "matrix": metrics.metrics["matrix"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
                 "calibration": metrics.metrics["calibration"].update(shares, right),
             },
-            bootstraps={name: each.update(ids, rows[name]) for name, each in metrics.bootstraps.items()},
+            bootstraps={
+                name: answer_score.update(ids, rows[name]) for name, answer_score in metrics.bootstraps.items()
+            },
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         matrix = metrics.metrics["matrix"]
-        found: Result = matrix.compute()
+        results: Result = matrix.compute()
         if matrix.positive is not None:
-            found["notes"] = [f'precision, recall and f1 are those of "{matrix.positive}"', *found["notes"]]
+            results["notes"] = [f'precision, recall and f1 are those of "{matrix.positive}"', *results["notes"]]
         calibration = metrics.metrics["calibration"].compute()
         loss = metrics.metrics["loss"].compute()["loss"]
-        return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
+        return results | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
 
     def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.label])
@@ -246,32 +251,32 @@ class ClassifyMultiLabel(TextTask):
         assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
-            count, found = next(iter(setup.survey.counts.values())), setup.survey.labels
-            weights = tuple(max(1, count - found[label]) / max(1, found[label]) for label in labels)
-        task, made = cls.with_new_head(setup, labels=labels, weights=weights)
+            count, positives = next(iter(setup.survey.counts.values())), setup.survey.labels
+            weights = tuple(max(1, count - positives[label]) / max(1, positives[label]) for label in labels)
+        task, bundle = cls.with_new_head(setup, labels=labels, weights=weights)
         if settings.thresholds not in (THRESHOLD, "tuned"):
-            made.thresholds = dict.fromkeys(labels, float(settings.thresholds))
-        return task, made
+            bundle.thresholds = dict.fromkeys(labels, float(settings.thresholds))
+        return task, bundle
 
-    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
-        rows: list[list[float]] = []
-        golds: list[list[float]] = []
+    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+        probabilities: list[list[float]] = []
+        labels: list[list[float]] = []
 
-        def note(number: int, example: Any, answer: Answer, judged: ScoredAnswer) -> None:
-            rows.append(list(answer["probabilities"].values()))
-            golds.append(self.target(example))
+        def record(number: int, example: Any, answer: Answer, scored: ScoredAnswer) -> None:
+            probabilities.append(list(answer["probabilities"].values()))
+            labels.append(self.target(example))
 
-        evaluate_task(self, ask, examples, judged=note)
-        said, gold = np.array(rows), np.array(golds)
-        return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(self.labels)}
+        evaluate_task(self, engine, examples, on_answer=record)
+        predicted, actual = np.array(probabilities), np.array(labels)
+        return {label: best_threshold(predicted[:, k], actual[:, k]) for k, label in enumerate(self.labels)}
 
     def target(self, example: MultiLabelExample) -> list[float]:
         return [float(label in example.labels) for label in self.labels]
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         positive = torch.tensor(self.weights).to(scores) if self.weights else None
-        each = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
-        return each.mean(1)
+        losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
+        return losses.mean(1)
 
     def new_metrics(self) -> EvalMetrics:
         bootstraps = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}
@@ -284,30 +289,35 @@ class ClassifyMultiLabel(TextTask):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[MultiLabelExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        losses = [each.loss for each in judged]
-        said, gold = self._rows([each.prediction for each in judged]), self._rows([each.label for each in judged])
-        counts = np.stack([gold & said, gold, said], 2)
+        scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        losses = [answer_score.loss for answer_score in scored]
+        predicted, gold = (
+            self._rows([answer_score.prediction for answer_score in scored]),
+            self._rows([answer_score.label for answer_score in scored]),
+        )
+        counts = np.stack([gold & predicted, gold, predicted], 2)
         rows: dict[str, Any] = {
             "micro_f1": counts.sum(1),
-            "subset_accuracy": [(each.correct, 1) for each in judged],
-            "macro_f1": counts.reshape(len(judged), -1),
+            "subset_accuracy": [(answer_score.correct, 1) for answer_score in scored],
+            "macro_f1": counts.reshape(len(scored), -1),
         }
         return EvalMetrics(
             metrics={
-                "labels": metrics.metrics["labels"].update(said, gold),
+                "labels": metrics.metrics["labels"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
             },
-            bootstraps={name: each.update(ids, rows[name]) for name, each in metrics.bootstraps.items()},
+            bootstraps={
+                name: answer_score.update(ids, rows[name]) for name, answer_score in metrics.bootstraps.items()
+            },
         )
 
     def _rows(self, sets: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
-        """1 for the labels that each example has."""
-        return np.array([[label in each for label in self.labels] for each in sets], dtype=np.int64)
+        """Return a row for each example, with 1 for its labels."""
+        return np.array([[label in labels for label in self.labels] for labels in sets], dtype=np.int64)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        found: Result = metrics.metrics["labels"].compute()
-        return found | {"loss": metrics.metrics["loss"].compute()["loss"]}
+        results: Result = metrics.metrics["labels"].compute()
+        return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
         gold = [label for label in self.labels if label in example.labels]
@@ -318,7 +328,7 @@ class ClassifyMultiLabel(TextTask):
 
 
 def best_threshold(shares: Any, gold: Any) -> float:
-    """The probability from which on saying yes gives the best F1; between two, their middle; 0.5 where nothing is yes.
+    """Return the probability threshold with the best F1: the middle between two examples; 0.5 without positives.
 
     >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
     0.25
@@ -327,7 +337,7 @@ def best_threshold(shares: Any, gold: Any) -> float:
         return 0.5
     order = np.argsort(-shares, kind="stable")
     shares, gold = shares[order], gold[order]
-    last = np.append(shares[1:] != shares[:-1], True)  # equal ones go together
+    last = np.append(shares[1:] != shares[:-1], True)  # equal ones share a threshold
     f1 = np.where(last, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
     best = int(f1.argmax())
     below = shares[best + 1] if best + 1 < len(shares) else 0.0

@@ -1,4 +1,4 @@
-"""Fill in the masks of a text: the tokens that the head thinks most likely."""
+"""Fill in the masks of a text: the most likely tokens of each."""
 
 from __future__ import annotations
 
@@ -22,51 +22,55 @@ from heedful.tokenizer import Encoding, Tokenizer
 
 
 def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
-    """Each mask, in the window where it sees most around it."""
+    """Return the position of each mask, in the window where it has the most context."""
     mask = tokenizer.special.mask
-    return [(number, place) for number, place in best_context_positions(windows) if windows[number].ids[place] == mask]
+    return [
+        (number, position)
+        for number, position in best_context_positions(windows)
+        if windows[number].ids[position] == mask
+    ]
 
 
-def mask_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely token first."""
+def mask_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely first."""
     masks = [
         {"start": start, "end": stop, "tokens": tokens}
         for window in windows
-        for place, tokens in zip(window.positions, window.scores, strict=True)
-        for start, stop in [window.encoded.offsets[place]]
+        for position, tokens in zip(window.positions, window.scores, strict=True)
+        for start, stop in [window.encoded.offsets[position]]
     ]
-    found: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
+    answer: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
     if not masks:
-        found["note"] = f"nothing to fill in: write {mask_name(setting.tokenizer)} where a token is wanted"
-    return found
+        answer["note"] = f"nothing to fill in: write {mask_name(context.tokenizer)} where a token is wanted"
+    return answer
 
 
 def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answer]:
-    """The tokens with the largest softmax(scores) over the whole vocabulary; ids without a token are passed over."""
+    """Return the tokens with the largest softmax(scores) over the whole vocabulary; ids without a token are skipped."""
     probabilities, listed = scores.softmax(-1), count
     while True:
         listed = min(listed, len(scores))
         (best,) = top_candidates(probabilities[None], listed)
-        found: list[Answer] = []
+        candidates: list[Answer] = []
         for probability, id in best:
             try:
                 token = tokenizer.name(id)
             except HeedfulError:  # the embedding may have more rows than there are tokens
                 continue
             text = tokenizer.decode([id], skip_special=False).strip()
-            found.append({"token": token, "text": text, "probability": probability})
-        if len(found) >= count or listed == len(scores):
-            return found[:count]
+            candidates.append({"token": token, "text": text, "probability": probability})
+        if len(candidates) >= count or listed == len(scores):
+            return candidates[:count]
         listed *= 2
 
 
-def top_tokens(scores: Tensor, setting: AnswerContext) -> list[list[Answer]]:
-    """The likeliest tokens of each place: scores of many places would be a vocabulary each."""
-    return [likely_tokens(each, setting.tokenizer, setting.top_k) for each in scores]
+def top_tokens(scores: Tensor, context: AnswerContext) -> list[list[Answer]]:
+    """Return the most likely tokens of each position; its scores would have the size of the vocabulary."""
+    return [likely_tokens(position_scores, context.tokenizer, context.top_k) for position_scores in scores]
 
 
 def mask_name(tokenizer: Tokenizer) -> str:
-    """How the mask is written in a text."""
+    """Return the mask token as it is written in a text."""
     if tokenizer.special.mask is None:
         raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
     return tokenizer.name(tokenizer.special.mask)
@@ -74,8 +78,12 @@ def mask_name(tokenizer: Tokenizer) -> str:
 
 def _prediction(answer: Answer) -> FillMask:
     masks = [
-        Mask(start=each["start"], end=each["end"], candidates=tuple(TokenCandidate(**one) for one in each["tokens"]))
-        for each in answer["masks"]
+        Mask(
+            start=mask["start"],
+            end=mask["end"],
+            candidates=tuple(TokenCandidate(**candidate) for candidate in mask["tokens"]),
+        )
+        for mask in answer["masks"]
     ]
     return FillMask(masks=tuple(masks), truncated_tokens=answer.get("cut", 0))
 
@@ -88,5 +96,5 @@ FILL_MASK_HEAD = AnswerHead(
     answer=mask_answer,
     summarize=top_tokens,
     prediction=_prediction,
-    columns=lambda loaded, writing: {"masks": [MASK], "windows": int, "note": str},
+    columns=lambda loaded, generation: {"masks": [MASK], "windows": int, "note": str},
 )

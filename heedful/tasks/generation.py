@@ -16,11 +16,11 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationConfig:
-    """How an engine writes."""
+    """Settings of text generation."""
 
     how: DecodingMethod = field(default_factory=Greedy)
     max_new_tokens: int = 128
-    seed: int = 0  # of samples
+    seed: int = 0  # of sampling
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -28,16 +28,20 @@ class GenerationConfig:
 
 
 class SequenceEnds(NamedTuple):
-    """The tokens around what is written: with which the decoder begins (None: it goes on from the text), and ends."""
+    """The token that a decoder starts from (None: it continues the text), and the one that ends its output."""
 
     start: int | None
     stop: int
 
 
 def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
-    """What a model writes between; one that cannot write, or would never end, is refused."""
+    """Return the tokens between which a model generates.
+
+    Raises:
+        HeedfulError: If the model has no decoder, or one of the tokens is unknown.
+    """
     if not model.has_decoder:
-        raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
+        raise HeedfulError("this model has no decoder, so it cannot generate text: start from one that has")
     special = tokenizer.special
     if special.separator is None:
         raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
@@ -45,71 +49,79 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
         return SequenceEnds(None, special.separator)
     start = special.first if model.start is None else model.start
     if start is None:
-        raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
+        raise HeedfulError("the token that the decoder starts from is unknown: name it as decoder_start_token_id")
     return SequenceEnds(start, special.separator)
 
 
 def encode_truncated(
-    tokenizer: Tokenizer, items: Sequence[TokenizerInput], text_suffix: str, most: int | None
+    tokenizer: Tokenizer, inputs: Sequence[TokenizerInput], text_suffix: str, limit: int | None
 ) -> list[Encoding]:
-    """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
+    """Encode inputs, truncated at the end of their text; the suffix behind it is kept, since it begins the target.
 
-    Without that a model would not know that the text is over and its rewriting begins. None: all of them.
+    Args:
+        tokenizer: The tokenizer.
+        inputs: Texts, with the suffix.
+        text_suffix: After the text of each.
+        limit: Tokens of an input; None: any number.
+
+    Raises:
+        HeedfulError: If the limit leaves no token of a text.
     """
-    if most is None:
-        return tokenizer.encode_batch(items)
+    if limit is None:
+        return tokenizer.encode_batch(inputs)
     if not text_suffix:
-        return tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
-    seen = zip(tokenizer.encode_batch(items), items, strict=True)
-    return [_cut(each, str(item), text_suffix, most) for each, item in seen]
+        return tokenizer.encode_batch(inputs, max_length=limit, truncate="longest_first")
+    encodings = zip(tokenizer.encode_batch(inputs), inputs, strict=True)
+    return [_cut(encoding, str(item), text_suffix, limit) for encoding, item in encodings]
 
 
-def _cut(whole: Encoding, text: str, text_suffix: str, most: int) -> Encoding:
-    spare, end = len(whole) - most, len(text.removesuffix(text_suffix))
+def _cut(whole: Encoding, text: str, text_suffix: str, limit: int) -> Encoding:
+    spare, end = len(whole) - limit, len(text.removesuffix(text_suffix))
     own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
     if spare <= 0:
         return whole
     if spare >= len(own):
         rest = len(whole) - len(own)
-        raise HeedfulError(f"max_length {most} leaves no token of a text: {rest} tokens go around it, or behind it")
+        raise HeedfulError(f"max_length {limit} leaves no token of a text: {rest} tokens go around it, or behind it")
     return replace(whole.without(own[-spare:]), dropped=spare)
 
 
-def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, seen: Sequence[Encoding]) -> list[Encoding]:
-    """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
+def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> list[Encoding]:
+    """Return the prompts of a decoder-only model: texts without the special tokens that the tokenizer puts after them.
 
-    Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
-    in GPT-2 they are the same. All else is left as it is, a model among it that learned what stands between a text and
-    its rewriting.
+    An empty prompt becomes the token before a text, or else the one that ends it: in GPT-2 they are the same. Texts of
+    other models, also of those with a `text_suffix`, are returned unchanged.
     """
     if not isinstance(loaded.config.head, NextToken) or loaded.config.model.has_encoder or loaded.text_suffix:
-        return list(seen)
+        return list(encodings)
     probe = tokenizer.encode("a").segments
-    last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
-    cut = (each.until(len(each) - (len(probe) - 1 - last)) for each in seen)
+    last = max((position for position, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
+    cut = (encoding.until(len(encoding) - (len(probe) - 1 - last)) for encoding in encodings)
     special = tokenizer.special
     begin = special.separator if special.first is None else special.first
     if begin is None:
         return list(cut)
     nothing = Encoding(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
-    return [each if len(each) else nothing for each in cut]
+    return [encoding if len(encoding) else nothing for encoding in cut]
 
 
-def start_generation(loaded: ModelBundle, tokenizer: Tokenizer, given: Packed, writing: GenerationConfig) -> Decoding:
-    """Prepare generation for each sequence: the encoder's text, or what the decoder goes on from."""
-    mark = sequence_ends(loaded.config.model, tokenizer)
+def start_generation(
+    loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
+) -> Decoding:
+    """Prepare generation for each text, which the encoder reads or a decoder-only model continues."""
+    ends = sequence_ends(loaded.config.model, tokenizer)
     if (head := loaded.head) is None:
-        raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
-    prompts, source = given, None
-    if mark.start is not None:
-        prompts, source = Packed.of([[mark.start]] * len(given)).to(given.tokens.device), given
+        raise HeedfulError("this model has no head over the vocabulary, so it cannot generate text")
+    prompts, source = texts, None
+    if ends.start is not None:
+        prompts, source = Packed.of([[ends.start]] * len(texts)).to(texts.tokens.device), texts
     return decode(
         loaded.model,
         head,
         prompts,
-        writing.how,
-        max_new_tokens=writing.max_new_tokens,
-        stop=[mark.stop],
+        generation.how,
+        max_new_tokens=generation.max_new_tokens,
+        stop=[ends.stop],
         source=source,
-        seed=writing.seed,
+        seed=generation.seed,
     )

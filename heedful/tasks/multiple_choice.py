@@ -22,36 +22,40 @@ from heedful.tokenizer import Encoding, TokenizerInput
 from heedful.tokenizer.encoding import window_at, window_starts
 
 
-def choice_inputs(given: Any) -> list[TokenizerInput] | None:
-    """{"prompt": ..., "choices": [...]}."""
-    prompt, choices = dict_values(given, "prompt", "choices") or (None, None)
+def choice_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+    """Accept {"prompt": ..., "choices": [...]}."""
+    prompt, choices = dict_values(engine_input, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
         return None
     pairs = [read_pair((prompt, choice)) for choice in choices]
     return [pair[0] for pair in pairs if pair] if all(pairs) else None
 
 
-def prompt_windows(encoded: list[Encoding], limit: int | None) -> list[list[Encoding]]:
-    """A long prompt in windows that are the same beside each candidate; one of half the room is whole in each of them.
+def prompt_windows(encodings: list[Encoding], limit: int | None) -> list[list[Encoding]]:
+    """Split a long prompt into windows that are the same for each candidate.
 
-    Where the longest candidate takes more than half, candidates are windowed too, in what the prompt leaves, which is
-    at least half, and those that have fewer windows come again.
+    A prompt of up to half the limit is never split. If the longest candidate takes more than half, candidates are
+    windowed too, in the room that the prompt leaves, at least half; those with fewer windows are repeated.
     """
-    if limit is None or max(map(len, encoded)) <= limit:
-        return [[each] for each in encoded]
-    prompt, longest = (max(each.segments.count(segment) for each in encoded) for segment in (0, 1))
-    special = sum(encoded[0].special)
+    if limit is None or max(map(len, encodings)) <= limit:
+        return [[encoding] for encoding in encodings]
+    prompt, longest = (max(encoding.segments.count(segment) for encoding in encodings) for segment in (0, 1))
+    special = sum(encodings[0].special)
     if limit < special + 2:
         raise HeedfulError(
-            f"this model reads {limit} tokens, of which {special} are special: there is no room to window"
+            f"this model reads {limit} tokens, of which {special} are special: that leaves no room for text"
         )
     room = limit - special
-    kept = min(longest, room - min(prompt, room // 2))
-    parts = [_windows(each, 1, each.segments.count(1), kept) for each in encoded]
-    most = max(map(len, parts))
+    choice_room = min(longest, room - min(prompt, room // 2))
+    choice_windows = [_windows(encoding, 1, encoding.segments.count(1), choice_room) for encoding in encodings]
+    count = max(map(len, choice_windows))
     return [
-        [window for number in range(most) for window in _windows(mine[number % len(mine)], 0, prompt, room - kept)]
-        for mine in parts
+        [
+            window
+            for number in range(count)
+            for window in _windows(own_windows[number % len(own_windows)], 0, prompt, room - choice_room)
+        ]
+        for own_windows in choice_windows
     ]
 
 
@@ -60,16 +64,16 @@ def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[En
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
-def choice_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"choice", "number", "probability", "probabilities"}: softmax over the scores of this prompt's candidates.
+def choice_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"choice", "number", "probability", "probabilities"}: softmax over the scores of the candidates.
 
-    Where the prompt was seen in windows, the mean of their probabilities.
+    For a prompt in windows the mean of their probabilities.
     """
-    scores = torch.stack([window.scores for window in windows]).view(len(given["choices"]), -1)
+    scores = torch.stack([window.scores for window in windows]).view(len(engine_input["choices"]), -1)
     probabilities = scores.softmax(0).mean(1).tolist()
     number = max(range(len(probabilities)), key=probabilities.__getitem__)
     return {
-        "choice": given["choices"][number],
+        "choice": engine_input["choices"][number],
         "number": number,
         "probability": probabilities[number],
         "probabilities": probabilities,
@@ -93,7 +97,7 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
     answer=choice_answer,
     windows=prompt_windows,
     prediction=_prediction,
-    columns=lambda loaded, writing: {
+    columns=lambda loaded, generation: {
         "choice": str,
         "number": int,
         "probability": float,
@@ -118,18 +122,22 @@ class MultipleChoiceTask(Task):
     def engine_input(self, example: Any) -> Any:
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
-    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
-        return [[each] for each in seen] if self.long_inputs == "truncate" else prompt_windows(seen, self.limit)
+    def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
+        return (
+            [[encoding] for encoding in encodings]
+            if self.long_inputs == "truncate"
+            else prompt_windows(encodings, self.limit)
+        )
 
-    def make_samples(self, example: ChoiceExample, seen: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: ChoiceExample, item_windows: list[list[Encoding]]) -> list[Sample]:
         return [
             Sample.of(
-                [each.ids for each in mine],
-                [each.types for each in mine],
+                [window.ids for window in windows],
+                [window.types for window in windows],
                 target=example.answer,
-                weight=1 / len(seen[0]),
+                weight=1 / len(item_windows[0]),
             )
-            for mine in zip(*seen, strict=True)
+            for windows in zip(*item_windows, strict=True)
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -150,19 +158,28 @@ class MultipleChoiceTask(Task):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[ChoiceExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        said, gold = [each.prediction for each in judged], [each.label for each in judged]
+        scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        predicted, gold = (
+            [answer_score.prediction for answer_score in scored],
+            [answer_score.label for answer_score in scored],
+        )
         return EvalMetrics(
             metrics={
-                "accuracy": metrics.metrics["accuracy"].update(said, gold),
-                "loss": metrics.metrics["loss"].update([each.loss for each in judged], [1] * len(judged)),
+                "accuracy": metrics.metrics["accuracy"].update(predicted, gold),
+                "loss": metrics.metrics["loss"].update(
+                    [answer_score.loss for answer_score in scored], [1] * len(scored)
+                ),
             },
-            bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, [(each.correct, 1) for each in judged])},
+            bootstraps={
+                "accuracy": metrics.bootstraps["accuracy"].update(
+                    ids, [(answer_score.correct, 1) for answer_score in scored]
+                )
+            },
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        found: Result = metrics.metrics["accuracy"].compute()
-        return found | {"loss": metrics.metrics["loss"].compute()["loss"]}
+        results: Result = metrics.metrics["accuracy"].compute()
+        return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.answer])

@@ -1,4 +1,4 @@
-"""Does the second text follow the first?"""
+"""Next-sentence prediction: whether the second text follows the first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, r
 from heedful.tasks.predictions import NextSentence
 
 
-def next_sentence_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"follows": probability}; of the two scores 0 means that it follows (Devlin et al. 2019, section 3.1)."""
+def next_sentence_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"follows": probability}; score 0 of 2 means that it follows (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
     return {"follows": float(window.scores.softmax(-1)[0])}
 
@@ -20,5 +20,5 @@ NEXT_SENTENCE_HEAD = AnswerHead(
     answer=next_sentence_answer,
     long_inputs="refuse",
     prediction=lambda answer: NextSentence(probability=answer["follows"], truncated_tokens=answer.get("cut", 0)),
-    columns=lambda loaded, writing: {"follows": float},
+    columns=lambda loaded, generation: {"follows": float},
 )

@@ -132,7 +132,7 @@ class Similarity(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCandidate:
-    """A token that may stand in the place of a mask."""
+    """A token that may replace a mask."""
 
     token: str  # as the vocabulary has it
     text: str
@@ -183,26 +183,28 @@ class GeneratedText(Prediction):
     alternatives: tuple[Generated, ...] = ()  # of the other beams, the best first
 
 
-def check_prediction_type(found: Sequence[Prediction], answer_type: type[AnyPrediction] | None) -> list[AnyPrediction]:
+def check_prediction_type(
+    predictions: Sequence[Prediction], answer_type: type[AnyPrediction] | None
+) -> list[AnyPrediction]:
     """Check the class of predictions.
 
     Raises:
-        HeedfulError: If they are not of the class that was asked for.
+        HeedfulError: If they are not of the requested class.
     """
-    for each in found:
-        if answer_type is not None and not isinstance(each, answer_type):
+    for prediction in predictions:
+        if answer_type is not None and not isinstance(prediction, answer_type):
             raise HeedfulError(
-                f"answer_type is {answer_type.__name__}, but this model answers with {type(each).__name__}: give "
+                f"answer_type is {answer_type.__name__}, but this model answers with {type(prediction).__name__}: pass "
                 "that, or leave answer_type out"
             )
-    return cast("list[AnyPrediction]", found)
+    return cast("list[AnyPrediction]", predictions)
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.tolist() if isinstance(value, np.ndarray) else value

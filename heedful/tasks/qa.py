@@ -1,4 +1,4 @@
-"""Find the answer to a question in a context: the span whose start and end score most."""
+"""Find the answer to a question in a context: the span with the best scores of its start and its end."""
 
 from __future__ import annotations
 
@@ -39,66 +39,75 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
+NO_ANSWER = "no_answer"  # name of the tuned threshold, if some questions have no answer
 
 
-def question_inputs(given: Any) -> list[TokenizerInput] | None:
-    """{"question": ..., "context": ...}."""
-    return read_pair(dict_values(given, "question", "context"))
+def question_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+    """Accept {"question": ..., "context": ...}."""
+    return read_pair(dict_values(engine_input, "question", "context"))
 
 
 def all_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
-    """All tokens."""
-    return [(number, place) for number, window in enumerate(windows) for place in range(len(window))]
+    """Return the positions of all tokens."""
+    return [(number, position) for number, window in enumerate(windows) for position in range(len(window))]
 
 
-def span_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"answer", "start", "end", "score", "no_answer_score"}: characters of the context, and sums of two scores.
+def span_answer(engine_input: Any, windows: list[Window], answer_context: AnswerContext) -> Answer:
+    """Answer with {"answer", "start", "end", "score", "no_answer_score"}: characters of the context, sums of scores.
 
-    A span starts at a token of the context in the window where that token sees most around it (beside each window of a
-    question that is windowed too), ends at or after it, and has at most 30 tokens, or as many as its run set. The
-    no-answer score is that of the first token, or of the last one in a decoder, whose first token sees itself alone;
-    the least over the windows. Where the model was trained on questions without answers, the answer is "" when the
-    no-answer score exceeds the score by the threshold that was calibrated, and "best" is the best span all the same.
+    A span starts at a token of the context in the window where that token has the most context (for each window of a
+    question that is windowed too), ends at or after it, and has at most 30 tokens, or the maximum of its run. The
+    no-answer score is that of the first token, or of the last one in a decoder, whose first token attends to itself
+    alone; the least over the windows. If the model was trained on questions without answers, the answer is "" when the
+    no-answer score exceeds the score by the tuned threshold; "best" is always the best span.
     """
-    context: str = given["context"]
+    context: str = engine_input["context"]
     best: tuple[float, Window, int, int] | None = None
     starts: dict[int, list[int]] = {}
-    for number, place in best_context_positions([window.encoded for window in windows], segment=1):
-        starts.setdefault(number, []).append(place)
-    for number, mine in starts.items():
+    for number, position in best_context_positions([window.encoded for window in windows], segment=1):
+        starts.setdefault(number, []).append(position)
+    for number, positions in starts.items():
         window = windows[number]
-        last = max(place for place, segment in enumerate(window.encoded.segments) if segment == 1)
-        start, stop, score = best_span(window.scores, mine, last, max_answer_tokens_of(setting.thresholds))
+        last = max(position for position, segment in enumerate(window.encoded.segments) if segment == 1)
+        start, stop, score = best_span(window.scores, positions, last, max_answer_tokens_of(answer_context.thresholds))
         if best is None or score > best[0]:
             best = score, window, start, stop
-    found: Answer = {"answer": "", "start": 0, "end": 0, "score": None}
+    result: Answer = {"answer": "", "start": 0, "end": 0, "score": None}
     if best is not None:
         score, window, start, stop = best
         offsets = window.encoded.offsets
         first, end = strip_span(context, offsets[start][0], offsets[stop][1])
-        found = {"answer": context[first:end], "start": first, "end": end, "score": score}
-    row = no_answer_row(setting.head)
-    nothing = min((float(window.scores[row].sum()) for window in windows), default=0.0)  # no tokens: no windows
-    found |= {"no_answer_score": nothing, "windows": len(windows)}
-    threshold = setting.thresholds.get(NO_ANSWER)
+        result = {"answer": context[first:end], "start": first, "end": end, "score": score}
+    row = no_answer_row(answer_context.head)
+    no_answer_score = min(
+        (float(window.scores[row].sum()) for window in windows), default=0.0
+    )  # an input without tokens has no windows
+    result |= {"no_answer_score": no_answer_score, "windows": len(windows)}
+    threshold = answer_context.thresholds.get(NO_ANSWER)
     if threshold is None:
-        return found
-    found["best"] = found["answer"]
-    if found["score"] is None or nothing - found["score"] > threshold:
-        found |= {"answer": "", "start": 0, "end": 0}
-    return found
+        return result
+    result["best"] = result["answer"]
+    if result["score"] is None or no_answer_score - result["score"] > threshold:
+        result |= {"answer": "", "start": 0, "end": 0}
+    return result
 
 
 def no_answer_row(head: Head | None) -> int:
-    """Index of the row of a window whose scores are those of "no answer": 0, or -1 for the last one."""
+    """Return the index of the row of a window that scores "no answer": 0, or -1 for the last one."""
     return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
 
 
 def best_span(
     scores: Tensor, starts: list[int], last: int, max_answer_tokens: int = MAX_ANSWER_TOKENS
 ) -> tuple[int, int, float]:
-    """The start among `starts` and the end, at most `last`, with the largest sum of scores[:, 0] and scores[:, 1]."""
+    """Return start, end and score of the span with the largest scores[start, 0] + scores[end, 1].
+
+    Args:
+        scores: [tokens, 2].
+        starts: Tokens that a span may start at.
+        last: Last token that a span may end at.
+        max_answer_tokens: Tokens of a span.
+    """
     ends = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf")).unfold(0, max_answer_tokens, 1)
     sums = scores[starts, :1] + ends[starts]  # [starts, lengths]
     index, length = divmod(int(sums.argmax()), max_answer_tokens)
@@ -111,9 +120,9 @@ def _prediction(answer: Answer) -> SpanPrediction:
     return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
 
 
-def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
-    found = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
-    return found | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
+    columns = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
+    return columns | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
 
 QA_HEAD = AnswerHead(
@@ -130,10 +139,10 @@ QA_HEAD = AnswerHead(
 class QuestionAnswering(Task):
     """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
 
-    The target are the tokens that the answer touches, in windows that have all of them; a window without points at its
-    first token (`null_row` 0) or its last one (-1) where some questions have no answer (as the published code for
-    version 2.0), else it is left out (as that for 1.1). So is a question whose answer has no tokens, or is in no window
-    as a whole.
+    The target are the tokens that overlap the answer, in windows that contain all of them. The target of other windows
+    is the first token (`null_row` 0) or the last one (-1) if some questions have no answer (as in the published code
+    for version 2.0), else they are skipped (as in that for 1.1). A question is skipped if its answer has no tokens, or
+    no window contains all of it.
     """
 
     example: ClassVar[type[Example]] = QuestionExample
@@ -142,18 +151,20 @@ class QuestionAnswering(Task):
     metric: str = "f1"
     impossible: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS
-    null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
+    null_row: int = 0  # of a window: target of "no answer", see `no_answer_row`
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings, impossible = setup.settings, setup.survey.impossible
         assert isinstance(settings, QASettings)
-        most, threshold = settings.max_answer_tokens, settings.no_answer_threshold
-        task, made = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=most)
-        made.thresholds = {ANSWER_LIMIT: float(most)} if most != cls.max_answer_tokens else {}
+        max_answer_tokens, threshold = settings.max_answer_tokens, settings.no_answer_threshold
+        task, bundle = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=max_answer_tokens)
+        bundle.thresholds = (
+            {ANSWER_LIMIT: float(max_answer_tokens)} if max_answer_tokens != cls.max_answer_tokens else {}
+        )
         if impossible:
-            made.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
-        return replace(task, null_row=no_answer_row(made.config.head)), made
+            bundle.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
+        return replace(task, null_row=no_answer_row(bundle.config.head)), bundle
 
     @classmethod
     def evaluation_fields(
@@ -165,19 +176,19 @@ class QuestionAnswering(Task):
     def for_split(
         self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
-        """Allow "no answer" where some questions of the split have none."""
+        """Allow "no answer" if some questions of the split have none."""
         if self.impossible or split not in survey().unanswered:
             return self, loaded
-        loaded = copy(loaded)  # the one that was given stays as it is
+        loaded = copy(loaded)  # the argument is not changed
         loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}
         return replace(self, impossible=True), loaded
 
     def for_unlabelled(self) -> Task:
-        """Keep all windows of questions, whose answers are not known."""
+        """Keep all windows, since answers are unknown."""
         return replace(self, impossible=True)
 
-    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
-        return {NO_ANSWER: self.compute_metrics(evaluate_task(self, ask, examples))["best_f1_threshold"]}
+    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+        return {NO_ANSWER: self.compute_metrics(evaluate_task(self, engine, examples))["best_f1_threshold"]}
 
     def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
         return [(example.question, example.context)]
@@ -185,40 +196,42 @@ class QuestionAnswering(Task):
     def engine_input(self, example: Any) -> Any:
         return {"question": example.question, "context": example.context}
 
-    def make_samples(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[Sample]:
-        (windows,) = seen
-        places: list[TokenPosition | None] = [None] * len(windows)
+    def make_samples(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        (windows,) = item_windows
+        targets: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
-            places = touched(windows, example.context, example.answers[0])
-            if not any(places):
+            targets = answer_tokens(windows, example.context, example.answers[0])
+            if not any(targets):
                 return []
-        kept = [
-            (window, place or (self.null_row % max(1, len(window)),) * 2)
-            for window, place in zip(windows, places, strict=True)
-            if place or self.impossible
+        samples = [
+            (window, target or (self.null_row % max(1, len(window)),) * 2)
+            for window, target in zip(windows, targets, strict=True)
+            if target or self.impossible
         ]
-        return [Sample.of([window.ids], [window.types], target=place, weight=1 / len(kept)) for window, place in kept]
+        return [
+            Sample.of([window.ids], [window.types], target=target, weight=1 / len(samples))
+            for window, target in samples
+        ]
 
-    def remarks(self, example: QuestionExample, seen: list[list[Encoding]]) -> list[str]:
-        found = super().remarks(example, seen)
-        if (
-            example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.max_answer_tokens
-        ):  # else too few bytes
-            places = filter(None, touched(seen[0], example.context, example.answers[0]))
-            if any(stop - start >= self.max_answer_tokens for start, stop in places):
-                found.append(f"have an answer that is longer than task.max_answer_tokens={self.max_answer_tokens}")
-        return found
+    def remarks(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[str]:
+        remarks = super().remarks(example, item_windows)
+        # an answer has no more tokens than bytes
+        if example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.max_answer_tokens:
+            targets = filter(None, answer_tokens(item_windows[0], example.context, example.answers[0]))
+            if any(stop - start >= self.max_answer_tokens for start, stop in targets):
+                remarks.append(f"have an answer that is longer than task.max_answer_tokens={self.max_answer_tokens}")
+        return remarks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
         return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        each = [
-            F.cross_entropy(mine.T, target, reduction="none").mean()
-            for mine, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
+        losses = [
+            F.cross_entropy(window_scores.T, target, reduction="none").mean()
+            for window_scores, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
         ]
-        return torch.stack(each)
+        return torch.stack(losses)
 
     def new_metrics(self) -> EvalMetrics:
         metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
@@ -232,19 +245,19 @@ class QuestionAnswering(Task):
         self, metrics: EvalMetrics, examples: Sequence[QuestionExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
-        said = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
-        updated = {"squad": metrics.metrics["squad"].update(said, golds)}
+        predicted = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
+        updated = {"squad": metrics.metrics["squad"].update(predicted, golds)}
         if self.impossible:
             best = {
                 str(number): answer.get("best", answer["answer"]) for number, answer in zip(ids, answers, strict=True)
             }
-            nothing = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
-            updated["threshold"] = metrics.metrics["threshold"].update(best, golds, nothing)
-        pairs = [answer_scores(said[name], golds[name], self._version) for name in golds]
+            null_scores = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
+            updated["threshold"] = metrics.metrics["threshold"].update(best, golds, null_scores)
+        scores = [answer_scores(predicted[name], golds[name], self._version) for name in golds]
         return EvalMetrics(
             metrics=updated,
             bootstraps={
-                name: metrics.bootstraps[name].update(ids, [(pair[index], 1.0) for pair in pairs])
+                name: metrics.bootstraps[name].update(ids, [(score[index], 1.0) for score in scores])
                 for index, name in enumerate(("exact", "f1"))
             },
         )
@@ -254,8 +267,8 @@ class QuestionAnswering(Task):
         return "2.0" if self.impossible else "1.1"
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        found: Result = metrics.metrics["squad"].compute()
-        return found | (metrics.metrics["threshold"].compute() if self.impossible else {})
+        results: Result = metrics.metrics["squad"].compute()
+        return results | (metrics.metrics["threshold"].compute() if self.impossible else {})
 
     def score_answer(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
         golds = _golds(example)
@@ -268,23 +281,32 @@ def _golds(example: QuestionExample) -> list[str]:
 
 
 def _null(answer: Answer) -> float:
-    """How much more "no answer" scores than the best span (Devlin et al. 2019, 4.3)."""
+    """Return the lead of "no answer" over the best span (Devlin et al. 2019, 4.3)."""
     return float(answer["no_answer_score"] - answer["score"]) if answer["score"] is not None else 0.0
 
 
-def touched(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
-    """The first and the last token that the answer touches, in each window that has all tokens it touches."""
+def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
+    """Return the first and the last token that overlap the answer, for each window that contains all such tokens."""
     start, stop = strip_span(context, span.start, span.start + len(span.text))
-    of_context = [[place for place, segment in enumerate(window.segments) if segment == 1] for window in windows]
-    places = [
-        [place for place in mine if window.offsets[place][0] < stop and window.offsets[place][1] > start]
-        for window, mine in zip(windows, of_context, strict=True)
+    all_context_positions = [
+        [position for position, segment in enumerate(window.segments) if segment == 1] for window in windows
+    ]
+    answer_positions = [
+        [
+            position
+            for position in positions
+            if window.offsets[position][0] < stop and window.offsets[position][1] > start
+        ]
+        for window, positions in zip(windows, all_context_positions, strict=True)
     ]
     tokens = {
-        window.start + place - whole[0]
-        for window, whole, mine in zip(windows, of_context, places, strict=True)
-        for place in mine
+        window.start + position - context_positions[0]
+        for window, context_positions, positions in zip(windows, all_context_positions, answer_positions, strict=True)
+        for position in positions
     }
-    if windows[-1].dropped and all(windows[-1].offsets[place][1] < stop for place in of_context[-1]):
-        return [None] * len(windows)  # its end was cut off
-    return [(mine[0], mine[-1]) if mine and len(mine) == len(tokens) else None for mine in places]
+    if windows[-1].dropped and all(windows[-1].offsets[position][1] < stop for position in all_context_positions[-1]):
+        return [None] * len(windows)  # the end of the answer was truncated
+    return [
+        (positions[0], positions[-1]) if positions and len(positions) == len(tokens) else None
+        for positions in answer_positions
+    ]

@@ -1,4 +1,4 @@
-"""Give a text or a pair of texts a number."""
+"""Regression: a number for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from heedful.tasks.metrics.regression import RowStore
 from heedful.tasks.task import SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]
-NUMBER = "score"  # what a regression's one output is called, unless a teacher calls it otherwise
-FARTHEST = 512.0  # standard deviations, or more, are what a bootstrap's sums have room for
-ROUNDED = 1e-7  # a variance below it, of 1, is what rounding left
+NUMBER = "score"  # name of the output, unless a teacher has another
+FARTHEST = 512.0  # standard deviations that fit a bootstrap's sums
+ROUNDED = 1e-7  # a variance below it, of 1, is a rounding error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regress(TextTask):
-    """One number: squared error of (score - mean) / deviation, those of train, so that its unit does not matter.
+    """One number: squared error of (score - mean) / deviation, with those of train, so that its unit does not matter.
 
-    What learns gives such numbers; what answers has them folded into its last layer, and gives scores.
+    In training a model outputs such numbers; for inference they are folded into its last layer, and it outputs scores.
     """
 
     example: ClassVar[type[Example]] = ScoredExample
-    metric: str = "pearson"  # ranks of scores that are nearly the same are noise, by which a poor step may be the best
+    metric: str = "pearson"  # the ranks of nearly equal scores are noise, by which a poor step may be the best
     problem_type: ClassVar[ProblemType] = "regression"
     mean: float = 0.0
     deviation: float = 1.0
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
-        task, made = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
-        known, now = setup.loaded.named_tensors(), made.named_tensors()
+        """Standardize numbers by mean and deviation; without a bias in the last layer, by deviation from 0."""
+        task, bundle = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
+        old, new = setup.loaded.named_tensors(), bundle.named_tensors()
         mean, deviation = setup.survey.mean, setup.survey.deviation
-        if "head.out.bias" not in now:
+        if "head.out.bias" not in new:
             mean, deviation = 0.0, hypot(mean, deviation)
         task = replace(task, mean=mean, deviation=deviation)
-        if "head.out.weight" in known and torch.equal(known["head.out.weight"], now["head.out.weight"]):
-            made = task.for_training(made)  # it gave scores before
-        made.label_scaling = {"mean": mean, "std": deviation}
-        return task, made
+        if "head.out.weight" in old and torch.equal(old["head.out.weight"], new["head.out.weight"]):
+            bundle = task.for_training(bundle)  # it is a trained regression, whose outputs are scores
+        bundle.label_scaling = {"mean": mean, "std": deviation}
+        return task, bundle
 
     def target(self, example: ScoredExample) -> float:
         return (example.score - self.mean) / self.deviation
@@ -76,63 +76,63 @@ class Regress(TextTask):
         return update_correlation(metrics, list(map(_number, answers)), [example.score for example in examples], ids)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        found: Result = metrics.metrics["numbers"].compute()
-        return found
+        results: Result = metrics.metrics["numbers"].compute()
+        return results
 
     def score_answer(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
-        said = _number(answer)
-        return ScoredAnswer(example.score, said, None, abs(said - example.score))
+        predicted = _number(answer)
+        return ScoredAnswer(example.score, predicted, None, abs(predicted - example.score))
 
 
 def _number(answer: Answer) -> float:
     (number,) = answer["numbers"].values()
-    found: float = number
-    return found
+    value: float = number
+    return value
 
 
 def correlation_metrics() -> EvalMetrics:
-    """Numbers beside what is right, with an interval of Pearson's r; nothing was seen yet."""
+    """Return empty metrics of numbers, with a bootstrap of Pearson's r."""
     return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, bootstraps={"pearson": PearsonBootstrap()})
 
 
 def update_correlation(
-    metrics: EvalMetrics, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]
+    metrics: EvalMetrics, predicted: Sequence[float], gold: Sequence[float], ids: Sequence[int]
 ) -> EvalMetrics:
-    """With more numbers."""
+    """Return metrics with more numbers."""
     return EvalMetrics(
-        metrics={"numbers": metrics.metrics["numbers"].update(said, gold)},
-        bootstraps={"pearson": metrics.bootstraps["pearson"].update(ids, np.stack([said, gold], 1))},
+        metrics={"numbers": metrics.metrics["numbers"].update(predicted, gold)},
+        bootstraps={"pearson": metrics.bootstraps["pearson"].update(ids, np.stack([predicted, gold], 1))},
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PearsonBootstrap:
-    """Numbers beside what is right, kept until an interval is asked for: 24 bytes for each example.
+    """Bootstrap of Pearson's r that stores predictions and scores: 24 bytes for each example.
 
-    Only then are their means and deviations known, without which sums of squares would cancel, or overflow.
+    Sums of squares would cancel, or overflow, without the means and deviations, which are known only at the end.
     """
 
-    kept: RowStore = field(default_factory=RowStore)
+    store: RowStore = field(default_factory=RowStore)
 
     def update(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
-        """With more examples: the number of each in the data set, and its two numbers."""
+        """Add examples: the number of each in the data set, and its two numbers."""
         rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
-        return replace(self, kept=self.kept.added(rows))
+        return replace(self, store=self.store.append(rows))
 
-    def merge_state(self, other: PearsonBootstrap) -> PearsonBootstrap:
-        """Both as one."""
-        return replace(self, kept=self.kept.merge_state(other.kept))
+    def merge_state(self, incoming: PearsonBootstrap) -> PearsonBootstrap:
+        """Return the metric over the examples of both."""
+        return replace(self, store=self.store.merge_state(incoming.store))
 
     def interval(self) -> Result:
-        """Where the middle of the replicates lies."""
+        """Return the interval, from the quantiles of the replicates."""
         return self._sums().interval(pearson_of)
 
     def values(self) -> Float64[np.ndarray, " replicates"]:
-        """Pearson's r in each replicate."""
+        """Return Pearson's r in each replicate."""
         return self._sums().values(pearson_of)
 
     def _sums(self) -> Bootstrap:
-        rows = self.kept.rows(3)
+        rows = self.store.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         x, y = standardize(rows[:, 1]), standardize(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
@@ -140,7 +140,7 @@ class PearsonBootstrap:
 
 
 def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
-    """(x - mean) / deviation, or all of it a little smaller where one value is farther off than FARTHEST; else 0.
+    """Return (x - mean) / deviation, scaled down if a value exceeds FARTHEST; 0 if all values are equal.
 
     >>> standardize(np.array([1.0, 2.0])).tolist(), standardize(np.array([2.0, 2.0])).tolist()
     ([-1.0, 1.0], [0.0, 0.0])
@@ -154,7 +154,7 @@ def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray,
 
 
 def pearson_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """cov / sqrt(var var) of each replicate, from its sums of 1, x, y, x², y² and xy; 0 where one does not vary."""
+    """Return cov / sqrt(var var) of each replicate, from its sums of 1, x, y, x², y², xy; 0 if one side is constant."""
     n, x, y, xx, yy, xy = sums.T
     var_x, var_y = n * xx - x * x, n * yy - y * y
     varies = np.minimum(var_x, var_y) > ROUNDED * n * n

@@ -1,4 +1,4 @@
-"""Write a text for a text: translate, summarise, correct; learned with the right beginning given (teacher forcing)."""
+"""Generate a text from a text: translation, summaries, correction; trained with teacher forcing."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskSetup, batched, bootstrap_stat
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
+TEXT_SUFFIX = "\n"  # between text and target, for a decoder-only model
 
 
-def generated_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"text", "log_probability", "tokens", "complete"}, and "others" where several beams were asked for."""
+def generated_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"text", "log_probability", "tokens", "complete"}, and "others" if several beams were requested."""
     (window,) = windows
-    first, *others = (_said(written, setting.tokenizer) for written in window.scores)
-    return first | ({"others": others} if others else {})
+    first, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
+    return first | ({"others": alternatives} if alternatives else {})
 
 
-def _said(written: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
+def _generated(generated: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
     return {
-        "text": tokenizer.decode(written.tokens).strip(),
-        "log_probability": written.log_probability,
-        "tokens": len(written.tokens),
-        "complete": written.complete,
+        "text": tokenizer.decode(generated.tokens).strip(),
+        "log_probability": generated.log_probability,
+        "tokens": len(generated.tokens),
+        "complete": generated.complete,
     }
 
 
 def _prediction(answer: Answer) -> GeneratedText:
-    others = tuple(Generated(**each) for each in answer.get("others", ()))
-    written = {name: answer[name] for name in TEXT}
-    return GeneratedText(**written, alternatives=others, truncated_tokens=answer.get("cut", 0))
+    alternatives = tuple(Generated(**fields) for fields in answer.get("others", ()))
+    generated = {name: answer[name] for name in TEXT}
+    return GeneratedText(**generated, alternatives=alternatives, truncated_tokens=answer.get("cut", 0))
 
 
-def _columns(loaded: ModelBundle, writing: GenerationConfig) -> dict[str, Any]:
-    return TEXT | ({"others": [TEXT]} if isinstance(writing.how, BeamSearch) else {})
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
+    return TEXT | ({"others": [TEXT]} if isinstance(generation.how, BeamSearch) else {})
 
 
 TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
@@ -72,7 +72,7 @@ SEQ2SEQ_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(Task):
-    """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
+    """Mean of -log p of each token of the target and of its end token, given the text and all tokens before it.
 
     With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
     model with encoder and decoder reads the text with the encoder; a decoder-only model reads the text, a line end and
@@ -84,11 +84,11 @@ class Seq2Seq(Task):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
     mark: SequenceEnds
-    text_suffix: str = ""  # after the text, where the decoder goes on from it
-    limit_written: int | None = None  # tokens that a rewriting may have; None: any number
+    text_suffix: str = ""  # after the text, if the decoder continues it
+    max_target_length: int | None = None  # tokens of a target; None: any number
     max_new_tokens: int = 128  # per text in evaluations
     num_beams: int = 1  # in evaluations; 1: greedy
-    bleu: BleuTokenizer = "13a"  # that it counts
+    bleu: BleuTokenizer = "13a"  # of BLEU
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -102,9 +102,9 @@ class Seq2Seq(Task):
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
         fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
-        task, made = cls.with_new_head(setup, mark=mark, text_suffix=suffix, **fields)
-        made.text_suffix = suffix
-        return replace(task, limit_written=made.max_target_length), made
+        task, bundle = cls.with_new_head(setup, mark=mark, text_suffix=suffix, **fields)
+        bundle.text_suffix = suffix
+        return replace(task, max_target_length=bundle.max_target_length), bundle
 
     @classmethod
     def evaluation_fields(
@@ -114,13 +114,15 @@ class Seq2Seq(Task):
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
-        return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.max_target_length} | _fields(
-            settings
-        )
+        return {
+            "mark": mark,
+            "text_suffix": loaded.text_suffix,
+            "max_target_length": loaded.max_target_length,
+        } | _fields(settings)
 
     @property
     def generation(self) -> GenerationConfig:
-        """How an evaluation writes."""
+        """Settings of text generation in evaluations."""
         return GenerationConfig(
             how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(),
             max_new_tokens=self.max_new_tokens,
@@ -132,20 +134,24 @@ class Seq2Seq(Task):
     def engine_input(self, example: Any) -> Any:
         return example.text
 
-    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
-        """Never cut apart: what is written depends on all of the text."""
-        text, said = len(seen[0]), len(self._said(seen[1]))
-        read = text if self.mark.start is not None else text + said - 1  # the end is not read
-        for length, limit in ((read, self.limit), (said, self.limit_written)):
+    def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
+        """Return one window for each input, since the output depends on all of the text.
+
+        Raises:
+            HeedfulError: If text or target are longer than the model reads.
+        """
+        text, written = len(encodings[0]), len(self._target_tokens(encodings[1]))
+        read = text if self.mark.start is not None else text + written - 1  # the end token is not read
+        for length, limit in ((read, self.limit), (written, self.max_target_length)):
             if limit is not None and length > limit:
                 raise HeedfulError(
-                    f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
-                    f'{limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
+                    f"text and target have {text} and {written} tokens, with the end token, but this model reads "
+                    f'{limit} at once: leave the example out, or set long_inputs = "truncate"'
                 )
-        return [[each] for each in seen]
+        return [[encoding] for encoding in encodings]
 
-    def _said(self, rewritten: Encoding) -> list[int]:
-        """What is learned to be written: the tokens of the text itself, and the end."""
+    def _target_tokens(self, rewritten: Encoding) -> list[int]:
+        """Return the tokens to generate: those of the text itself, and the end token."""
         around = {self.mark.stop, self.tokenizer.special.first}
         inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
         return [*(id for id in inner if id not in around), self.mark.stop]
@@ -158,60 +164,63 @@ class Seq2Seq(Task):
             if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
                 raise HeedfulError(
                     f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
-                    f'{self.limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
+                    f'{self.limit} at once: leave the example out, or set long_inputs = "truncate"'
                 )
 
     @property
     def cut(self) -> int | None:
         return self._cut_at(super().cut)
 
-    def _cut_at(self, most: int | None) -> int | None:
-        """The same, less an end that the tokenizer does not put; half, where the decoder goes on from the text."""
-        if most is None or self.mark.start is None:
-            return most and most // 2
-        return most - (self.mark.stop not in self.tokenizer.encode("").ids)
+    def _cut_at(self, limit: int | None) -> int | None:
+        """Return the limit less an end token that the tokenizer does not add; half of it for a decoder-only model."""
+        if limit is None or self.mark.start is None:
+            return limit and limit // 2
+        return limit - (self.mark.stop not in self.tokenizer.encode("").ids)
 
-    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
-        """Texts and rewritings, by turns."""
-        most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
-        sides = (encode_truncated(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
-        return [each for both in zip(*sides, strict=True) for each in both]
+    def _encode(self, inputs: list[TokenizerInput]) -> list[Encoding]:
+        """Encode texts and targets in turn."""
+        limits = self.cut, self._cut_at(self.max_target_length if self.long_inputs == "truncate" else None)
+        sides = (
+            encode_truncated(self.tokenizer, inputs[at::2], self.text_suffix, limit) for at, limit in enumerate(limits)
+        )
+        return [encoding for pair in zip(*sides, strict=True) for encoding in pair]
 
-    def make_samples(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[Sample]:
-        (text,), (rewritten,) = seen
-        said = self._said(rewritten)
+    def make_samples(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        (text,), (rewritten,) = item_windows
+        target = self._target_tokens(rewritten)
         if self.mark.start is not None:
-            read = [self.mark.start, *said[:-1]]
-            return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=said)]
-        ids = [*text.ids, *said[:-1]]
-        return [Sample.of([ids], [[0] * len(ids)], target=said)]
+            read = [self.mark.start, *target[:-1]]
+            return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=target)]
+        ids = [*text.ids, *target[:-1]]
+        return [Sample.of([ids], [[0] * len(ids)], target=target)]
 
-    def remarks(self, example: Seq2SeqExample, seen: list[list[Encoding]]) -> list[str]:
-        (rewritten,) = seen[1]
-        said, found = self._said(rewritten), Task.remarks(self, example, seen)
-        if len(said) > self.max_new_tokens:
-            found.append(
-                f"have rewritings that are longer than evaluations write (task.max_new_tokens={self.max_new_tokens})"
+    def remarks(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[str]:
+        (rewritten,) = item_windows[1]
+        target, remarks = self._target_tokens(rewritten), Task.remarks(self, example, item_windows)
+        if len(target) > self.max_new_tokens:
+            remarks.append(
+                f"have targets that are longer than evaluations generate (task.max_new_tokens={self.max_new_tokens})"
             )
-        if not rewritten.dropped and self.tokenizer.decode(said[:-1]).strip() != example.rewritten.strip():
-            found.append(
-                "have rewritings that the tokenizer does not give back as they were: what is written differs in case, "
-                "signs or spaces"
+        if not rewritten.dropped and self.tokenizer.decode(target[:-1]).strip() != example.rewritten.strip():
+            remarks.append(
+                "have targets that the tokenizer does not decode exactly: generated texts differ in case, "
+                "punctuation or spaces"
             )
-        return found
+        return remarks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        said = [torch.tensor(sample.target) for sample in samples]
+        sample_targets = [torch.tensor(sample.target) for sample in samples]
         weights = torch.cat(
-            [torch.full((len(each),), sample.weight) for each, sample in zip(said, samples, strict=True)]
+            [torch.full((len(target),), sample.weight) for target, sample in zip(sample_targets, samples, strict=True)]
         )
-        targets = torch.cat(said)
+        targets = torch.cat(sample_targets)
         if self.mark.start is not None:
             texts, read = ([_part(sample, number) for sample in samples] for number in (0, 1))
             return Batch(packed=pack_samples(texts), target=pack_samples(read), targets=targets, weights=weights)
         packed = pack_samples(samples)
         rows = [
-            torch.arange(stop - len(each), stop) for (_, stop), each in zip(pairwise(packed.bounds), said, strict=True)
+            torch.arange(stop - len(target), stop)
+            for (_, stop), target in zip(pairwise(packed.bounds), sample_targets, strict=True)
         ]
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
@@ -233,37 +242,37 @@ class Seq2Seq(Task):
         self, metrics: EvalMetrics, examples: Sequence[Seq2SeqExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
-        each = [text_scores(*pair) for pair in pairs]
+        scores = [text_scores(*pair) for pair in pairs]
         unfinished = sum(not answer.get("complete", True) for answer in answers)
-        updated = {"texts": metrics.metrics["texts"].added(each, unfinished)}
+        updated = {"texts": metrics.metrics["texts"].update_scores(scores, unfinished)}
         bootstraps = {
-            name: metrics.bootstraps[name].update(ids, [(scores[place], 1) for scores in each])
-            for place, name in enumerate(("exact", "f1"))
+            name: metrics.bootstraps[name].update(ids, [(pair_scores[index], 1) for pair_scores in scores])
+            for index, name in enumerate(("exact", "f1"))
         }
         if bleu := metrics.metrics.get("bleu"):
             rows = [bleu.statistics(*pair) for pair in pairs]
-            updated["bleu"] = bleu.added(rows)
+            updated["bleu"] = bleu.update_statistics(rows)
             bootstraps["bleu"] = metrics.bootstraps["bleu"].update(ids, rows)
         return EvalMetrics(metrics=updated, bootstraps=bootstraps)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        """Exact match and F1 of words, by each letter and sign of the texts, and BLEU.
+        """Return exact match and F1 of words, without normalization, and BLEU.
 
-        BLEU is there where sacrebleu is installed, with its signature; in lower case where the tokenizer lower-cases.
+        BLEU needs sacrebleu, and has its signature; in lower case if the tokenizer lower-cases.
         """
         texts, notes = metrics.metrics["texts"], []
-        shown: Result = texts.compute()
+        results: Result = texts.compute()
         if bleu := metrics.metrics.get("bleu"):
-            found = bleu.compute()
-            shown |= {name: found[name] for name in ("bleu", "signature")}
-            notes.append(f"BLEU is sacrebleu's, {found['signature']}")
+            bleu_results = bleu.compute()
+            results |= {name: bleu_results[name] for name in ("bleu", "signature")}
+            notes.append(f"BLEU is sacrebleu's, {bleu_results['signature']}")
             if bleu.blunt:
-                notes.append(f"BLEU says little here: most right texts have fewer than {ORDER} words as it counts them")
+                notes.append(f"BLEU says little here: most gold texts have fewer than {ORDER} words as it counts them")
         if texts.unfinished:
             notes.append(
                 f"texts cut off before their end: {texts.unfinished:,} (task.max_new_tokens={self.max_new_tokens})"
             )
-        return shown | {"notes": notes}
+        return results | {"notes": notes}
 
     def score_answer(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
         exact, f1 = text_scores(answer["text"], example.rewritten)
@@ -276,6 +285,6 @@ def _fields(settings: Seq2SeqSettings) -> dict[str, Any]:
 
 
 def _part(sample: Sample, number: int) -> Sample:
-    """One sequence of a sample, as a sample."""
+    """Return one sequence of a sample as a sample."""
     start, stop = sample.bounds[number : number + 2]
     return Sample(tokens=sample.tokens[start:stop], types=sample.types[start:stop], bounds=(0, stop - start))

@@ -29,10 +29,10 @@ LinearModel = Literal["logistic", "logistic_per_label", "ridge"]
 Shown = Callable[[Any], str]  # a number as text
 
 
-def _input_text(given: Any) -> str:
-    if isinstance(given, str):
-        return given
-    return " / ".join(map(str, given.values() if isinstance(given, dict) else given))
+def _input_text(engine_input: Any) -> str:
+    if isinstance(engine_input, str):
+        return engine_input
+    return " / ".join(map(str, engine_input.values() if isinstance(engine_input, dict) else engine_input))
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ class Card:
     pipeline: str  # the hub's name of the task
     library: str = "transformers"  # that loads the folder
     words: str = '"a text"'  # arguments of `heedful predict FOLDER`
-    given: str = '"a text"'  # an input in Python
+    python_input: str = '"a text"'  # an input in Python
     code: str  # for that library
     decoder_code: str = ""  # the same for a model without an encoder; "": as `code`
     has_windows: bool = True  # texts that are longer than the model are read in windows

@@ -48,47 +48,49 @@ OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L e
 MARKS = BEGIN + INSIDE
 
 
-def tag_inputs(given: Any) -> list[TokenizerInput] | None:
-    """A text, or a list of words."""
-    if isinstance(given, list) and all(isinstance(word, str) for word in given):
-        return [PreTokenized(given)]
-    return [given] if isinstance(given, str | PreTokenized) else None
+def tag_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+    """Accept a text, or a list of words."""
+    if isinstance(engine_input, list) and all(isinstance(word, str) for word in engine_input):
+        return [PreTokenized(engine_input)]
+    return [engine_input] if isinstance(engine_input, str | PreTokenized) else None
 
 
 def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
-    """The first piece of each word, in the window where it sees most around it."""
+    """Return the first piece of each word, in the window where it has the most context."""
     first: dict[int | None, TokenPosition] = {}
-    for number, place in best_context_positions(windows):
-        first.setdefault(windows[number].words[place], (number, place))
+    for number, position in best_context_positions(windows):
+        first.setdefault(windows[number].words[position], (number, position))
     return list(first.values())
 
 
-def tag_answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}, start and end in characters.
+def tag_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}.
 
-    A word's first piece speaks for it. Given words count as joined by single spaces. A word of which no piece is left
-    (a control character, say) is outside, with probability None.
+    Start and end are in characters; words of a list count as joined by single spaces. The label of a word is that of
+    its first piece. A word without pieces (a control character, say) is outside, with probability None.
     """
-    head = setting.head
+    head = context.head
     assert isinstance(head, TokenClasses)
-    text, spans = _text_and_spans(given, setting.windows or [window.encoded for window in windows])
-    said: dict[int | None, tuple[str, float]] = {}
+    text, spans = _text_and_spans(engine_input, context.windows or [window.encoded for window in windows])
+    word_labels: dict[int | None, tuple[str, float]] = {}
     for window in windows:
         probabilities, numbers = window.scores.softmax(-1).max(-1)
-        for place, probability, best in zip(window.positions, probabilities.tolist(), numbers.tolist(), strict=True):
-            said[window.encoded.words[place]] = head.labels[best], probability
+        for position, probability, best in zip(window.positions, probabilities.tolist(), numbers.tolist(), strict=True):
+            word_labels[window.encoded.words[position]] = head.labels[best], probability
     nothing = (OUTSIDE if OUTSIDE in head.labels else None, None)
     words = []
     for number, (start, stop) in spans.items():
-        label, share = said.get(number, nothing)
-        words.append({"word": text[start:stop], "label": label, "probability": share, "start": start, "end": stop})
+        label, probability = word_labels.get(number, nothing)
+        words.append(
+            {"word": text[start:stop], "label": label, "probability": probability, "start": start, "end": stop}
+        )
     return {"words": words, "entities": entities(text, words), "windows": len(windows)}
 
 
-def _text_and_spans(given: Any, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
-    """The whole text, and where each word stands in it."""
-    if not isinstance(given, str):
-        words: Sequence[str] = given.words if isinstance(given, PreTokenized) else given
+def _text_and_spans(engine_input: Any, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
+    """Return the whole text, and the span of each word in it."""
+    if not isinstance(engine_input, str):
+        words: Sequence[str] = engine_input.words if isinstance(engine_input, PreTokenized) else engine_input
         starts = accumulate((len(word) + 1 for word in words), initial=0)
         return " ".join(words), {
             number: (start, start + len(word)) for number, (start, word) in enumerate(zip(starts, words, strict=False))
@@ -99,20 +101,20 @@ def _text_and_spans(given: Any, windows: Sequence[Encoding]) -> tuple[str, dict[
             if word is not None:
                 low, high = spans.get(word, (start, stop))
                 spans[word] = min(low, start), max(high, stop)
-    return given, {word: strip_span(given, *spans[word]) for word in sorted(spans)}
+    return engine_input, {word: strip_span(engine_input, *spans[word]) for word in sorted(spans)}
 
 
 def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
-    """Neighbouring words of one type joined, as conlleval reads them: I-x after anything but an open x begins anew."""
-    found: list[list[Answer]] = []
+    """Join neighbouring words of one type as conlleval does: I-x begins an entity unless it continues an open x."""
+    groups: list[list[Answer]] = []
     previous = ""
     for word in words:
         mark, dash, kind = (word["label"] or OUTSIDE).partition("-")
         inside = dash and mark in INSIDE and kind == previous
         if inside:
-            found[-1].append(word)
+            groups[-1].append(word)
         elif dash and mark in MARKS:
-            found.append([word])
+            groups.append([word])
         previous = kind if dash and mark in OPEN else ""
     return [
         {
@@ -122,15 +124,17 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
             "end": group[-1]["end"],
             "probability": sum(word["probability"] for word in group) / len(group),
         }
-        for group in found
+        for group in groups
     ]
 
 
 def _prediction(answer: Answer) -> TokenClassification:
-    words = [{"text" if name == "word" else name: value for name, value in each.items()} for each in answer["words"]]
+    words = [
+        {"text" if name == "word" else name: value for name, value in fields.items()} for fields in answer["words"]
+    ]
     return TokenClassification(
-        entities=tuple(Entity(**each) for each in answer["entities"]),
-        words=tuple(Word(**each) for each in words),
+        entities=tuple(Entity(**fields) for fields in answer["entities"]),
+        words=tuple(Word(**fields) for fields in words),
         truncated_tokens=answer.get("cut", 0),
     )
 
@@ -143,21 +147,21 @@ TAG_HEAD = AnswerHead(
     positions=word_positions,
     answer=tag_answer,
     prediction=_prediction,
-    columns=lambda loaded, writing: {"words": [WORD], "entities": [ENTITY], "windows": int},
+    columns=lambda loaded, generation: {"words": [WORD], "entities": [ENTITY], "windows": int},
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(Task):
-    """A label for every word: cross-entropy at its first piece, in the window where that sees most around it.
+    """A label for every word: cross-entropy at its first piece, in the window where that has the most context.
 
-    So every word counts once, however many windows show it; a word without pieces teaches nothing.
+    Every word counts once, in any number of windows; a word without pieces is skipped.
     """
 
     example: ClassVar[type[Example]] = TaggedExample
     head: ClassVar[str] = "token_classification"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (TAG_HEAD,)
-    metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
+    metric: str = ""  # "": F1 of entities, or accuracy if labels mark no entities
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -169,12 +173,12 @@ class Tag(Task):
 
     @property
     def entities(self) -> bool:
-        """Whether the labels are O and like B-x, and not plain classes of words, as B, M, E and S by themselves are."""
+        """Whether labels are O or like B-x, and not plain classes of words, as B, M, E and S by themselves are."""
         return all(label == OUTSIDE or (label[:1] in MARKS and label[1:2] == "-") for label in self.labels)
 
     @property
     def unbegun(self) -> bool:
-        """Whether there is I-x of a type that no label begins, as in IO and often in IOB1."""
+        """Whether some type has I-x but no label that begins it, as in IO and often in IOB1."""
         begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
         return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
 
@@ -184,22 +188,22 @@ class Tag(Task):
     def engine_input(self, example: Any) -> Any:
         return list(example.words)
 
-    def make_samples(self, example: TaggedExample, seen: list[list[Encoding]]) -> list[Sample]:
-        (windows,) = seen
+    def make_samples(self, example: TaggedExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        (windows,) = item_windows
         tags = to_scheme(example.tags, self.labels) if self.entities else example.tags
         scored = group_by_window(word_positions(windows, self.tokenizer), len(windows))
-        found = []
-        for window, mine in zip(windows, scored, strict=True):
-            if mine:
-                words = [word for place in mine if (word := window.words[place]) is not None]
+        samples = []
+        for window, positions in zip(windows, scored, strict=True):
+            if positions:
+                words = [word for position in positions if (word := window.words[position]) is not None]
                 labels = tuple(self.labels.index(tags[word]) for word in words)
-                found.append(Sample.of([window.ids], [window.types], target=(tuple(mine), labels)))
-        return found
+                samples.append(Sample.of([window.ids], [window.types], target=(tuple(positions), labels)))
+        return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         packed = pack_samples(samples)
         starts = zip(packed.bounds, samples, strict=False)
-        rows = [start + place for start, sample in starts for place in sample.target[0]]
+        rows = [start + position for start, sample in starts for position in sample.target[0]]
         targets = torch.tensor([label for sample in samples for label in sample.target[1]])
         return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
 
@@ -212,42 +216,46 @@ class Tag(Task):
         metrics = {"conlleval": EntityScores(scheme="conlleval"), "strict": EntityScores(scheme="strict-iob2")}
         formulas = {"precision": precision_of, "recall": recall_of, "f1": f1_of, "strict_f1": f1_of}
         return EvalMetrics(
-            metrics=metrics, bootstraps={name: bootstrap_stat(3, each) for name, each in formulas.items()}
+            metrics=metrics, bootstraps={name: bootstrap_stat(3, formula) for name, formula in formulas.items()}
         )
 
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        gold, said = [list(example.tags) for example in examples], list(map(self._tags, answers))
+        gold, predicted = [list(example.tags) for example in examples], list(map(self._tags, answers))
         if not self.entities:
-            words = metrics.metrics["words"].update(list(chain(*said)), list(chain(*gold)))
-            right = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
+            words = metrics.metrics["words"].update(list(chain(*predicted)), list(chain(*gold)))
+            correct = [(sum(map(eq, x, y)), len(y)) for x, y in zip(predicted, gold, strict=True)]
             return EvalMetrics(
-                metrics={"words": words}, bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, right)}
+                metrics={"words": words}, bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)}
             )
-        sums = metrics.bootstraps["f1"].sums.update(ids, entity_counts(said, gold, "conlleval"))
-        strict = metrics.bootstraps["strict_f1"].update(ids, entity_counts(said, gold, "strict-iob2"))
-        bootstraps = {name: replace(each, sums=sums) for name, each in metrics.bootstraps.items()}
+        sums = metrics.bootstraps["f1"].sums.update(ids, entity_counts(predicted, gold, "conlleval"))
+        strict = metrics.bootstraps["strict_f1"].update(ids, entity_counts(predicted, gold, "strict-iob2"))
+        bootstraps = {name: replace(bootstrap, sums=sums) for name, bootstrap in metrics.bootstraps.items()}
         return EvalMetrics(
-            metrics={name: metric.update(said, gold) for name, metric in metrics.metrics.items()},
+            metrics={name: metric.update(predicted, gold) for name, metric in metrics.metrics.items()},
             bootstraps=bootstraps | {"strict_f1": strict},
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         if not self.entities:
-            plain: Result = metrics.metrics["words"].compute()
-            return plain
+            word_results: Result = metrics.metrics["words"].compute()
+            return word_results
         strict = metrics.metrics["strict"].compute()["f1"]
-        found: Result = metrics.metrics["conlleval"].compute()
-        return found | {"strict_f1": strict}
+        results: Result = metrics.metrics["conlleval"].compute()
+        return results | {"strict_f1": strict}
 
     def score_answer(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
-        said, shares = self._tags(answer), [word["probability"] for word in answer["words"]]
-        wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
-        surest = min((share for share in shares if share is not None), default=1.0)
-        return ScoredAnswer(list(example.tags), said, not wrong, 1 + sum(wrong) if wrong else 1 - surest)
+        predicted, probabilities = self._tags(answer), [word["probability"] for word in answer["words"]]
+        wrong = [
+            probability or 0.0
+            for probability, tag, gold in zip(probabilities, predicted, example.tags, strict=True)
+            if tag != gold
+        ]
+        lowest = min((probability for probability in probabilities if probability is not None), default=1.0)
+        return ScoredAnswer(list(example.tags), predicted, not wrong, 1 + sum(wrong) if wrong else 1 - lowest)
 
     def _tags(self, answer: Answer) -> list[str]:
-        """What is said of each word, entities as IOB2; a word of which no piece is left is outside."""
-        said = [word["label"] or OUTSIDE for word in answer["words"]]
-        return list(to_iob2(said, strict=not self.unbegun)) if self.entities else said
+        """Return the predicted tag of each word, entities as IOB2; a word without pieces is outside."""
+        tags = [word["label"] or OUTSIDE for word in answer["words"]]
+        return list(to_iob2(tags, strict=not self.unbegun)) if self.entities else tags

@@ -1,4 +1,4 @@
-"""Task: an objective that also answers. What it learns from, what it is asked, and how its answers are measured."""
+"""Task: an objective that also answers inputs, with metrics for its answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import log
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -31,68 +31,73 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
-CHUNK = 512  # examples that are tokenized, or asked, together
+LongInputs = Literal["stride", "truncate"]  # stride: windows that overlap by half; truncate: without the end
+CHUNK = 512  # examples that are tokenized, or answered, at once
 SEED = 0  # of bootstrap intervals
-MIN_PROBABILITY = 1e-12  # a probability below it counts as that much in a loss
+MIN_PROBABILITY = 1e-12  # lower bound of probabilities in a loss
 T = TypeVar("T")
 
 
 class ScoredAnswer(NamedTuple):
-    """One answer beside what is right, in plain data."""
+    """An answer beside its label, in plain data."""
 
     label: Any  # of the data
     prediction: Any
-    correct: bool | None  # None: there is no right and wrong, only more and less; or all `ranks` are needed to know it
+    correct: bool | None  # None: the label is a number, or correctness needs all `answer_ranks`
     loss: float  # larger is worse; a rank where answers are ranked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BootstrapStat:
-    """Sums of a bootstrap, and the formula that makes a number of them."""
+    """A bootstrap of sums, and the formula of the statistic."""
 
     sums: Bootstrap
     formula: Callable[[Any], Any]
 
     def update(self, ids: Sequence[int], statistics: Any) -> BootstrapStat:
-        """With a row of statistics for each of more examples."""
+        """Add examples: a row of statistics for each."""
         return replace(self, sums=self.sums.update(ids, np.asarray(statistics, dtype=np.float64)))
 
-    def merge_state(self, other: BootstrapStat) -> BootstrapStat:
-        """Both as one."""
-        return replace(self, sums=self.sums.merge_state(other.sums))
+    def merge_state(self, incoming: BootstrapStat) -> BootstrapStat:
+        """Return the bootstrap over the examples of both."""
+        return replace(self, sums=self.sums.merge_state(incoming.sums))
 
     def interval(self) -> Result:
-        """Where the middle of the replicates lies."""
+        """Return the interval, from the quantiles of the replicates."""
         return self.sums.interval(self.formula)
 
     def values(self) -> Float64[np.ndarray, " replicates"]:
-        """The number in each replicate."""
+        """Return the statistic in each replicate."""
         return self.sums.values(self.formula)
 
 
 def bootstrap_stat(statistics: int, formula: Callable[[Any], Any]) -> BootstrapStat:
-    """A bootstrap that has seen nothing yet."""
+    """Return an empty bootstrap.
+
+    Args:
+        statistics: Number of sums.
+        formula: The statistic, from the sums.
+    """
     return BootstrapStat(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncationStats:
-    """How many examples were longer than the model reads and lost their end, and how many tokens that were."""
+    """Counts of the examples that were truncated because the model reads less, and of their dropped tokens."""
 
     examples: int = 0
     tokens: int = 0
 
     def update(self, tokens: Sequence[int]) -> TruncationStats:
-        """With more examples: the tokens that each lost."""
-        return self.merge_state(TruncationStats(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
+        """Add examples: the dropped tokens of each."""
+        return self.merge_state(TruncationStats(examples=sum(dropped > 0 for dropped in tokens), tokens=sum(tokens)))
 
-    def merge_state(self, other: TruncationStats) -> TruncationStats:
-        """Both as one."""
-        return TruncationStats(examples=self.examples + other.examples, tokens=self.tokens + other.tokens)
+    def merge_state(self, incoming: TruncationStats) -> TruncationStats:
+        """Return the metric over the examples of both."""
+        return TruncationStats(examples=self.examples + incoming.examples, tokens=self.tokens + incoming.tokens)
 
     def notes(self) -> list[str]:
-        """In a sentence, where there are any."""
+        """Return a sentence for the report; empty if no example was truncated."""
         if not self.examples:
             return []
         return [f"examples longer than the model reads, which were cut: {self.examples:,} ({self.tokens:,} tokens)"]
@@ -100,42 +105,44 @@ class TruncationStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvalMetrics:
-    """Metrics by name and intervals of some of their numbers; merging is exact, in any order."""
+    """Metrics by name and bootstraps of some of their numbers; merging is exact, in any order."""
 
     metrics: Mapping[str, Any]
-    bootstraps: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
-    cut: TruncationStats = TruncationStats()  # noted by `evaluate`, below, for all tasks
+    bootstraps: Mapping[str, Any] = field(default_factory=dict)
+    cut: TruncationStats = TruncationStats()  # updated by `evaluate_task`
 
-    def merge_state(self, other: EvalMetrics) -> EvalMetrics:
-        """Both as one."""
+    def merge_state(self, incoming: EvalMetrics) -> EvalMetrics:
+        """Return the metric over the examples of both."""
         return EvalMetrics(
-            metrics={name: metric.merge_state(other.metrics[name]) for name, metric in self.metrics.items()},
-            bootstraps={name: spread.merge_state(other.bootstraps[name]) for name, spread in self.bootstraps.items()},
-            cut=self.cut.merge_state(other.cut),
+            metrics={name: metric.merge_state(incoming.metrics[name]) for name, metric in self.metrics.items()},
+            bootstraps={
+                name: bootstrap.merge_state(incoming.bootstraps[name]) for name, bootstrap in self.bootstraps.items()
+            },
+            cut=self.cut.merge_state(incoming.cut),
         )
 
     def intervals(self) -> dict[str, Result]:
-        """95 % of the replicates lie from "low" to "high" (Efron 1979)."""
-        found = {name: spread.interval() for name, spread in self.bootstraps.items()}
+        """Return intervals that contain 95 % of the replicates, from "low" to "high" (Efron 1979)."""
+        intervals = {name: bootstrap.interval() for name, bootstrap in self.bootstraps.items()}
         for metric in self.metrics.values():
             if isinstance(metric, HasIntervals):
-                found |= metric.intervals(SEED)
-        return found
+                intervals |= metric.intervals(SEED)
+        return intervals
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSplit:
-    """Samples to learn from, and what reading the examples cost."""
+    """Samples for training, and counts of the examples that they were made from."""
 
     samples: list[Sample]
     examples: int
-    tokens: int  # of all samples; what windows share counts in each
-    windowed: int  # examples that are longer than the limit and are seen in windows
-    cut: int  # examples of which the end was cut off
-    cut_tokens: int
-    left_out: int  # examples of which nothing can be learned (see the task)
-    owners: list[int]  # of each sample, the number of its example
-    remarks: Counter[str]  # and of how many examples each is true
+    tokens: int  # of all samples; overlaps of windows count twice
+    windowed: int  # examples longer than the limit that are read in windows
+    truncated: int  # examples
+    truncated_tokens: int  # dropped from them
+    skipped: int  # examples without a sample (see the task)
+    example_numbers: list[int]  # for each sample the number of its example
+    remarks: Counter[str]  # -> number of examples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,26 +153,26 @@ class TaskSetup:
     loaded: ModelBundle  # the model to start from
     labels: tuple[str, ...]
     survey: DatasetStats
-    seed: int = 0  # of what is drawn of a new head
+    seed: int = 0  # of the initialisation of a new head
     reinit_layers: int = 0
-    max_length: int | None = None  # tokens of a sequence; None: as many as the model reads
+    max_length: int | None = None  # tokens of a sequence; None: the model's
     long_inputs: LongInputs = "stride"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Objective, ABC):
-    """What is shared by all tasks."""
+    """Base class of tasks: samples and loss for training, answers and metrics for evaluation."""
 
     example: ClassVar[type[Example]]
     head: ClassVar[str]
-    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that knows an input's form answers it
+    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that accepts an input's form answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
-    takes_pairs: ClassVar[bool] = False  # texts may come in pairs, and a model remembers whether they did
+    takes_pairs: ClassVar[bool] = False  # texts may be pairs; a model remembers whether they were
 
     tokenizer: Tokenizer
     limit: int | None  # tokens of a sequence
     labels: tuple[str, ...] = ()
-    metric: str  # the number of `result` by which models are compared, the larger the better
+    metric: str  # name of the number that models are compared by; larger is better
     together: int = 1
     long_inputs: LongInputs = "stride"  # in training and evaluation
 
@@ -175,24 +182,34 @@ class Task(Objective, ABC):
         return cls.with_new_head(setup)
 
     @classmethod
-    def with_new_head(cls, setup: TaskSetup, **more: Any) -> tuple[Self, ModelBundle]:
-        """Make the task from more fields, and the model with its head, which reads `max_length` tokens from now on."""
+    def with_new_head(cls, setup: TaskSetup, **fields: Any) -> tuple[Self, ModelBundle]:
+        """Make the task, and the model with its head, whose inputs are limited to `max_length` tokens.
+
+        Args:
+            setup: Settings and model.
+            fields: More fields of the task.
+
+        Raises:
+            HeedfulError: If the model reads fewer than `max_length` tokens.
+        """
         loaded, tokenizer = setup.loaded, require_tokenizer(setup.loaded)
-        made = with_head(
+        bundle = with_head(
             loaded,
             cls.head,
-            labels=more.get("labels", ()),
+            labels=fields.get("labels", ()),
             problem_type=cls.problem_type,
             seed=setup.seed,
             reinit_layers=setup.reinit_layers,
         )
         if setup.max_length is not None:
-            if made.max_length is not None and setup.max_length > made.max_length:
+            if bundle.max_length is not None and setup.max_length > bundle.max_length:
                 raise HeedfulError(
-                    f"max_length is {setup.max_length}, but {loaded.source} reads {made.max_length} tokens"
+                    f"max_length is {setup.max_length}, but {loaded.source} reads {bundle.max_length} tokens"
                 )
-            tokenizer = made.tokenizer = tokenizer.limited(setup.max_length)
-        return cls(**{"tokenizer": tokenizer, "limit": made.max_length, "long_inputs": setup.long_inputs, **more}), made
+            tokenizer = bundle.tokenizer = tokenizer.limited(setup.max_length)
+        return cls(
+            **{"tokenizer": tokenizer, "limit": bundle.max_length, "long_inputs": setup.long_inputs, **fields}
+        ), bundle
 
     @classmethod
     def evaluation_fields(
@@ -210,50 +227,58 @@ class Task(Objective, ABC):
     def for_split(
         self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
-        """Return task and model as they are evaluated on a split; the given ones stay as they are."""
+        """Return task and model for evaluating a split; `loaded` is not changed."""
         return self, loaded
 
     def for_unlabelled(self) -> Task:
-        """Return the task as it reads examples without labels."""
+        """Return the task for examples without labels."""
         return self
 
-    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
         """Return thresholds fitted on examples, for a task whose settings may ask for it."""
         raise NotImplementedError
 
     @property
     def generation(self) -> GenerationConfig | None:
-        """How an evaluation generates text; None: the task does not."""
+        """Settings of text generation in evaluations; None: the task generates no text."""
         return None
 
     @abstractmethod
     def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
-        """What the tokenizer reads of an example."""
+        """Return the inputs of the tokenizer for an example."""
 
     @abstractmethod
-    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
-        """Samples of an example, from the windows of each of its items; none: nothing can be learned of it."""
+    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return the samples of an example; empty: it is skipped.
 
-    def remarks(self, example: Any, seen: list[list[Encoding]]) -> list[str]:
-        """What should be told of an example that is learned from; how many it is true of is counted."""
+        Args:
+            example: The example.
+            seen: The windows of each of its tokenizer inputs.
+        """
+
+    def remarks(self, example: Any, item_windows: list[list[Encoding]]) -> list[str]:
+        """Return remarks on a training example; the examples of each remark are counted."""
         return [] if all(text.strip() for text in example.texts) else ["have an empty text"]
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Samples as a batch."""
+        """Collate samples into a batch."""
 
     def for_training(self, loaded: ModelBundle) -> ModelBundle:
-        """A model that answers, as one that learns by this task's loss."""
+        """Return a model for inference in the form that this task's loss trains."""
         return loaded
 
     def for_inference(self, loaded: ModelBundle) -> ModelBundle:
-        """A model that learns, as it answers."""
+        """Return a model in training in its form for inference."""
         return loaded
 
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences.
+        """Return the head's outputs in float32, for the batch's scored rows or for whole sequences.
 
-        `rows` are all rows, where they are known; otherwise the model is asked for those that the head reads.
+        Args:
+            loaded: The model.
+            batch: The batch.
+            rows: All hidden states, if they are known; None: those that the head reads are computed.
         """
         if rows is None:
             return upcast(loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows))
@@ -261,11 +286,11 @@ class Task(Objective, ABC):
         return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """A loss for each target, of those scores; a task that learns by more than scores has a `loss` of its own."""
+        """Return a loss for each target; a task whose loss needs more than scores overrides `loss`."""
         raise NotImplementedError
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """The sum of the batch's losses and their weight."""
+        """Return the sum of the batch's losses and their weight."""
         if not isinstance(loaded.head, PooledClassesHead):
             return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch.weights)
         rows = loaded.hidden_states(batch.packed)
@@ -274,81 +299,88 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def engine_input(self, example: Any) -> Any:
-        """The engine's input for an example."""
+        """Return the engine's input for an example."""
 
     @abstractmethod
     def new_metrics(self) -> EvalMetrics:
-        """What has seen nothing yet."""
+        """Return empty metrics."""
 
     @abstractmethod
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        """With more examples, the engine's answers to them, and their numbers in the data set."""
+        """Return metrics with more examples.
+
+        Args:
+            metrics: Over the examples before.
+            examples: With labels.
+            answers: Those of the engine, in the same order.
+            ids: Numbers of the examples in the data set.
+        """
 
     @abstractmethod
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        """The numbers, `metric` among them; what is no number is detail."""
+        """Return the results, the number `metric` among them; other values are details."""
 
     def report(self, metrics: EvalMetrics) -> Result:
-        """The numbers, and in their notes what was cut."""
-        found = self.compute_metrics(metrics)
-        return found | {"notes": [*found.get("notes", []), *metrics.cut.notes()]}
+        """Return the results, with truncated examples in their notes."""
+        results = self.compute_metrics(metrics)
+        return results | {"notes": [*results.get("notes", []), *metrics.cut.notes()]}
 
     @abstractmethod
     def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
-        """One answer beside what is right."""
+        """Compare an answer with the example's label."""
 
     def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
-        """Where each example's own was found among those of all, from 1; none: `judge` says already what is right."""
+        """Return the rank of each example's positive, from 1; empty: `score_answer` sets `correct`."""
         return ()
 
     def check(self, examples: Iterable[Any]) -> None:
-        """An example that could not be answered is an error, before anything is learned; windows take all of them."""
+        """Raise HeedfulError for an example that the model cannot read, before training."""
 
-    def windows(self, items: list[TokenizerInput], seen: list[Encoding]) -> list[list[Encoding]]:
-        """The windows of each item."""
-        return [split_windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
+    def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
+        """Return the windows of each tokenizer input."""
+        return [split_windows(item, encoding, self.limit) for item, encoding in zip(inputs, encodings, strict=True)]
 
     def encode_split(self, examples: Iterable[Any]) -> EncodedSplit:
-        """All samples of the examples, in their order."""
+        """Encode examples into samples, in their order."""
         samples: list[Sample] = []
-        owners: list[int] = []
+        example_numbers: list[int] = []
         remarks: Counter[str] = Counter()
-        read = windowed = cut = cut_tokens = left_out = 0
+        count = windowed = truncated = truncated_tokens = skipped = 0
         for chunk in batched(examples, CHUNK):
-            items = [self.tokenizer_inputs(example) for example in chunk]
-            flat = iter(self._encode([item for each in items for item in each]))
-            for example, mine in zip(chunk, items, strict=True):
-                encoded = [next(flat) for _ in mine]
-                dropped = sum(each.dropped for each in encoded)
+            inputs = [self.tokenizer_inputs(example) for example in chunk]
+            encodings = iter(self._encode(list(chain.from_iterable(inputs))))
+            for example, own_inputs in zip(chunk, inputs, strict=True):
+                encoded = [next(encodings) for _ in own_inputs]
+                dropped = sum(encoding.dropped for encoding in encoded)
                 try:
-                    seen = self.windows(mine, encoded)
+                    item_windows = self.windows(own_inputs, encoded)
                 except HeedfulError as error:
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
-                learned = self.make_samples(example, seen)
-                samples += learned
-                owners += [read] * len(learned)
-                read += 1
-                cut, cut_tokens = cut + (dropped > 0), cut_tokens + dropped
-                windowed += any(len(each) > 1 for each in seen)
-                left_out += not learned
-                remarks.update(self.remarks(example, seen))
+                new_samples = self.make_samples(example, item_windows)
+                samples += new_samples
+                example_numbers += [count] * len(new_samples)
+                count += 1
+                truncated, truncated_tokens = truncated + (dropped > 0), truncated_tokens + dropped
+                windowed += any(len(windows) > 1 for windows in item_windows)
+                skipped += not new_samples
+                remarks.update(self.remarks(example, item_windows))
         return EncodedSplit(
             samples=samples,
-            examples=read,
+            examples=count,
             tokens=sum(map(len, samples)),
             windowed=windowed,
-            cut=cut,
-            cut_tokens=cut_tokens,
-            left_out=left_out,
-            owners=owners,
+            truncated=truncated,
+            truncated_tokens=truncated_tokens,
+            skipped=skipped,
+            example_numbers=example_numbers,
             remarks=remarks,
         )
 
     @property
     def cut(self) -> int | None:
-        """The tokens after which an input is cut off; None: it is not."""
+        """Tokens after which inputs are truncated; None: they are not."""
         return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
@@ -358,7 +390,7 @@ class Task(Objective, ABC):
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The values in lists of at most that size.
+    """Yield the values in lists of at most `size`.
 
     >>> list(batched("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]
@@ -370,37 +402,47 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def evaluate_task(
     task: Task,
-    ask: Callable[[list[Any]], list[Answer]],
+    engine: Callable[[list[Any]], list[Answer]],
     examples: Iterable[Any],
     *,
     first: int = 0,
     step: int = 1,
-    judged: Callable[[int, Any, Answer, ScoredAnswer], None] | None = None,
+    on_answer: Callable[[int, Any, Answer, ScoredAnswer], None] | None = None,
 ) -> EvalMetrics:
-    """Ask for each step-th example from the first on, and measure the answers; memory does not grow with the examples.
+    """Evaluate every `step`-th example from `first` on; memory does not grow with their number.
 
-    The measures of all ranks merge to what one alone would have found, to the last bit where the answers are the same.
-    `judged` is told of each answer.
+    The metrics of all ranks merge to those of a single process, to the last bit if the answers are equal.
+
+    Args:
+        task: The task.
+        engine: Answers inputs.
+        examples: With labels.
+        first: Number of the first example; a rank's number.
+        step: Distance between examples; the number of ranks.
+        on_answer: Called for each answer with the number, the example, the answer and its score.
+
+    Raises:
+        HeedfulError: If the engine refuses an example; names its file and line.
     """
     metrics = task.new_metrics()
     numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
     for chunk in batched(numbered, CHUNK):
-        ids, given = [number for number, _ in chunk], [example for _, example in chunk]
+        ids, batch = [number for number, _ in chunk], [example for _, example in chunk]
         try:
-            answers = ask([task.engine_input(example) for example in given])
+            answers = engine([task.engine_input(example) for example in batch])
         except InputError as error:
-            wrong = given[error.number]
+            wrong = batch[error.number]
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
-            raise HeedfulError(f"the {len(given)} examples from {given[0].file}:{given[0].line} on: {error}") from None
+            raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None
         cut = metrics.cut.update([answer.get("cut", 0) for answer in answers])
-        metrics = replace(task.update_metrics(metrics, given, answers, ids), cut=cut)
-        if judged is not None:
-            for number, example, answer in zip(ids, given, answers, strict=True):
-                judged(number, example, answer, task.score_answer(example, answer))
+        metrics = replace(task.update_metrics(metrics, batch, answers, ids), cut=cut)
+        if on_answer is not None:
+            for number, example, answer in zip(ids, batch, answers, strict=True):
+                on_answer(number, example, answer, task.score_answer(example, answer))
     return metrics
 
 
 def log_loss(probability: float) -> float:
-    """-log p: the loss of what was given that probability."""
+    """Return -log p, the loss of a label with that probability."""
     return -log(max(probability, MIN_PROBABILITY))

@@ -182,7 +182,7 @@ SPEC = TaskSpec(
         name="Order of two texts",
         does="Says whether two texts are in the right order",
         pipeline="text-classification",
-        given='("a text", "another")',
+        python_input='("a text", "another")',
         words='"a text" --pair "another"',
         code="# code of another library",
     ),

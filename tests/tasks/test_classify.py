@@ -68,7 +68,7 @@ def test_samples_are_what_transformers_reads() -> None:
     assert text_of(read.samples[2]) == "[CLS] she lives in paris [SEP] where [SEP]"
     assert read.samples[2].types.tolist() == [0] * 6 + [1] * 2  # the first [SEP] included
     assert (read.examples, read.tokens) == (5, sum(map(len, read.samples)))
-    assert (read.windowed, read.cut, read.cut_tokens, read.left_out) == (0, 0, 0, 0)
+    assert (read.windowed, read.truncated, read.truncated_tokens, read.skipped) == (0, 0, 0, 0)
     assert read.remarks == {"have an empty text": 2}, "one is a second text"
     assert [sample.target for sample in many().encode_split(SETS).samples][:3] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
@@ -103,7 +103,7 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
         for each in (LONG, LONG_PAIR)
     ]
     assert [len(each) for each in read.samples] == [SHORT, 9, SHORT]
-    assert (read.cut, read.cut_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
+    assert (read.truncated, read.truncated_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
     assert [each.weight for each in read.samples] == [1.0] * 3
     unlimited = task(limit=None).encode_split([LONG])
     assert [len(each) for each in unlimited.samples] == tokens[:1]

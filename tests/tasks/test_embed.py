@@ -83,13 +83,13 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
     assert scored(low=-5.0).encode_split(SCORED[:1]).samples[0].target == 0.5
     long = task(limit=SHORT).encode_split([PairExample(anchor=long_text(60), positive="x")])
     whole = len(tokenizer().encode(long_text(60)))
-    assert (long.cut, long.cut_tokens, long.windowed) == (1, whole - SHORT, 0)
+    assert (long.truncated, long.truncated_tokens, long.windowed) == (1, whole - SHORT, 0)
     assert long.samples[0].bounds == (0, SHORT, SHORT + 3)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"long_inputs": "stride"}, '^long_inputs is "stride", but a text has one vector: set it to "truncate"$'),
-    ({"together": 1}, "^together is 1: pairs are told apart from others, so 2 or more are needed$"),
+    ({"together": 1}, "^together is 1, but in-batch negatives need groups of 2 or more pairs$"),
     ({"scored": True, "low": 2.0, "high": 2.0}, r"^scores go from 2\.0 to 2\.0: low must be below high$"),
 ]
 

@@ -133,7 +133,7 @@ def test_memory_that_must_grow_is_kept_in_few_arrays(name: str) -> None:
     for repeat in range(25):
         for i in range(COUNT):
             seen = update(seen, [i])
-        parts = (seen.questions if name == "threshold" else seen.kept).parts
+        parts = (seen.questions if name == "threshold" else seen.store).parts
         assert sum(map(len, parts)) == (repeat + 1) * COUNT and len(parts) <= 10
     bytes_each = sum(part.nbytes for part in parts) / (25 * COUNT)
     assert bytes_each == {"threshold": 24, "ranked": 16}[name]  # as documented

@@ -104,7 +104,7 @@ def test_a_constant_has_no_correlation() -> None:
     found = RankedRegressionScores().update([0.1] * 3, [1.0, 2.0, 4.0]).compute()
     assert (found["pearson"], found["spearman"]) == (0, 0) and found["mse"] > 0
     assert found["notes"] == [
-        "all predictions are equal: a correlation with a constant is not defined, and 0 stands for it"
+        "all predictions are equal: a correlation with a constant is not defined, and reported as 0"
     ]
     assert len(RegressionScores().update([1.0], [2.0]).compute()["notes"]) == 2
 

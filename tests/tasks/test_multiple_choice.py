@@ -116,14 +116,14 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
     engine = Engine(both("choice").ours)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
-    with pytest.raises(HeedfulError, match="this model reads 4 tokens, of which 3 are special: there is no room"):
+    with pytest.raises(HeedfulError, match="this model reads 4 tokens, of which 3 are special: that leaves no room"):
         prompt_windows(encoded, 4)
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
     read = task(limit=SHORT, long_inputs="truncate").encode_split([LONG])
     (sample,) = read.samples
-    assert (sample.target, sample.weight, read.cut, read.windowed) == (2, 1.0, 1, 0)
+    assert (sample.target, sample.weight, read.truncated, read.windowed) == (2, 1.0, 1, 0)
     assert [stop - start for start, stop in zip(sample.bounds, sample.bounds[1:], strict=False)] == [SHORT] * 3
 
 

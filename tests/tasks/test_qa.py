@@ -17,7 +17,7 @@ from heedful.data import AnswerSpan, QuestionExample
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
 from heedful.tasks.answering import AnswerContext
-from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, no_answer_row, touched
+from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, answer_tokens, no_answer_row
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import pair_windows
@@ -54,7 +54,7 @@ def test_targets_are_the_tokens_of_the_first_answer() -> None:
     assert found == [["ada"], ["paris"], ["dog", "ran"]]
     assert text_of(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
     assert read.samples[2].target == (8, 9) and read.samples[2].types.tolist() == [0] * 7 + [1] * 4
-    assert [each.weight for each in read.samples] == [1.0] * 3 and read.left_out == 0
+    assert [each.weight for each in read.samples] == [1.0] * 3 and read.skipped == 0
 
 
 def test_windows_with_the_whole_answer_are_kept() -> None:
@@ -129,7 +129,7 @@ def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
     wide = question("what ?", long_text(60), long_text(40))
     for impossible in (False, True):  # it is no question without an answer
         read = task(limit=SHORT, impossible=impossible).encode_split([lost, wide, EXAMPLES[2]])
-        assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
+        assert (read.examples, read.skipped, len(read.samples)) == (3, 2, 1)
 
 
 def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
@@ -168,7 +168,7 @@ def test_answers_in_what_is_cut_off_are_left_out() -> None:
     over = question("who ?", words, words[last : stop + 4], at=last)
     after = question("who ?", words, words[stop + 1 : stop + 3], at=stop + 1)
     read = made.encode_split([inside, over, after])
-    assert (len(read.samples), read.left_out, read.cut, read.windowed) == (1, 2, 3, 0)
+    assert (len(read.samples), read.skipped, read.truncated, read.windowed) == (1, 2, 3, 0)
     assert read.samples[0].target == (SHORT - 2, SHORT - 2)
 
 
@@ -193,8 +193,8 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     example = question("a", context, context[start:stop], at=start)
     (windows,) = windowed(made, example)
     whole = made.tokenizer.encode(("a", context))
-    found = touched(windows, context, example.answers[0])
-    (place,) = touched([whole], context, example.answers[0])
+    found = answer_tokens(windows, context, example.answers[0])
+    (place,) = answer_tokens([whole], context, example.answers[0])
     assert place is not None
     low, high = (start + len(context[start:stop]) - len(context[start:stop].lstrip()), len(context[:stop].rstrip()))
     spans = whole.offsets[place[0] : place[1] + 1]
@@ -338,7 +338,9 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
     made, engine = task(), Engine(both("span").ours)
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
     told: list[dict[str, Any]] = []
-    measure = evaluate_task(made, engine, examples, judged=lambda number, example, answer, judged: told.append(answer))
+    measure = evaluate_task(
+        made, engine, examples, on_answer=lambda number, example, answer, judged: told.append(answer)
+    )
     assert made.compute_metrics(measure)["count"] == 2
     for example, answer in zip(examples, told, strict=True):
         assert answer["windows"] > 1 and answer["answer"] == example.context[answer["start"] : answer["end"]] != ""

@@ -87,7 +87,7 @@ def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
     task = Seq2Seq(
         tokenizer=loaded.tokenizer,
         limit=loaded.max_length,
-        limit_written=loaded.max_target_length,
+        max_target_length=loaded.max_target_length,
         mark=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
@@ -232,14 +232,14 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     _, _, task = pair("alone")
     long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
     with pytest.raises(
-        HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 2 tokens, the end among them, but this model"
+        HeedfulError, match=r"data\.csv:7: text and target have 31 and 2 tokens, with the end token, but this model"
     ):
         task.encode_split([long])
     with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
         task.check([EXAMPLES[0], long])
     replace(task, long_inputs="truncate").check([long])
     read = replace(task, long_inputs="truncate").encode_split([long])
-    assert read.cut == 1 and max(map(len, read.samples)) <= 24
+    assert read.truncated == 1 and max(map(len, read.samples)) <= 24
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
     if ends:
         words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    task = replace(task, tokenizer=known, limit=24, limit_written=24)
+    task = replace(task, tokenizer=known, limit=24, max_target_length=24)
     example = Seq2SeqExample(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
     (sample,) = task.encode_split([example]).samples
     assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
@@ -276,9 +276,9 @@ def test_what_cannot_be_written_is_told_before_the_training() -> None:
     examples = [Seq2SeqExample(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
     found = task.encode_split(examples).remarks
     assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
-    assert "the tokenizer does not give back as they were" in next(iter(found))
+    assert "the tokenizer does not decode exactly" in next(iter(found))
     found = replace(task, max_new_tokens=2).encode_split(examples[:1] + EXAMPLES).remarks
-    assert found["have rewritings that are longer than evaluations write (task.max_new_tokens=2)"] == 2
+    assert found["have targets that are longer than evaluations generate (task.max_new_tokens=2)"] == 2
 
 
 @KINDS
@@ -315,7 +315,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     task = replace(task, long_inputs="truncate")
     long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one")
     (sample,), cut = task.encode_split([long]).samples, task.cut
-    assert cut == 12 and task.encode_split([long]).cut_tokens == 19
+    assert cut == 12 and task.encode_split([long]).truncated_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
     (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
@@ -326,7 +326,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
 def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     encoder = load(make(tmp_path / "masked", "masked"))
     assert encoder.tokenizer is not None
-    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
+    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot generate text"):
         sequence_ends(encoder.config.model, encoder.tokenizer)
     with pytest.raises(HeedfulError, match='this family has no head "language_model"'):
         with_head(encoder, "language_model")

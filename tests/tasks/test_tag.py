@@ -63,7 +63,7 @@ def test_sentences_without_pieces_are_left_out() -> None:
     read = task().encode_split(
         [TaggedExample(words=("\u200b",), tags=("O",)), TaggedExample(words=(), tags=()), EXAMPLES[2]]
     )
-    assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
+    assert (read.examples, read.skipped, len(read.samples)) == (3, 2, 1)
 
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve e\u0301tude 東京 don't"]
@@ -115,7 +115,7 @@ def test_cut_sentences_lose_words_and_say_so() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=("O",) * len(WORDY))
     read = task(long_inputs="truncate", limit=SHORT).encode_split([example])
     (sample,) = read.samples
-    assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
+    assert (read.truncated, read.truncated_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
     assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
 
 
@@ -211,7 +211,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
         made,
         Engine(both("tag").ours),
         examples,
-        judged=lambda number, example, answer, judged: asked.append((number, judged)),
+        on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
     )
     found = made.compute_metrics(measure)
     assert found["count"] == sum(len(each.words) for each in examples)

@@ -139,14 +139,14 @@ def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setattr(module, "CHUNK", size)
     again = made.encode_split(iter(examples(name)))
     assert whole.examples == again.examples == COUNT
-    for field in ("tokens", "windowed", "cut", "cut_tokens", "left_out"):
+    for field in ("tokens", "windowed", "truncated", "truncated_tokens", "skipped"):
         assert getattr(whole, field) == getattr(again, field)
     assert len(whole.samples) == len(again.samples) > COUNT - 3
     for one, other in zip(whole.samples, again.samples, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist() and one.types.tolist() == other.types.tolist()
         assert (one.bounds, one.target, one.weight) == (other.bounds, other.target, other.weight)
     assert whole.tokens == sum(map(len, whole.samples))
-    assert (whole.windowed, whole.cut) == ((0, 1) if name in ("scored", "pairs") else (1, 0))
+    assert (whole.windowed, whole.truncated) == ((0, 1) if name in ("scored", "pairs") else (1, 0))
 
 
 @each_task
@@ -237,8 +237,8 @@ def test_what_is_cut_is_counted_and_said(name: str) -> None:
     loaded = copy(model_of(name))
     loaded.tokenizer = tokenizer().limited(limit)
     parts = [evaluate_task(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
-    assert read.cut > 1 and read.cut_tokens > 40
-    note = f"examples longer than the model reads, which were cut: {read.cut} ({read.cut_tokens:,} tokens)"
+    assert read.truncated > 1 and read.truncated_tokens > 40
+    note = f"examples longer than the model reads, which were cut: {read.truncated} ({read.truncated_tokens:,} tokens)"
     assert made.report(merge_all(parts))["notes"][-1] == note
     if name not in ("scored", "pairs"):
         whole = evaluate_task(task_of(name), Engine(model_of(name)), given[-3:])
@@ -256,7 +256,7 @@ def test_each_answer_is_told_once(name: str) -> None:
         seen.append(number)
 
     for rank in range(3):
-        evaluate_task(made, ask(name), examples(name), first=rank, step=3, judged=note)
+        evaluate_task(made, ask(name), examples(name), first=rank, step=3, on_answer=note)
     assert sorted(seen) == list(range(COUNT)) and seen[:3] == [0, 3, 6]
 
 

@@ -403,7 +403,7 @@ class TeacherLearner:
         """Encode labelled and unlabelled examples; also the encoded labelled ones alone."""
         labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
         first, second = read_both(task, labelled_examples, unlabelled)
-        owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
+        owners = [*first.example_numbers, *(first.examples + owner for owner in second.example_numbers)]
         return OwnedSamples(samples=[*first.samples, *second.samples], owners=owners), first
 
     def _teacher_task(self, task: Task) -> Task:

@@ -174,14 +174,15 @@ def encoding_notes(encoded: EncodedSplit) -> list[str]:
     notes = [f"{encoded.examples:,} training examples are {_samples(encoded)} of {encoded.tokens:,} tokens"]
     if encoded.windowed:
         notes.append(f"{encoded.windowed:,} training examples are longer than the model reads and are read in windows")
-    if encoded.cut:
+    if encoded.truncated:
         notes.append(
-            f"{encoded.cut:,} training examples are longer than the model reads and were cut: {encoded.cut_tokens:,} "
+            f"{encoded.truncated:,} training examples are longer than the model reads and were cut: "
+            f"{encoded.truncated_tokens:,} "
             "tokens are lost"
         )
-    if encoded.left_out:
+    if encoded.skipped:
         notes.append(
-            f"{encoded.left_out:,} training examples were left out: no tokens match what should be learned of them"
+            f"{encoded.skipped:,} training examples were left out: no tokens match what should be learned of them"
         )
     return notes + [f"{count:,} training examples {remark}" for remark, count in encoded.remarks.items()]
 

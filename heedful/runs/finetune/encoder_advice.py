@@ -51,7 +51,7 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
             f"the training texts do not look English ({why}), and {BUNDLED_ENCODER} knows English alone: "
             "start from an encoder of their language with --model FOLDER or NAME[@REVISION]"
         )
-    long = learned.windowed + learned.cut
+    long = learned.windowed + learned.truncated
     if limit is not None and long > LONG * learned.examples:
         how = "read in windows" if learned.windowed else "cut"
         found.append(

@@ -1,8 +1,8 @@
-"""What every metric shares: it is updated with examples, merged with others of its kind, and gives plain data.
+"""The interface of metrics: `update` with examples, `merge_state` with another of its kind, `compute` plain data.
 
-A metric is a value: `updated` and `merged` return a new one. `merged` is associative and commutative to the last bit,
-because counts are whole numbers and sums of floats are kept without rounding; so a result depends neither on the order
-of the examples, nor on the size of a batch, nor on how many ranks shared the work.
+A metric is a value: `update` and `merge_state` return a new one. `merge_state` is associative and commutative to the
+last bit, because counts are integers and sums of floats are kept without rounding. A result does not depend on the
+order of the examples, the size of a batch, or the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,53 +18,59 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 
-Result = dict[str, Any]  # plain data: names to numbers, lists and dicts of them
+Result = dict[str, Any]  # plain data: names -> numbers, lists and dicts of them
 Values = Sequence[Any] | NDArray[Any] | Tensor
-Ids = Sequence[Any] | NDArray[Any] | None  # what examples are called in errors; None: by their number
+Ids = Sequence[Any] | NDArray[Any] | None  # names of examples in errors; None: by their number
 
-BITS = 1126  # the smallest double is 2^-1074, and the last bit of its 53-bit significand stands for 2^-1126
+BITS = 1126  # the smallest double is 2^-1074, and the last bit of its 53-bit significand is 2^-1126
 HALF = 27  # a significand of 53 bits is cut into halves of this many, so that products fit 64 bits
 
 
 @runtime_checkable
 class Mergeable(Protocol):
-    """What ranks can gather each for themselves."""
+    """A state that each rank accumulates by itself."""
 
-    def merge_state(self, other: Any) -> Any:
-        """This one and another of its kind, as if one had seen all examples of both."""
+    def merge_state(self, incoming: Any) -> Any:
+        """Return the state over the examples of both."""
 
 
 @runtime_checkable
 class Metric(Mergeable, Protocol):
-    """An accumulator of examples; each has its own `updated`."""
+    """An accumulator of examples; each has its own `update`."""
 
     def compute(self) -> Result:
-        """What the examples so far amount to; fractions are of 1, not of 100."""
+        """Return the numbers over the examples so far; fractions are of 1, not of 100."""
 
 
 @runtime_checkable
 class HasIntervals(Metric, Protocol):
-    """One that keeps its examples, and so knows intervals of its own numbers."""
+    """A metric that stores examples and can bootstrap its own confidence intervals."""
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Of each number that has one: where the middle of the replicates lies."""
+        """Return the interval of each number that has one, from the quantiles of its replicates."""
 
 
 M = TypeVar("M", bound=Mergeable)
 
 
 def merge_all(metrics: Iterable[M]) -> M:
-    """The metrics of all ranks as one."""
-    return reduce(lambda one, other: one.merge_state(other), metrics)
+    """Return the metric over the examples of all ranks."""
+    return reduce(lambda merged, metric: merged.merge_state(metric), metrics)
 
 
 def ratio(part: int, whole: int) -> float:
-    """part / whole, and 0 where nothing was there to be counted."""
+    """Return part / whole; 0 if the whole is 0."""
     return part / whole if whole else 0.0
 
 
+def safe_divide(part: Any, whole: Any) -> Float64[np.ndarray, ...]:
+    """Return part / whole of arrays, and 0 where the whole is 0."""
+    quotient: Float64[np.ndarray, ...] = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
+    return quotient
+
+
 def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
-    """Precision, recall and F1 = 2 correct / (gold + predicted) from counts (van Rijsbergen 1979)."""
+    """Return precision, recall and F1 = 2 correct / (gold + predicted) from counts (van Rijsbergen 1979)."""
     return {
         "precision": ratio(correct, predicted),
         "recall": ratio(correct, gold),
@@ -73,25 +79,25 @@ def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
 
 
 def require_examples(count: int, what: str) -> None:
-    """A result of nothing is refused."""
+    """Raise HeedfulError for a result over no examples."""
     if not count:
         raise HeedfulError(f"{what} of no examples is not defined: the data set is empty, or no example got here")
 
 
-def require_equal(one: Any, other: Any, what: str) -> None:
-    """Only metrics of one kind can be merged."""
-    if one != other:
-        raise HeedfulError(f"these cannot be merged, their {what} differ: {one!r} and {other!r}")
+def require_equal(left: Any, right: Any, what: str) -> None:
+    """Raise HeedfulError unless two metrics are of one kind."""
+    if left != right:
+        raise HeedfulError(f"these cannot be merged, their {what} differ: {left!r} and {right!r}")
 
 
 def require_same_length(count: int, expected: int, what: str, than: str) -> None:
-    """Two lists that belong together have one length."""
+    """Raise HeedfulError unless two lists have one length."""
     if count != expected:
         raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of both")
 
 
 def example_name(ids: Ids, index: int) -> str:
-    """The name of an example in an error.
+    """Return the name of an example in an error.
 
     >>> example_name(["q7", "q8"], 1), example_name(None, 1)
     ('example "q8"', 'example 1 of this update')
@@ -100,7 +106,7 @@ def example_name(ids: Ids, index: int) -> str:
 
 
 def as_array(values: Values) -> NDArray[Any]:
-    """A list, an array or a tensor on any device, as an array."""
+    """Return a list, an array or a tensor on any device as an array."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         return (values.double() if values.is_floating_point() else values).numpy()
@@ -111,7 +117,7 @@ def as_array(values: Values) -> NDArray[Any]:
 
 
 def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an example") -> NDArray[Any]:
-    """Numbers as doubles, of any shape; a NaN or an infinity is an error that names its example."""
+    """Return numbers of any shape as doubles; raise HeedfulError that names the example of a NaN or an infinity."""
     array = as_array(values)
     if array.size == 0:
         return array.astype(np.float64)
@@ -126,7 +132,7 @@ def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an e
 
 
 def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
-    """A NaN or an infinity would make the whole result one."""
+    """Return the error for a NaN or an infinity, which would make the whole result one."""
     return HeedfulError(
         f"the {what} of {name} is {value}: a metric over it would mean nothing; "
         "look for a loss that diverged or half precision that overflowed"
@@ -134,7 +140,7 @@ def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
 
 
 def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray, " examples"]:
-    """One finite number for each example."""
+    """Return one finite number for each example."""
     array = as_finite(values, what, ids)
     if array.ndim != 1:
         raise HeedfulError(f"the {what} should be one number an example, got an array of shape {array.shape}")
@@ -142,7 +148,7 @@ def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray
 
 
 def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
-    """The sum without rounding, in units of 2^-1126; from_exact turns it back.
+    """Return the sum without rounding, in units of 2^-1126; from_exact turns it back.
 
     >>> values = np.array([1e300, 1.0, -1e300, 2.0**-1074])
     >>> from_exact(exact_sum(values) - exact_sum(np.array([1.0])))
@@ -153,13 +159,13 @@ def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
 
 
 def exact(value: float) -> int:
-    """One value without rounding, in units of 2^-1126."""
+    """Return a value without rounding, in units of 2^-1126."""
     above, below = value.as_integer_ratio()
     return above << (BITS + 1 - below.bit_length())
 
 
 def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, " examples"]) -> int:
-    """The sum of x y without rounding, in units of 2^-2252.
+    """Return the sum of x y without rounding, in units of 2^-2252.
 
     With x = h 2^27 + l and the same for y: x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
     """
@@ -175,20 +181,20 @@ def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, "
 
 
 def from_exact(total: int, count: int = 1, bits: int = BITS) -> float:
-    """total / count as the nearest double."""
+    """Return total / count as the nearest double."""
     return total / (count << bits)
 
 
 def _significands(
     values: Float64[np.ndarray, " examples"],
 ) -> tuple[Int64[np.ndarray, " examples"], Int64[np.ndarray, " examples"]]:
-    """Whole numbers w and shifts s with value = w 2^(s - 1126)."""
+    """Return integers w and shifts s with value = w 2^(s - 1126)."""
     fractions, exponents = np.frexp(values)
     return (fractions * 2.0**53).astype(np.int64), exponents.astype(np.int64) + (BITS - 53)
 
 
 def _placed(whole: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
-    """The sum of w 2^s as one whole number; halves of 32 bits, so that 2^31 of them fit 64."""
+    """Return the sum of w 2^s as one integer; halves of 32 bits, so that 2^31 of them fit 64."""
     total = 0
     for shift in np.unique(shifts):
         part = whole[shifts == shift]

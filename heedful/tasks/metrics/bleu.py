@@ -1,4 +1,4 @@
-"""BLEU as sacrebleu has it (Papineni et al. 2002; Post 2018), with the signature that says which BLEU it is."""
+"""BLEU as sacrebleu has it (Papineni et al. 2002; Post 2018), with the signature that names its variant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heedful.tasks.metrics.base import Result, require_equal, require_examples, 
 from heedful.tasks.specs.seq2seq import BleuTokenizer, has_bleu
 
 ORDER = 4  # words of the longest n-grams
-STATISTICS = 2 + 2 * ORDER  # words said, words that are right; n-grams that are right, and that were said, from 1 to 4
+STATISTICS = 2 + 2 * ORDER  # words predicted, gold words; correct n-grams, and predicted ones, from 1 to 4
 INSTALL_HINT = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
 
 
@@ -27,16 +27,16 @@ def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> Any:
     return BLEU(lowercase=lower_case, force=True, tokenize=words)
 
 
-def bleu_statistics(said: str, gold: str, words: BleuTokenizer = "13a", lower_case: bool = False) -> list[int]:
-    """What one text adds to a corpus: the sums of these decide the score."""
-    found = _scorer(words, lower_case).corpus_score([said], [[gold]])
-    return [found.sys_len, found.ref_len, *found.counts, *found.totals]
+def bleu_statistics(prediction: str, gold: str, words: BleuTokenizer = "13a", lower_case: bool = False) -> list[int]:
+    """Return the statistics of one text; their sums over a corpus decide its score."""
+    score = _scorer(words, lower_case).corpus_score([prediction], [[gold]])
+    return [score.sys_len, score.ref_len, *score.counts, *score.totals]
 
 
 def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.ndarray, " replicates"]:
-    """min(1, exp(1 - right / said)) times the geometric mean of the n-grams' precisions, from 0 to 1.
+    """Return min(1, exp(1 - gold / predicted)) times the geometric mean of the n-grams' precisions, from 0 to 1.
 
-    The lengths are in words, the end of a text is none; a precision of 0 is smoothed ("exp").
+    Lengths count words, without the end of a text; a precision of 0 is smoothed ("exp").
     """
     scorer = _scorer()
     whole = np.rint(sums).astype(int).tolist()
@@ -48,48 +48,48 @@ def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.nd
 
 
 def bleu_is_informative(golds: Sequence[str], words: BleuTokenizer) -> bool:
-    """Whether BLEU can tell who writes such texts better (see `Bleu.blunt`)."""
+    """Tell whether BLEU can rank models on such texts (see `Bleu.blunt`)."""
     return not Bleu(words=words).update(golds, golds).blunt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bleu:
-    """Sums over texts."""
+    """BLEU over texts, from sums of their statistics."""
 
     words: BleuTokenizer = "13a"
     lower_case: bool = False  # texts are compared in lower case
     count: int = 0
-    short: int = 0  # right texts of fewer words than the longest n-grams
+    short: int = 0  # gold texts of fewer words than the longest n-grams
     sums: tuple[int, ...] = (0,) * STATISTICS
 
     @property
     def blunt(self) -> bool:
-        """Whether most right texts are short: it is 0 then, whatever is written, or a matter of the few others."""
+        """Whether most gold texts are short: BLEU is then 0 for any prediction, or depends on the few others."""
         return 2 * self.short > self.count
 
-    def update(self, said: Sequence[str], golds: Sequence[str]) -> Bleu:
-        """With more texts, and what is right for each."""
-        require_same_length(len(said), len(golds), "texts", "right ones")
-        return self.added([self.statistics(one, gold) for one, gold in zip(said, golds, strict=True)])
+    def update(self, predictions: Sequence[str], golds: Sequence[str]) -> Bleu:
+        """Add texts, and the gold text of each."""
+        require_same_length(len(predictions), len(golds), "texts", "right ones")
+        return self.update_statistics([self.statistics(*pair) for pair in zip(predictions, golds, strict=True)])
 
-    def statistics(self, said: str, gold: str) -> list[int]:
-        """What one text adds."""
-        return bleu_statistics(said, gold, self.words, self.lower_case)
+    def statistics(self, prediction: str, gold: str) -> list[int]:
+        """Return the statistics of one text."""
+        return bleu_statistics(prediction, gold, self.words, self.lower_case)
 
-    def added(self, rows: Sequence[Sequence[int]]) -> Bleu:
-        """The same of statistics."""
+    def update_statistics(self, rows: Sequence[Sequence[int]]) -> Bleu:
+        """Add texts by their rows of statistics."""
         sums = tuple(map(sum, zip(self.sums, *rows, strict=True)))
         short = self.short + sum(row[1] < ORDER for row in rows)
         return replace(self, count=self.count + len(rows), short=short, sums=sums)
 
-    def merge_state(self, other: Bleu) -> Bleu:
-        """Both as one."""
-        require_equal((self.words, self.lower_case), (other.words, other.lower_case), "words")
-        sums = tuple(map(sum, zip(self.sums, other.sums, strict=True)))
-        return replace(self, count=self.count + other.count, short=self.short + other.short, sums=sums)
+    def merge_state(self, incoming: Bleu) -> Bleu:
+        """Return the metric over the examples of both."""
+        require_equal((self.words, self.lower_case), (incoming.words, incoming.lower_case), "words")
+        sums = tuple(map(sum, zip(self.sums, incoming.sums, strict=True)))
+        return replace(self, count=self.count + incoming.count, short=self.short + incoming.short, sums=sums)
 
     def compute(self) -> Result:
-        """{"bleu", "signature", "count"}."""
+        """Return {"bleu", "signature", "count"}."""
         require_examples(self.count, "BLEU")
         (score,) = bleu_of(np.array([self.sums], dtype=np.float64)).tolist()
         scorer = _scorer(self.words, self.lower_case)

@@ -1,4 +1,4 @@
-"""How sure is a score? Intervals from a bootstrap that needs neither the examples in memory nor their order.
+"""Confidence intervals of scores, from a bootstrap that needs neither the examples in memory nor their order.
 
 Each example counts Poisson(1) times in each of some replicates of the data set (Hanley and MacGibbon 2006; for merging,
 Chamandy et al. 2012). How often is a function of the seed and of the example's id alone: the counter-based generator
@@ -28,13 +28,14 @@ from heedful.tasks.metrics.base import (
     require_equal,
     require_examples,
     require_same_length,
+    safe_divide,
 )
 
 Sums = Float64[np.ndarray, "replicates statistics"]
 
-UNIT = 2.0**-30  # sums are whole multiples of it, so that they do not depend on the order
+UNIT = 2.0**-30  # sums are integer multiples of it, so that they do not depend on the order
 REPLICATES = 1000
-AT_ONCE = 256  # examples whose weights are in memory together
+CHUNK = 256  # examples whose weights are in memory at once
 # Poisson(1) <= k, for k = 0..20, as shares of 2^64
 THRESHOLDS = np.array(
     [
@@ -46,34 +47,34 @@ THRESHOLDS = np.array(
 
 
 def mean_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """The mean of scores, from the sums of (score, 1)."""
-    return _shares(sums[:, 0], sums[:, 1])
+    """Return the mean of scores, from the sums of (score, 1)."""
+    return safe_divide(sums[:, 0], sums[:, 1])
 
 
 def f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """2 correct / (gold + predicted), from the sums of (correct, gold, predicted)."""
-    return _shares(2 * sums[:, 0], sums[:, 1] + sums[:, 2])
+    """Return 2 correct / (gold + predicted), from the sums of (correct, gold, predicted)."""
+    return safe_divide(2 * sums[:, 0], sums[:, 1] + sums[:, 2])
 
 
 def precision_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """correct / predicted, from the same sums."""
-    return _shares(sums[:, 0], sums[:, 2])
+    """Return correct / predicted, from the same sums."""
+    return safe_divide(sums[:, 0], sums[:, 2])
 
 
 def recall_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """correct / gold, from the same sums."""
-    return _shares(sums[:, 0], sums[:, 1])
+    """Return correct / gold, from the same sums."""
+    return safe_divide(sums[:, 0], sums[:, 1])
 
 
 def macro_f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """The mean F1 of all labels, from the sums of (correct, gold, predicted) of one after the other."""
-    each: Float64[np.ndarray, "replicates labels"] = f1_of(sums.reshape(-1, 3)).reshape(len(sums), -1)
-    return np.asarray(each.mean(1), dtype=np.float64)
+    """Return the mean F1 of all labels, from the sums of (correct, gold, predicted) of each label in turn."""
+    f1: Float64[np.ndarray, "replicates labels"] = f1_of(sums.reshape(-1, 3)).reshape(len(sums), -1)
+    return np.asarray(f1.mean(1), dtype=np.float64)
 
 
 def confusion_of(classes: int, formula: Callable[[Any], Any]) -> Callable[[Sums], Float64[np.ndarray, " replicates"]]:
-    """A formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
-    return partial(_of_matrices, classes, formula)  # unlike a lambda, one rank can tell it another
+    """Return a formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
+    return partial(_of_matrices, classes, formula)  # unlike a lambda it can be pickled
 
 
 def _of_matrices(classes: int, formula: Callable[[Any], Any], sums: Sums) -> Float64[np.ndarray, " replicates"]:
@@ -81,16 +82,10 @@ def _of_matrices(classes: int, formula: Callable[[Any], Any], sums: Sums) -> Flo
 
 
 def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64[np.ndarray, "examples cells"]:
-    """For each example 1 in the cell (gold, predicted) of the confusion matrix, and 0 in the others."""
+    """Return for each example 1 in the cell (gold, predicted) of the confusion matrix, and 0 in the others."""
     cells = as_numbers(gold, "gold label") * classes + as_numbers(predicted, "prediction")
     rows: Int64[np.ndarray, "examples cells"] = (cells[:, None] == np.arange(classes**2)).astype(np.int64)
     return rows
-
-
-def _shares(part: Any, whole: Any) -> Float64[np.ndarray, " replicates"]:
-    """part / whole, and 0 where whole is 0."""
-    shares: Float64[np.ndarray, " replicates"] = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
-    return shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,7 +103,7 @@ class Bootstrap:
             raise HeedfulError(f"seed should be a whole number from 0 to 2^64 - 1, got {self.seed}")
 
     def update(self, ids: Sequence[Any] | NDArray[Any], statistics: Values) -> Bootstrap:
-        """With more examples: for each its id, unique in the data set, and a row of numbers."""
+        """Add examples: for each its id, unique in the data set, and a row of numbers."""
         rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
         if not len(rows):
             return self
@@ -116,29 +111,31 @@ class Bootstrap:
             raise HeedfulError(f"each example should have {self.statistics} statistics, got shape {rows.shape}")
         require_same_length(len(ids), len(rows), "ids", "rows of statistics")
         sums = np.zeros((self.replicates, self.statistics), dtype=np.int64)
-        for start in range(0, len(rows), AT_ONCE):
-            part = slice(start, start + AT_ONCE)
+        for start in range(0, len(rows), CHUNK):
+            part = slice(start, start + CHUNK)
             whole = np.rint(rows[part] / UNIT)
-            _need_room(whole, 21 * AT_ONCE)
+            _need_room(whole, 21 * CHUNK)
             weights = np.stack([_weights(self.seed, name, self.replicates) for name in ids[part]], 1)
             sums = sums + weights @ whole.astype(np.int64)
             _need_room(sums)
         return self.merge_state(replace(self, sums=sums, count=len(rows)))
 
-    def merge_state(self, other: Bootstrap) -> Bootstrap:
-        """Both as one."""
-        same = [(one.seed, one.statistics, one.replicates) for one in (self, other)]
+    def merge_state(self, incoming: Bootstrap) -> Bootstrap:
+        """Return the metric over the examples of both."""
+        same = [(state.seed, state.statistics, state.replicates) for state in (self, incoming)]
         require_equal(same[0], same[1], "seeds, statistics or replicates")
-        if self.sums is None or other.sums is None:
-            return replace(self, sums=other.sums if self.sums is None else self.sums, count=self.count + other.count)
+        if self.sums is None or incoming.sums is None:
+            return replace(
+                self, sums=incoming.sums if self.sums is None else self.sums, count=self.count + incoming.count
+            )
         _need_room(self.sums)
-        _need_room(other.sums)
-        return replace(self, sums=self.sums + other.sums, count=self.count + other.count)
+        _need_room(incoming.sums)
+        return replace(self, sums=self.sums + incoming.sums, count=self.count + incoming.count)
 
     def interval(
         self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of, level: float = 0.95
     ) -> Result:
-        """{"low", "high", "level", "replicates", "count"}: where the middle of the replicates lies (Efron 1979)."""
+        """Return {"low", "high", "level", "replicates", "count"}: quantiles of the replicates (Efron 1979)."""
         if not 0 < level < 1:
             raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
         return _middle(self.values(of), level, self.count)
@@ -146,7 +143,7 @@ class Bootstrap:
     def values(
         self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of
     ) -> Float64[np.ndarray, " replicates"]:
-        """The number in each replicate."""
+        """Return the number in each replicate."""
         require_examples(self.count, "an interval")
         assert self.sums is not None
         return of(self.sums * UNIT)
@@ -155,7 +152,7 @@ class Bootstrap:
 def mean_interval(
     scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000
 ) -> dict[str, Any]:
-    """The mean of scores and its interval; without ids, examples are known by their place.
+    """Return the mean of scores and its interval; without ids, examples are numbered.
 
     >>> found = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
     >>> found["mean"], 0.70 < found["low"] < 0.75, 0.85 < found["high"] < 0.90
@@ -165,18 +162,18 @@ def mean_interval(
     require_examples(len(numbers), "an interval")
     names = range(len(numbers)) if ids is None else ids
     rows = np.stack((numbers, np.ones_like(numbers)), 1)
-    found = Bootstrap(seed=seed, statistics=2, replicates=replicates).update(names, rows).interval(level=level)
-    return {"mean": math.fsum(numbers) / len(numbers)} | found
+    interval = Bootstrap(seed=seed, statistics=2, replicates=replicates).update(names, rows).interval(level=level)
+    return {"mean": math.fsum(numbers) / len(numbers)} | interval
 
 
 def paired_difference(
-    ours: Float64[np.ndarray, " replicates"],
-    theirs: Float64[np.ndarray, " replicates"],
+    first: Float64[np.ndarray, " replicates"],
+    second: Float64[np.ndarray, " replicates"],
     *,
     count: int,
     level: float = 0.95,
 ) -> Result:
-    """The interval of ours - theirs, from replicates of the same examples with the same seed.
+    """Return the interval of first - second, from replicates of the same examples with the same seed.
 
     A replicate has the same weights for both, so what makes an example hard for both drops out of the difference.
 
@@ -184,12 +181,12 @@ def paired_difference(
     >>> round(found["low"], 4), round(found["high"], 4)
     (0.1025, 0.1975)
     """
-    require_same_length(len(ours), len(theirs), "replicates", "replicates of the other")
-    return _middle(ours - theirs, level, count)
+    require_same_length(len(first), len(second), "replicates", "replicates of the other")
+    return _middle(first - second, level, count)
 
 
 def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " replicates"]:
-    """How often an example counts in each replicate."""
+    """Return how often an example counts in each replicate."""
     digest = hashlib.blake2b(str(name).encode(), digest_size=8).digest()
     key = np.array([seed, int.from_bytes(digest, "little")], dtype=np.uint64)
     return np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
@@ -198,19 +195,23 @@ def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " repli
 def resampled_interval(
     count: int, formula: Callable[[Int64[np.ndarray, " examples"]], float], *, seed: int, level: float = 0.95
 ) -> Result:
-    """The interval of a number that is no formula of sums: of so many examples, each replicate is drawn by itself.
+    """Return the interval of a number that is not a formula of sums; each replicate is sampled by itself.
 
-    `formula` is given how often each example counts. An example's place decides that here, and not its id.
+    Args:
+        count: Number of examples.
+        formula: The number, from how often each example counts. That depends on an example's index, not on its id.
     """
     require_examples(count, "an interval")
     keys = (np.array([seed, replicate], dtype=np.uint64) for replicate in range(REPLICATES))
-    found = [formula(np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right")) for key in keys]
-    return _middle(np.array(found), level, count)
+    values = [
+        formula(np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right")) for key in keys
+    ]
+    return _middle(np.array(values), level, count)
 
 
-def _middle(found: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return {"low": float(low), "high": float(high), "level": level, "replicates": len(found), "count": count}
+def _middle(values: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return {"low": float(low), "high": float(high), "level": level, "replicates": len(values), "count": count}
 
 
 def _need_room(sums: NDArray[Any], times: int = 1) -> None:

@@ -23,6 +23,7 @@ from heedful.tasks.metrics.base import (
     require_equal,
     require_examples,
     require_same_length,
+    safe_divide,
 )
 
 Counts = Float64[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
@@ -41,7 +42,7 @@ class Accuracy:
     count: int = 0
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
-        """With more examples: labels or class numbers, of one kind on both sides."""
+        """Add examples: labels or class numbers, of one kind on both sides."""
         sides = []
         for values, what in ((predicted, "prediction"), (gold, "gold label")):
             array = as_array(values)
@@ -50,16 +51,16 @@ class Accuracy:
             sides.append(as_finite(array, what, ids) if array.dtype.kind == "f" else array)
         require_same_length(len(sides[0]), len(sides[1]), "predictions", "gold labels")
         if len(sides[0]) and (sides[0].dtype.kind in "biuf") != (sides[1].dtype.kind in "biuf"):
-            said, true = (side.tolist()[0] for side in sides)
+            predicted_value, true = (side.tolist()[0] for side in sides)
             raise HeedfulError(
-                f"a prediction is {said!r} and a gold label {true!r}: they can never be equal; "
+                f"a prediction is {predicted_value!r} and a gold label {true!r}: they can never be equal; "
                 "give the names of the classes, or their numbers, on both sides"
             )
         correct = int(np.count_nonzero(sides[0] == sides[1]))
         return replace(self, correct=self.correct + correct, count=self.count + len(sides[0]))
 
     def update_choices(self, scores: Values, gold: Values, ids: Ids = None) -> Accuracy:
-        """With more questions: the scores of the choices of each, as many as it has, and the number of the right one.
+        """Add questions: the scores of its choices, any number of them, and the index of the correct one, for each.
 
         >>> Accuracy().update_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).compute()["accuracy"]
         0.5
@@ -77,12 +78,12 @@ class Accuracy:
             chosen.append(int(row.argmax()))  # the first among equals
         return self.update(chosen, gold, ids)
 
-    def merge_state(self, other: Accuracy) -> Accuracy:
-        """Both as one."""
-        return replace(self, correct=self.correct + other.correct, count=self.count + other.count)
+    def merge_state(self, incoming: Accuracy) -> Accuracy:
+        """Return the metric over the examples of both."""
+        return replace(self, correct=self.correct + incoming.correct, count=self.count + incoming.count)
 
     def compute(self) -> Result:
-        """{"accuracy", "correct", "count"}."""
+        """Return {"accuracy", "correct", "count"}."""
         require_examples(self.count, "the accuracy")
         return {"accuracy": self.correct / self.count, "correct": self.correct, "count": self.count}
 
@@ -97,7 +98,7 @@ class ConfusionMatrix:
     """
 
     labels: tuple[str, ...]  # by class number
-    positive: str | None = None  # the class that "f1", "precision" and "recall" speak of; None: they are left out
+    positive: str | None = None  # the class of "f1", "precision" and "recall"; None: they are left out
     cells: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (gold, predicted) -> examples; never changed
 
     def __post_init__(self) -> None:
@@ -110,27 +111,27 @@ class ConfusionMatrix:
             )
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
-        """With more examples: names of classes (safe whatever their order), or class numbers."""
+        """Add examples: names of classes (safe whatever their order), or class numbers."""
         left, right = self._numbers(predicted, "prediction", ids), self._numbers(gold, "gold label", ids)
         require_same_length(len(left), len(right), "predictions", "gold labels")
         pairs, counts = np.unique(right * len(self.labels) + left, return_counts=True)
         new = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
         return replace(self, cells=_added(self.cells, new))
 
-    def merge_state(self, other: ConfusionMatrix) -> ConfusionMatrix:
-        """Both as one."""
-        require_equal((self.labels, self.positive), (other.labels, other.positive), "labels")
-        return replace(self, cells=_added(self.cells, other.cells))
+    def merge_state(self, incoming: ConfusionMatrix) -> ConfusionMatrix:
+        """Return the metric over the examples of both."""
+        require_equal((self.labels, self.positive), (incoming.labels, incoming.positive), "labels")
+        return replace(self, cells=_added(self.cells, incoming.cells))
 
     def counts(self) -> Int64[np.ndarray, "classes classes"]:
-        """Gold classes down, predicted classes across."""
+        """Return the matrix: a row for each gold class, a column for each predicted class."""
         matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         for cell, count in self.cells.items():
             matrix[cell] = count
         return matrix
 
     def compute(self) -> Result:
-        """Accuracy, Matthews, micro, macro and weighted scores, each class, the matrix, and notes.
+        """Return accuracy, Matthews, micro, macro and weighted scores, each class, the matrix, and notes.
 
         A macro average is over the classes that occur as gold label or prediction; micro F1 is the accuracy.
         """
@@ -140,15 +141,15 @@ class ConfusionMatrix:
         precision, recall, f1 = class_scores(matrix)
         support = matrix.sum(1)
         present = (support + matrix.sum(0)) > 0
-        found: Result = {"accuracy": float(np.trace(matrix) / count), "matthews": float(matthews(matrix))}
+        scores: Result = {"accuracy": float(np.trace(matrix) / count), "matthews": float(matthews(matrix))}
         if self.positive is not None:
             at = self.labels.index(self.positive)
-            found |= {"precision": float(precision[at]), "recall": float(recall[at]), "f1": float(f1[at])}
-        found |= {"micro_f1": found["accuracy"]}
+            scores |= {"precision": float(precision[at]), "recall": float(recall[at]), "f1": float(f1[at])}
+        scores |= {"micro_f1": scores["accuracy"]}
         for name, values in (("precision", precision), ("recall", recall), ("f1", f1)):
-            found[f"macro_{name}"] = float(values[present].mean())
-            found[f"weighted_{name}"] = float((values * support).sum() / count)
-        found["classes"] = {
+            scores[f"macro_{name}"] = float(values[present].mean())
+            scores[f"weighted_{name}"] = float((values * support).sum() / count)
+        scores["classes"] = {
             label: {
                 "precision": float(precision[k]),
                 "recall": float(recall[k]),
@@ -157,7 +158,7 @@ class ConfusionMatrix:
             }
             for k, label in enumerate(self.labels)
         }
-        return found | {"confusion": matrix.tolist(), "count": count, "notes": self._notes(matrix)}
+        return scores | {"confusion": matrix.tolist(), "count": count, "notes": self._notes(matrix)}
 
     def _notes(self, matrix: Int64[np.ndarray, "classes classes"]) -> list[str]:
         notes = []
@@ -171,7 +172,7 @@ class ConfusionMatrix:
         return notes
 
     def _numbers(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
-        """Names or numbers of classes as numbers."""
+        """Return names or numbers of classes as numbers."""
         array = as_array(values)
         if array.ndim != 1:
             hint = ": take the largest score, scores.argmax(-1)" if array.ndim == 2 else ""
@@ -199,54 +200,48 @@ class ConfusionMatrix:
         return numbers.astype(np.int64)
 
 
-def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
-    return dict(Counter(one) + Counter(other))
-
-
-def _shares(part: Any, whole: Any) -> Float64[np.ndarray, ...]:
-    """part / whole, and 0 where whole is 0."""
-    shares: Float64[np.ndarray, ...] = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
-    return shares
+def _added(left: Mapping[Any, int], right: Mapping[Any, int]) -> dict[Any, int]:
+    return dict(Counter(left) + Counter(right))
 
 
 def class_scores(matrix: Any) -> tuple[PerClass, PerClass, PerClass]:
-    """Precision, recall and F1 of each class, from a confusion matrix or a stack of them."""
+    """Return precision, recall and F1 of each class, from a confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
     hits = np.diagonal(matrix, axis1=-2, axis2=-1)
     gold, predicted = matrix.sum(-1), matrix.sum(-2)
-    return _shares(hits, predicted), _shares(hits, gold), _shares(2 * hits, gold + predicted)
+    return safe_divide(hits, predicted), safe_divide(hits, gold), safe_divide(2 * hits, gold + predicted)
 
 
 def macro_f1(matrix: Any) -> Any:
-    """The mean F1 of the classes that occur, from a confusion matrix or a stack of them."""
+    """Return the mean F1 of the classes that occur, from a confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
     present = (matrix.sum(-1) + matrix.sum(-2)) > 0
-    return _shares((class_scores(matrix)[2] * present).sum(-1), present.sum(-1).astype(np.float64))
+    return safe_divide((class_scores(matrix)[2] * present).sum(-1), present.sum(-1).astype(np.float64))
 
 
 def matthews(matrix: Any) -> Any:
-    """(c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), and 0 where one side is constant (Matthews 1975, Gorodkin 2004).
+    """Return (c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), 0 if one side is constant (Matthews 1975, Gorodkin 2004).
 
     c correct of s examples; p and t: how often a class is predicted and is the gold label.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     t, p, s = matrix.sum(-1), matrix.sum(-2), matrix.sum((-2, -1))
     c = np.trace(matrix, axis1=-2, axis2=-1)
-    spread = np.sqrt((s**2 - (p**2).sum(-1)) * (s**2 - (t**2).sum(-1)))  # exactly 1 where all is right
-    return _shares(c * s - (p * t).sum(-1), spread)
+    spread = np.sqrt((s**2 - (p**2).sum(-1)) * (s**2 - (t**2).sum(-1)))  # exactly 1 if all are correct
+    return safe_divide(c * s - (p * t).sum(-1), spread)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelScores:
-    """Examples that have any number of labels: counts for each label, and how often the whole set is right."""
+    """Examples that have any number of labels: counts for each label, and how often the whole set is correct."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, int, int], ...] = ()  # for each label: correct, gold, predicted; (): none yet
-    subsets: int = 0  # examples whose labels are all right
+    subsets: int = 0  # examples whose labels are all correct
     count: int = 0
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
-        """With more examples: for each a row with 1 for the labels that it has and 0 for the others."""
+        """Add examples: for each a row with 1 for the labels that it has and 0 for the others."""
         left, right = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
         require_same_length(len(left), len(right), "predictions", "gold labels")
         sums = ((left & right).sum(0).tolist(), right.sum(0).tolist(), left.sum(0).tolist())
@@ -254,33 +249,35 @@ class MultiLabelScores:
         new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(left))
         return self.merge_state(new)
 
-    def merge_state(self, other: MultiLabelScores) -> MultiLabelScores:
-        """Both as one."""
-        require_equal(self.labels, other.labels, "labels")
-        if not self.counts or not other.counts:
-            counts = self.counts or other.counts
+    def merge_state(self, incoming: MultiLabelScores) -> MultiLabelScores:
+        """Return the metric over the examples of both."""
+        require_equal(self.labels, incoming.labels, "labels")
+        if not self.counts or not incoming.counts:
+            counts = self.counts or incoming.counts
         else:
             counts = tuple(
-                (a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True)
+                (a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, incoming.counts, strict=True)
             )
-        return replace(self, counts=counts, subsets=self.subsets + other.subsets, count=self.count + other.count)
+        return replace(self, counts=counts, subsets=self.subsets + incoming.subsets, count=self.count + incoming.count)
 
     def compute(self) -> Result:
-        """Micro and macro scores (over all labels), subset accuracy, each label."""
+        """Return micro and macro scores (over all labels), subset accuracy, and the scores of each label."""
         require_examples(self.count, "the scores")
-        each = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}
+        label_scores = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}
         total = f1_scores(*(sum(column) for column in zip(*self.counts, strict=True)))
-        found: Result = {"subset_accuracy": self.subsets / self.count}
-        found |= {f"micro_{name}": value for name, value in total.items()}
+        result: Result = {"subset_accuracy": self.subsets / self.count}
+        result |= {f"micro_{name}": value for name, value in total.items()}
         for name in total:
-            found[f"macro_{name}"] = sum(scores[name] for scores in each.values()) / len(each)
-        never = [label for label, (_, gold, said) in zip(self.labels, self.counts, strict=True) if not gold + said]
+            result[f"macro_{name}"] = sum(scores[name] for scores in label_scores.values()) / len(label_scores)
+        never = [
+            label for label, (_, gold, predicted) in zip(self.labels, self.counts, strict=True) if not gold + predicted
+        ]
         notes = [f"these labels never occur and count 0 in the macro averages: {', '.join(never)}"] if never else []
         labels = {
             label: scores | {"count": gold}
-            for (label, scores), (_, gold, _) in zip(each.items(), self.counts, strict=True)
+            for (label, scores), (_, gold, _) in zip(label_scores.items(), self.counts, strict=True)
         }
-        return found | {"labels": labels, "count": self.count, "notes": notes}
+        return result | {"labels": labels, "count": self.count, "notes": notes}
 
     def _rows(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, "examples labels"]:
         array = as_finite(values, what, ids, "0 or 1 for each label")

@@ -1,4 +1,4 @@
-"""Scores of entities in tagged sentences; the rule that reads tags as entities is named in the result."""
+"""Scores of entities in tagged sentences, by a scheme that is named in the result."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class EntitySpan(NamedTuple):
 
 
 def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
-    """The entities of one sentence.
+    """Return the entities of one sentence.
 
-    * conlleval (the script of CoNLL-2000 and later tasks): a tag goes on with an entity where it is I-x or E-x right
+    * conlleval (the script of CoNLL-2000 and later tasks): a tag continues an entity if it is I-x or E-x right
       after B-x or I-x; any other tag but O begins one. So I-x needs no B-x before it.
     * strict-iob2: B-x and all I-x that follow it; other I-x are nothing.
     * strict-iobes: S-x, or B-x, any number of I-x, and E-x; anything else is nothing.
@@ -48,26 +48,26 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     >>> entity_spans(["I-PER", "I-PER"], "conlleval"), entity_spans(["I-PER", "I-PER"], "strict-iob2")
     ([EntitySpan(kind='PER', start=0, stop=2)], [])
     """
-    found: list[EntitySpan] = []
-    begun: tuple[str, int] | None = None  # the type and the start of the entity that may go on
+    spans: list[EntitySpan] = []
+    begun: tuple[str, int] | None = None  # the type and the start of the entity that may continue
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
     for place, tag in enumerate([*tags, OUTSIDE]):
         mark, kind = parse_tag(tag)
         if mark != OUTSIDE and mark not in MARKS[scheme]:
             raise HeedfulError(_unknown(tag, scheme))
-        goes_on = begun is not None and mark in "IE" and kind == begun[0]
-        if goes_on and mark == "I":
+        continues = begun is not None and mark in "IE" and kind == begun[0]
+        if continues and mark == "I":
             continue
-        if begun is not None and (goes_on or not needs_end):
-            found.append(EntitySpan(*begun, place + goes_on))
+        if begun is not None and (continues or not needs_end):
+            spans.append(EntitySpan(*begun, place + continues))
         begun = None
-        if goes_on or mark == OUTSIDE:
+        if continues or mark == OUTSIDE:
             continue
         if mark == "S" or (lenient and mark == "E"):
-            found.append(EntitySpan(kind, place, place + 1))
+            spans.append(EntitySpan(kind, place, place + 1))
         elif mark == "B" or lenient:
             begun = kind, place
-    return found
+    return spans
 
 
 def _unknown(tag: str, scheme: Scheme) -> str:
@@ -80,7 +80,7 @@ def _unknown(tag: str, scheme: Scheme) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntityScores:
-    """Precision, recall and F1 of entities: one is right when its type and all its words are.
+    """Precision, recall and F1 of entities: correct if its type and all its words are.
 
     >>> both = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
     >>> [EntityScores(scheme=name).update(*both).compute()["f1"] for name in ("conlleval", "strict-iob2")]
@@ -98,41 +98,43 @@ class EntityScores:
             raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
 
     def update(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
-        """With more sentences, each a list of tags, one for every word."""
+        """Add sentences, each a list of tags, one for every word."""
         require_same_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
         types: dict[str, tuple[int, int, int]] = {}
         tokens = right = 0
-        for index, (said, true) in enumerate(zip(predicted, gold, strict=True)):
-            if len(said) != len(true):
+        for index, (predicted_tags, gold_tags) in enumerate(zip(predicted, gold, strict=True)):
+            if len(predicted_tags) != len(gold_tags):
                 raise HeedfulError(
-                    f"{example_name(ids, index)} has {len(said)} predicted tags for {len(true)} words: every word "
-                    "needs a tag, also where a long sentence was cut"
+                    f"{example_name(ids, index)} has {len(predicted_tags)} predicted tags for {len(gold_tags)} words: "
+                    "every word needs a tag, also where a long sentence was cut"
                 )
-            for kind, counts in _by_type(self._spans(said, ids, index), self._spans(true, ids, index)).items():
+            for kind, counts in _by_type(
+                self._spans(predicted_tags, ids, index), self._spans(gold_tags, ids, index)
+            ).items():
                 types[kind] = _plus(types.get(kind), counts)
-            tokens += len(true)
-            right += sum(a == b for a, b in zip(said, true, strict=True))
+            tokens += len(gold_tags)
+            right += sum(a == b for a, b in zip(predicted_tags, gold_tags, strict=True))
         return self.merge_state(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
 
-    def merge_state(self, other: EntityScores) -> EntityScores:
-        """Both as one."""
-        require_equal(self.scheme, other.scheme, "schemes")
+    def merge_state(self, incoming: EntityScores) -> EntityScores:
+        """Return the metric over the examples of both."""
+        require_equal(self.scheme, incoming.scheme, "schemes")
         types = dict(self.types)
-        for kind, counts in other.types.items():
+        for kind, counts in incoming.types.items():
             types[kind] = _plus(types.get(kind), counts)
         return replace(
             self,
             types=types,
-            tokens=self.tokens + other.tokens,
-            right=self.right + other.right,
-            sentences=self.sentences + other.sentences,
+            tokens=self.tokens + incoming.tokens,
+            right=self.right + incoming.right,
+            sentences=self.sentences + incoming.sentences,
         )
 
     def compute(self) -> Result:
-        """{"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
+        """Return {"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
         require_examples(self.sentences, "the entity scores")
         correct, gold, predicted = (sum(counts[place] for counts in self.types.values()) for place in range(3))
-        each = {
+        type_scores = {
             kind: {**f1_scores(*counts), "correct": counts[0], "gold": counts[1], "predicted": counts[2]}
             for kind, counts in sorted(self.types.items())
         }
@@ -141,7 +143,7 @@ class EntityScores:
             **f1_scores(correct, gold, predicted),
             "token_accuracy": ratio(self.right, self.tokens),
             "scheme": self.scheme,
-            "types": each,
+            "types": type_scores,
             "correct": correct,
             "gold": gold,
             "predicted": predicted,
@@ -160,20 +162,21 @@ class EntityScores:
 def entity_counts(
     predicted: Sequence[Tags], gold: Sequence[Tags], scheme: Scheme
 ) -> Int64[np.ndarray, "sentences counts"]:
-    """For each sentence (correct, gold, predicted): what a bootstrap of F1 draws from."""
+    """Return (correct, gold, predicted) for each sentence, from which a bootstrap of F1 samples."""
     pairs = [
-        (entity_spans(said, scheme), entity_spans(true, scheme)) for said, true in zip(predicted, gold, strict=True)
+        (entity_spans(tags, scheme), entity_spans(gold_tags, scheme))
+        for tags, gold_tags in zip(predicted, gold, strict=True)
     ]
-    rows = [(len(set(said) & set(true)), len(true), len(said)) for said, true in pairs]
+    rows = [(len(set(spans) & set(gold_spans)), len(gold_spans), len(spans)) for spans, gold_spans in pairs]
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def _by_type(said: list[EntitySpan], true: list[EntitySpan]) -> dict[str, tuple[int, int, int]]:
-    hits = Counter(span.kind for span in set(said) & set(true))
-    golds, guesses = Counter(span.kind for span in true), Counter(span.kind for span in said)
+def _by_type(predicted: list[EntitySpan], gold: list[EntitySpan]) -> dict[str, tuple[int, int, int]]:
+    hits = Counter(span.kind for span in set(predicted) & set(gold))
+    golds, guesses = Counter(span.kind for span in gold), Counter(span.kind for span in predicted)
     return {kind: (hits[kind], golds[kind], guesses[kind]) for kind in golds | guesses}
 
 
-def _plus(one: tuple[int, int, int] | None, other: tuple[int, int, int]) -> tuple[int, int, int]:
-    a, b, c = one or (0, 0, 0)
-    return a + other[0], b + other[1], c + other[2]
+def _plus(left: tuple[int, int, int] | None, right: tuple[int, int, int]) -> tuple[int, int, int]:
+    a, b, c = left or (0, 0, 0)
+    return a + right[0], b + right[1], c + right[2]

@@ -1,4 +1,4 @@
-"""Which metrics a public suite asks for."""
+"""The metrics of the GLUE benchmark."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from heedful.tasks.metrics.regression import RankedRegressionScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueTask:
-    """A task of a suite: what measures it, and which of its numbers are the official ones."""
+    """A task of the benchmark: its metric, and which of its numbers are official."""
 
-    metric: ConfusionMatrix | RankedRegressionScores  # that has seen nothing yet
+    metric: ConfusionMatrix | RankedRegressionScores  # empty
     official: tuple[str, ...]
 
     def scores(self, result: dict[str, Any]) -> dict[str, float]:
-        """The official numbers of a result, and "score", their mean, which the suite averages over its tasks."""
-        found = {name: float(result[name]) for name in self.official}
-        return found | {"score": sum(found.values()) / len(found)}
+        """Return the official numbers of a result, and "score", their mean, which GLUE averages over its tasks."""
+        official_scores = {name: float(result[name]) for name in self.official}
+        return official_scores | {"score": sum(official_scores.values()) / len(official_scores)}
 
 
 def _classes(*labels: str, official: tuple[str, ...] = ("accuracy",), positive: str | None = None) -> GlueTask:

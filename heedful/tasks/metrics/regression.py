@@ -1,4 +1,4 @@
-"""Metrics of numbers: errors and correlations, the loss of tokens, how far probabilities can be trusted."""
+"""Metrics of numbers: errors and correlations, the loss of tokens, the calibration of probabilities."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ class RegressionScores:
     xy: int = 0
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
-        """With more examples: a predicted and a gold number each."""
+        """Add examples: a predicted and a gold number each."""
         x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
         require_same_length(len(x), len(y), "predictions", "gold scores")
         new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
         return self.merge_state(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
 
-    def merge_state(self, other: RegressionScores) -> RegressionScores:
-        """Both as one."""
+    def merge_state(self, incoming: RegressionScores) -> RegressionScores:
+        """Return the metric over the examples of both."""
         names = ("count", "x", "y", "xx", "yy", "xy")
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
+        return replace(self, **{name: getattr(self, name) + getattr(incoming, name) for name in names})
 
     def compute(self) -> Result:
-        """{"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
+        """Return {"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
         require_examples(self.count, "the error")
         notes = [
-            f"all {what} are equal: a correlation with a constant is not defined, and 0 stands for it"
+            f"all {what} are equal: a correlation with a constant is not defined, and reported as 0"
             for what, spread in (("predictions", self._spread_x()), ("gold scores", self._spread_y()))
             if not spread
         ]
@@ -89,64 +89,66 @@ class RowStore:
 
     parts: tuple[Rows, ...] = ()
 
-    def added(self, new: Rows) -> RowStore:
-        """With more rows; the order is not kept."""
+    def append(self, new: Rows) -> RowStore:
+        """Return a store with more rows; their order is not kept."""
         parts = list(self.parts)
         while parts and len(parts[-1]) <= 2 * len(new):
             new = np.concatenate((parts.pop(), new))
         return RowStore(parts=(*parts, new)) if len(new) else self
 
-    def merge_state(self, other: RowStore) -> RowStore:
-        """Both as one."""
-        kept = self
-        for part in other.parts:
-            kept = kept.added(part)
-        return kept
+    def merge_state(self, incoming: RowStore) -> RowStore:
+        """Return the rows of both."""
+        store = self
+        for part in incoming.parts:
+            store = store.append(part)
+        return store
 
     def rows(self, columns: int) -> Rows:
-        """All of them."""
+        """Return all rows."""
         return np.concatenate((np.zeros((0, columns)), *self.parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RankedRegressionScores:
-    """Regression and Spearman's rho, which needs the rank of each value among all: 16 bytes are kept for each example.
+    """Regression and Spearman's rho, which needs the rank of each value among all: 16 bytes for each example.
 
-    rho is Pearson's r of the ranks, equal values sharing the mean of theirs (Spearman 1904). 10^7 examples take 160 MB.
+    rho is Pearson's r of the ranks, equal values sharing their mean (Spearman 1904). 10^7 examples take 160 MB.
     """
 
     numbers: RegressionScores = RegressionScores()
-    kept: RowStore = field(default_factory=RowStore)
+    store: RowStore = field(default_factory=RowStore)
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
-        """With more examples: a predicted and a gold number each."""
+        """Add examples: a predicted and a gold number each."""
         numbers = self.numbers.update(predicted, gold, ids)
         rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
-        return replace(self, numbers=numbers, kept=self.kept.added(rows))
+        return replace(self, numbers=numbers, store=self.store.append(rows))
 
-    def merge_state(self, other: RankedRegressionScores) -> RankedRegressionScores:
-        """Both as one."""
-        return replace(self, numbers=self.numbers.merge_state(other.numbers), kept=self.kept.merge_state(other.kept))
+    def merge_state(self, incoming: RankedRegressionScores) -> RankedRegressionScores:
+        """Return the metric over the examples of both."""
+        return replace(
+            self, numbers=self.numbers.merge_state(incoming.numbers), store=self.store.merge_state(incoming.store)
+        )
 
     def compute(self) -> Result:
-        """{"pearson", "spearman", "mse", "count", "notes"}."""
-        found = self.numbers.compute()
-        x, y = self.kept.rows(2).T
+        """Return {"pearson", "spearman", "mse", "count", "notes"}."""
+        scores = self.numbers.compute()
+        x, y = self.store.rows(2).T
         ranked = RegressionScores().update(ranks(x), ranks(y)).compute()
-        return {"pearson": found.pop("pearson"), "spearman": ranked["pearson"]} | found
+        return {"pearson": scores.pop("pearson"), "spearman": ranked["pearson"]} | scores
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Of "spearman", from replicates whose examples are ranked anew."""
-        rows = self.kept.rows(2)
-        x, y = rows[np.lexsort(rows.T)].T  # whatever the order they came in
-        sides = [np.unique(each, return_inverse=True)[1] for each in (x, y)]
+        """Return the interval of "spearman", from replicates whose examples are ranked anew."""
+        rows = self.store.rows(2)
+        x, y = rows[np.lexsort(rows.T)].T  # independent of the order of updates
+        sides = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
         return {"spearman": resampled_interval(len(x), lambda times: _spearman(sides[0], sides[1], times), seed=seed)}
 
 
 def _spearman(
     x: Int64[np.ndarray, " examples"], y: Int64[np.ndarray, " examples"], times: Int64[np.ndarray, " examples"]
 ) -> float:
-    """rho of examples that count so many times, equal values having equal numbers; 0 where one does not vary."""
+    """Return rho of examples that count `times` each, equal values having equal numbers; 0 if one side is constant."""
     away = []
     for side in (x, y):
         counts = np.bincount(side, times)
@@ -156,7 +158,7 @@ def _spearman(
 
 
 def ranks(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
-    """The place of each value from the smallest, from 1; equal values share the mean of theirs.
+    """Return the rank of each value from the smallest, from 1; equal values share the mean of their ranks.
 
     >>> ranks(np.array([0.5, 0.1, 0.5])).tolist()
     [2.5, 1.0, 2.5]
@@ -177,9 +179,9 @@ class TokenLoss:
     tokens: int = 0
 
     def update(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
-        """With more sequences: the summed loss of each, and how many tokens it is of.
+        """Add sequences: the summed loss of each, and its number of tokens.
 
-        A sum of a whole batch does too; but what was rounded inside it then depends on the batch.
+        The sum of a whole batch works too; its rounding then depends on the batch.
         """
         losses, counts = as_numbers(losses, "loss", ids), as_numbers(tokens, "number of tokens", ids)
         require_same_length(len(losses), len(counts), "losses", "numbers of tokens")
@@ -191,12 +193,12 @@ class TokenLoss:
             )
         return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
 
-    def merge_state(self, other: TokenLoss) -> TokenLoss:
-        """Both as one."""
-        return replace(self, total=self.total + other.total, tokens=self.tokens + other.tokens)
+    def merge_state(self, incoming: TokenLoss) -> TokenLoss:
+        """Return the metric over the examples of both."""
+        return replace(self, total=self.total + incoming.total, tokens=self.tokens + incoming.tokens)
 
     def compute(self) -> Result:
-        """{"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
+        """Return {"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
         require_examples(self.tokens, "the loss")
         loss = from_exact(self.total, self.tokens)
         try:
@@ -208,7 +210,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Does it happen as often as the model says? Expected calibration error over bins of equal width.
+    """Expected calibration error over bins of equal width: confidence against accuracy.
 
     ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|, bin m being (m/M, (m+1)/M] (Naeini et al. 2015, Guo et al.
     2017).
@@ -218,7 +220,7 @@ class Calibration:
     counts: tuple[tuple[int, int, int], ...] = ()  # for each bin: examples, correct ones, confidence in 2^-1126
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
-        """With more examples: the probability of what was predicted, and whether it was right."""
+        """Add examples: the probability of the prediction, and whether it was correct."""
         p, right = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(right), "confidences", "outcomes")
         for values, bad, expected in (
@@ -235,7 +237,7 @@ class Calibration:
         return self.merge_state(replace(self, counts=new))
 
     def update_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
-        """With more examples: the probabilities of all classes, the largest being predicted, and the gold class."""
+        """Add examples: the probabilities of all classes, the largest being predicted, and the gold class."""
         rows = as_finite(probabilities, "probability", ids, "one for each class")
         numbers = as_array(gold)
         if rows.size == 0:
@@ -245,16 +247,16 @@ class Calibration:
         require_same_length(len(rows), len(numbers), "rows of probabilities", "gold classes")
         return self.update(rows.max(1), rows.argmax(1) == numbers, ids)
 
-    def merge_state(self, other: Calibration) -> Calibration:
-        """Both as one."""
-        require_equal(self.bins, other.bins, "numbers of bins")
-        if not self.counts or not other.counts:
-            return replace(self, counts=self.counts or other.counts)
-        added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True))
+    def merge_state(self, incoming: Calibration) -> Calibration:
+        """Return the metric over the examples of both."""
+        require_equal(self.bins, incoming.bins, "numbers of bins")
+        if not self.counts or not incoming.counts:
+            return replace(self, counts=self.counts or incoming.counts)
+        added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, incoming.counts, strict=True))
         return replace(self, counts=tuple(added))
 
     def compute(self) -> Result:
-        """{"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has the bins with examples."""
+        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table" of bins with examples}."""
         count = sum(examples for examples, _, _ in self.counts)
         require_examples(count, "the calibration")
         table: list[dict[str, Any]] = [

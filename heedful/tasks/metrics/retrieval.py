@@ -1,4 +1,4 @@
-"""Retrieval: is the second text of a pair the one whose vector is nearest to the first's?"""
+"""Retrieval: whether the second text of a pair has the vector nearest to the first's."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from heedful.tasks.metrics.base import Result, require_equal, require_examples, 
 from heedful.tasks.metrics.bootstrap import Bootstrap, Sums, mean_of
 from heedful.tasks.metrics.regression import RowStore
 
-AT_ONCE = 1024  # first texts that are compared with all second ones together
+CHUNK = 1024  # first texts that are compared with all second ones at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Retrieval:
-    """Accuracy at 1 and mean reciprocal rank by cosine among all second texts, whose vectors are kept.
+    """Accuracy at 1 and mean reciprocal rank by cosine among all second texts; it stores their vectors.
 
-    Second texts that equal a pair's own are no rivals of it. 16 bytes for each number of a pair's vectors: 10,000 pairs
-    of width 384 take 61 MB.
+    Second texts that equal a pair's own do not compete with it. Each number of a pair's vectors takes 16 bytes: 10,000
+    pairs of width 384 take 61 MB.
     """
 
-    kept: RowStore = field(default_factory=RowStore)
+    store: RowStore = field(default_factory=RowStore)
     width: int = 0
 
     def update(
         self, ids: Sequence[int], vectors: Float64[np.ndarray, "pairs 2 width"], seconds: Sequence[str] | None = None
     ) -> Retrieval:
-        """With more pairs: the number of each in the data set, both vectors, and the second text; None: all differ.
+        """Add pairs: the number of each in the data set, both vectors, and the second text; None: all differ.
 
-        A vector of zeros, as a text without tokens has, is as far from all others: its cosines are 0.
+        The cosine of a vector of zeros, which a text without tokens has, is 0.
         """
         require_same_length(len(ids), len(vectors), "ids", "pairs of vectors")
         texts = [-1 - number for number in ids] if seconds is None else list(map(_number, seconds))
@@ -45,50 +45,50 @@ class Retrieval:
             raise HeedfulError("a vector is not finite: its direction means nothing")
         known = np.array([ids, texts], dtype=np.float64).T
         rows = np.concatenate([known, (vectors / np.where(norms, norms, 1)).reshape(len(ids), -1)], 1)
-        return self.merge_state(replace(self, kept=RowStore().added(rows), width=vectors.shape[-1]))
+        return self.merge_state(replace(self, store=RowStore().append(rows), width=vectors.shape[-1]))
 
-    def merge_state(self, other: Retrieval) -> Retrieval:
-        """Both as one."""
-        if self.width and other.width:
-            require_equal(self.width, other.width, "widths")
-        return Retrieval(kept=self.kept.merge_state(other.kept), width=self.width or other.width)
+    def merge_state(self, incoming: Retrieval) -> Retrieval:
+        """Return the metric over the examples of both."""
+        if self.width and incoming.width:
+            require_equal(self.width, incoming.width, "widths")
+        return Retrieval(store=self.store.merge_state(incoming.store), width=self.width or incoming.width)
 
     def compute(self) -> Result:
-        """{"accuracy", "mrr", "count"}; of equal cosines the pair's own comes last."""
-        _, found = self.ranks()
-        return {"accuracy": float((found == 1).mean()), "mrr": float((1 / found).mean()), "count": len(found)}
+        """Return {"accuracy", "mrr", "count"}; of equal cosines the pair's own comes last."""
+        _, ranks = self.ranks()
+        return {"accuracy": float((ranks == 1).mean()), "mrr": float((1 / ranks).mean()), "count": len(ranks)}
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Of "accuracy" and "mrr": the first texts are drawn anew, and all second ones stay."""
-        ids, found = self.ranks()
-        drawn = Bootstrap(seed=seed, statistics=3).update(ids, np.stack([found == 1, 1 / found, found > 0], 1))
+        """Return the intervals of "accuracy" and "mrr": first texts are resampled, all second texts stay."""
+        ids, ranks = self.ranks()
+        drawn = Bootstrap(seed=seed, statistics=3).update(ids, np.stack([ranks == 1, 1 / ranks, ranks > 0], 1))
         return {name: drawn.interval(formula) for name, formula in (("accuracy", accuracy_of), ("mrr", mrr_of))}
 
     def ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
-        """The number of each pair in the data set, and the place of its second text among its own and its rivals."""
-        rows = self.kept.rows(2 + 2 * self.width)
+        """Return the number of each pair in the data set, and the rank of its second text."""
+        rows = self.store.rows(2 + 2 * self.width)
         require_examples(len(rows), "retrieval")
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         texts, a, b = rows[:, 1], rows[:, 2 : 2 + self.width], rows[:, 2 + self.width :]
         ranks = []
-        for start in range(0, len(rows), AT_ONCE):
-            cosines = a[start : start + AT_ONCE] @ b.T
+        for start in range(0, len(rows), CHUNK):
+            cosines = a[start : start + CHUNK] @ b.T
             own = cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))]
-            rivals = texts[start : start + AT_ONCE, None] != texts
+            rivals = texts[start : start + CHUNK, None] != texts
             ranks.append(1 + ((cosines >= own[:, None]) & rivals).sum(1))
         return rows[:, 0].astype(np.int64), np.concatenate(ranks)
 
 
 def accuracy_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """From the sums of (found first, 1 / rank, 1)."""
+    """Return the accuracy, from the sums of (ranked first, 1 / rank, 1)."""
     return mean_of(sums[:, [0, 2]])
 
 
 def mrr_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """From the same sums."""
+    """Return the mean reciprocal rank, from the same sums."""
     return mean_of(sums[:, [1, 2]])
 
 
 def _number(text: str) -> int:
-    """Of a text: 48 bits of a hash, which a double holds; among 10^5 texts two are the same once in 56,000 times."""
+    """Return 48 bits of a hash, which fit a double; 10^5 texts have a collision with probability 1 / 56,000."""
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=6).digest(), "big")

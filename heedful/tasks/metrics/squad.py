@@ -22,7 +22,7 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(answer: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces, in this order (Rajpurkar et al. 2016).
+    """Return an answer in lower case, with no ASCII punctuation, no articles and single spaces (Rajpurkar et al. 2016).
 
     >>> normalize_answer("The  U.S. Army (an army)")
     'us army army'
@@ -31,7 +31,7 @@ def normalize_answer(answer: str) -> str:
 
 
 def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tuple[float, float]:
-    """Exact match and F1, each the best over all gold answers.
+    """Return exact match and F1, each the best over all gold answers.
 
     F1 is of words as multisets: 2 common / (predicted + gold). Version 2.0 (Rajpurkar et al. 2018) drops gold answers
     that are empty when normalised; with none left the right answer is "". An empty side scores 1 if both are, else 0;
@@ -43,41 +43,41 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
     accepted = {normalize_answer(gold) for gold in golds}
     if version == "2.0":
         accepted = (accepted - {""}) or {""}
-    said = normalize_answer(prediction)
-    f1 = max(word_f1(said.split(), gold.split()) for gold in accepted)
-    return float(said in accepted), f1 if said or version == "2.0" else 0.0
+    prediction = normalize_answer(prediction)
+    f1 = max(word_f1(prediction.split(), gold.split()) for gold in accepted)
+    return float(prediction in accepted), f1 if prediction or version == "2.0" else 0.0
 
 
-def word_f1(said: list[str], gold: list[str]) -> float:
-    """2 common / (said + gold), of words as multisets; without any on one side 1 if both have none, else 0."""
-    if not said or not gold:
-        return float(said == gold)
-    common = (Counter(said) & Counter(gold)).total()
-    return 2 * common / (len(said) + len(gold))
+def word_f1(prediction: list[str], gold: list[str]) -> float:
+    """Return 2 common / (predicted + gold) of words as multisets; 1 if both sides are empty, 0 if one is."""
+    if not prediction or not gold:
+        return float(prediction == gold)
+    common = (Counter(prediction) & Counter(gold)).total()
+    return 2 * common / (len(prediction) + len(gold))
 
 
 def apply_threshold(
     predictions: Mapping[str, Any], null_scores: Mapping[str, int | float], threshold: float
 ) -> dict[str, Any]:
-    """The predictions, with no answer ("") where the null score is above the threshold."""
+    """Return the predictions, replaced by no answer ("") where the null score is above the threshold."""
     return {name: "" if _null_score(name, null_scores) > threshold else text for name, text in predictions.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
-    """Sums over questions, or texts."""
+    """Sums of scores over questions, or texts."""
 
     count: int = 0
     exact: int = 0
     f1: int = 0  # in units of 2^-1126
 
-    def plus(self, other: Tally) -> Tally:
-        """Both as one."""
-        return Tally(count=self.count + other.count, exact=self.exact + other.exact, f1=self.f1 + other.f1)
+    def plus(self, incoming: Tally) -> Tally:
+        """Return the sums over both."""
+        return Tally(count=self.count + incoming.count, exact=self.exact + incoming.exact, f1=self.f1 + incoming.f1)
 
 
 def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
-    """Sums of exact matches and F1s, without rounding."""
+    """Return the sums of exact matches and F1s, without rounding."""
     return Tally(
         count=len(scores), exact=int(sum(match for match, _ in scores)), f1=sum(exact(overlap) for _, overlap in scores)
     )
@@ -87,8 +87,8 @@ def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
 class SquadScore:
     """Exact match and F1 over questions, of 1 (published tables say percent).
 
-    A question without a prediction counts 0. The script of version 1.1 does so too; that of 2.0 leaves it out of the
-    average, so that a file with one right answer scores 100.
+    A question without a prediction counts 0, as in the script of version 1.1. That of 2.0 leaves it out of the average,
+    so that a file with one correct answer scores 100.
 
     >>> SquadScore(version="1.1").update({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).compute()["exact"]
     0.5
@@ -104,7 +104,7 @@ class SquadScore:
             raise HeedfulError(f'version should be "1.1" or "2.0", got "{self.version}"')
 
     def update(self, predictions: Mapping[str, Any], golds: Mapping[str, Sequence[str]]) -> SquadScore:
-        """With the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
+        """Add the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
 
         Predictions of other questions do not count.
         """
@@ -113,28 +113,28 @@ class SquadScore:
         for name, answers in golds.items():
             _check(name, answers, self.version)
             if name in predictions:
-                found = answer_scores(_text(name, predictions[name]), answers, self.version)
+                score = answer_scores(_text(name, predictions[name]), answers, self.version)
             else:
-                found, missing = (0.0, 0.0), missing + 1
-            scores[bool(answers)].append(found)
+                score, missing = (0.0, 0.0), missing + 1
+            scores[bool(answers)].append(score)
         return self.merge_state(
             replace(
                 self, answerable=tally_scores(scores[True]), unanswerable=tally_scores(scores[False]), missing=missing
             )
         )
 
-    def merge_state(self, other: SquadScore) -> SquadScore:
-        """Both as one."""
-        require_equal(self.version, other.version, "versions")
+    def merge_state(self, incoming: SquadScore) -> SquadScore:
+        """Return the metric over the examples of both."""
+        require_equal(self.version, incoming.version, "versions")
         return replace(
             self,
-            answerable=self.answerable.plus(other.answerable),
-            unanswerable=self.unanswerable.plus(other.unanswerable),
-            missing=self.missing + other.missing,
+            answerable=self.answerable.plus(incoming.answerable),
+            unanswerable=self.unanswerable.plus(incoming.unanswerable),
+            missing=self.missing + incoming.missing,
         )
 
     def compute(self) -> Result:
-        """{"exact", "f1", "count", "missing", "notes"}; for 2.0 also "answerable_exact" and the like.
+        """Return {"exact", "f1", "count", "missing", "notes"}; for 2.0 also "answerable_exact" and the like.
 
         A group without questions is left out. The published script calls them HasAns and NoAns.
         """
@@ -143,19 +143,19 @@ class SquadScore:
         groups = {"": total}
         if self.version == "2.0":
             groups |= {"answerable_": self.answerable, "unanswerable_": self.unanswerable}
-        found: Result = {}
+        result: Result = {}
         for prefix, tally in groups.items():
             if tally.count:
-                found[f"{prefix}exact"] = tally.exact / tally.count
-                found[f"{prefix}f1"] = from_exact(tally.f1, tally.count)
-                found[f"{prefix}count"] = tally.count
+                result[f"{prefix}exact"] = tally.exact / tally.count
+                result[f"{prefix}f1"] = from_exact(tally.f1, tally.count)
+                result[f"{prefix}count"] = tally.count
         notes = [f"{self.missing} of {total.count} questions have no prediction and count 0"] if self.missing else []
-        return found | {"missing": self.missing, "version": self.version, "notes": notes}
+        return result | {"missing": self.missing, "version": self.version, "notes": notes}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SquadThreshold:
-    """The null score above which "no answer" should be said, for the best exact match and for the best F1 (2.0).
+    """The null score above which to predict "no answer", for the best exact match and for the best F1 (2.0).
 
     Needs all null scores in order: 24 bytes are kept for each question. Starting from no answers at all, questions are
     answered in the order of their null scores; one that can be answered adds its score, one that cannot takes 1 away
@@ -173,7 +173,7 @@ class SquadThreshold:
         golds: Mapping[str, Sequence[str]],
         null_scores: Mapping[str, int | float],
     ) -> SquadThreshold:
-        """With the questions of `golds`; each prediction is the best text, whether or not it should be said."""
+        """With the questions of `golds`; each prediction is the best text, also where the threshold would reject it."""
         rows = []
         for name, answers in golds.items():
             score = _null_score(name, null_scores)
@@ -184,22 +184,22 @@ class SquadThreshold:
                 rows.append((score, *((0.0, 0.0) if text == "" else (-1.0, -1.0))))
         return replace(
             self,
-            questions=self.questions.added(np.array(rows, dtype=np.float64).reshape(-1, 3)),
+            questions=self.questions.append(np.array(rows, dtype=np.float64).reshape(-1, 3)),
             count=self.count + len(rows),
             unanswerable=self.unanswerable + sum(not answers for answers in golds.values()),
         )
 
-    def merge_state(self, other: SquadThreshold) -> SquadThreshold:
-        """Both as one."""
+    def merge_state(self, incoming: SquadThreshold) -> SquadThreshold:
+        """Return the metric over the examples of both."""
         return replace(
             self,
-            questions=self.questions.merge_state(other.questions),
-            count=self.count + other.count,
-            unanswerable=self.unanswerable + other.unanswerable,
+            questions=self.questions.merge_state(incoming.questions),
+            count=self.count + incoming.count,
+            unanswerable=self.unanswerable + incoming.unanswerable,
         )
 
     def compute(self) -> Result:
-        """{"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
+        """Return {"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
 
         Where no answer at all is best, the threshold is 0, as published for probabilities, or just below the smallest
         null score where that is not above 0.
@@ -209,7 +209,7 @@ class SquadThreshold:
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         scores, starts = np.unique(rows[:, 0], return_index=True)
         none = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))
-        found: Result = {}
+        result: Result = {}
         for name, gains in (("exact", rows[:, 1]), ("f1", rows[:, 2])):
             best = current = self.unanswerable << BITS
             threshold = none
@@ -217,8 +217,8 @@ class SquadThreshold:
                 current += sum(exact(gain) for gain in group.tolist())
                 if current > best:
                     best, threshold = current, float(score)
-            found |= {f"best_{name}": from_exact(best, self.count), f"best_{name}_threshold": threshold}
-        return found | {"count": self.count}
+            result |= {f"best_{name}": from_exact(best, self.count), f"best_{name}_threshold": threshold}
+        return result | {"count": self.count}
 
 
 def _text(name: str, prediction: object) -> str:

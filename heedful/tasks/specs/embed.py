@@ -74,7 +74,7 @@ EMBED = TaskSpec(
         does="Gives each text a vector; the cosine of two vectors says how alike the texts are",
         pipeline="sentence-similarity",
         library="sentence-transformers",
-        given='("a text", "another")',
+        python_input='("a text", "another")',
         code=CODE,
         has_windows=False,
     ),

@@ -58,8 +58,12 @@ def no_classic_head(task: str, reader: PoolingConfigs, name: str) -> None:
     raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
 
 
-def _input_text(given: Any) -> str:
-    return f"{given['question']} / {given['context']}" if given["context"] else str(given["question"])
+def _input_text(engine_input: Any) -> str:
+    return (
+        f"{engine_input['question']} / {engine_input['context']}"
+        if engine_input["context"]
+        else str(engine_input["question"])
+    )
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
@@ -84,7 +88,7 @@ QA = TaskSpec(
         input_text=_input_text,
         mistake=_mistake,
         words='--question "Who?" "Ada wrote it."',
-        given='{"question": "Who?", "context": "Ada wrote it."}',
+        python_input='{"question": "Who?", "context": "Ada wrote it."}',
         code=CODE,
     ),
     distillation="span",

@@ -54,7 +54,7 @@ TAG = TaskSpec(
         does="Labels every word of a text, and joins labelled words into entities",
         pipeline="token-classification",
         takes_pairs=False,
-        input_text=lambda given: given if isinstance(given, str) else " ".join(given),
+        input_text=lambda engine_input: engine_input if isinstance(engine_input, str) else " ".join(engine_input),
         mistake=_mistake,
         code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
     ),

@@ -50,7 +50,8 @@ def tokenizer() -> Tokenizer:
 
 def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSplit:
     return EncodedSplit(
-        samples=[], examples=examples, tokens=0, windowed=windowed, cut=cut, cut_tokens=0, left_out=0, owners=[],
+        samples=[], examples=examples, tokens=0, windowed=windowed, truncated=cut, truncated_tokens=0, skipped=0,
+        example_numbers=[],
         remarks={},  # type: ignore[arg-type]
     )  # fmt: skip
 

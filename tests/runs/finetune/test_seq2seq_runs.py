@@ -225,8 +225,8 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     task, _ = build_task(plan.settings, plan.source, plan.survey, base)
     told = encoding_notes(task.encode_split(plan.source.examples("train")))
-    assert "3 training examples have rewritings that are longer than evaluations write (task.max_new_tokens=3)" in told
-    assert sum(int(note.split()[0]) for note in told if "the tokenizer does not give back" in note) == changed
+    assert "3 training examples have targets that are longer than evaluations generate (task.max_new_tokens=3)" in told
+    assert sum(int(note.split()[0]) for note in told if "the tokenizer does not decode exactly" in note) == changed
     right = [{"text": text} for _, text in rows]
     found = task.compute_metrics(
         task.update_metrics(task.new_metrics(), list(plan.source.examples("train")), right, range(3))
@@ -352,7 +352,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     learned = build_task(plan.settings, plan.source, plan.survey, base)[0].encode_split(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
-    assert learned.cut == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
+    assert learned.truncated == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
         heedful.Engine(loaded)(["one two " * 6])
     loaded.tokenizer = loaded.tokenizer and loaded.tokenizer.limited(4)  # as max_length=4 does
@@ -380,7 +380,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HeedfulError, match="no model was given, and seq2seq needs one with a decoder"):
         finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "a")
-    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write: start from one that has"):
+    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot generate text: start from one that has"):
         finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "b", model=given / "encoder")
     for task, model, wishes, message in (
         ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for seq2seq, not tag'),
