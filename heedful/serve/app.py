@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,14 +22,13 @@ from heedful.errors import HeedfulError
 from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.serve import open_inference, openapi
 from heedful.serve import requests as s
+from heedful.serve.body import check_body_headers, parse_body, read_body
 from heedful.serve.context import RequestContext
 from heedful.serve.middleware import (
     AccessMiddleware,
     ClientDisconnectedError,
     HTTPError,
     RequestLog,
-    check_body,
-    read_body,
     to_http_error,
 )
 from heedful.serve.routes import Endpoint, endpoints
@@ -41,7 +38,7 @@ from heedful.serve.settings import LOOPBACK
 WEB = Path(__file__).parent / "web"
 FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/javascript")}
 FILES["/web/page.css"] = ("page.css", "text/css")
-VALUES = 6  # of a body, for each token that a request may have
+VALUES_PER_TOKEN = 6  # JSON values of a body, for each token that a request may have
 Respond = Callable[[Request], Awaitable[Response]]
 Ask = Callable[[RequestContext, Request, Any], Coroutine[Any, Any, Any]]
 
@@ -78,18 +75,17 @@ def _questions(service: Service) -> list[Route]:
     return [_post(service, each.path, each.body, ask(each)) for each in endpoints()]
 
 
-def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
-    decoder = msgspec.json.Decoder(body, strict=True)
-    most = VALUES * service.settings.limits.max_request_tokens
+def _post(service: Service, path: str, body_type: Any, ask: Ask) -> Route:
+    max_values = VALUES_PER_TOKEN * service.settings.limits.max_request_tokens
 
     async def endpoint(request: Request) -> Response:
         record = _record(request, path)
         timeouts, limits = service.settings.timeouts, service.settings.limits
-        check_body(record, limits.max_body_bytes)
+        check_body_headers(record, limits.max_body_bytes)
         call = RequestContext(service=service, record=record)
         raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
-            body = parse_body(decoder, raw, most)
+            body = parse_body(body_type, raw, max_values)
             del raw  # it may be large, and what follows may take long
             return _json(await _while_connected(request.receive, ask(call, request, body)))
         except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
@@ -99,32 +95,6 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
             raise to_http_error(error) from None
 
     return Route(path, endpoint, methods=["POST"])
-
-
-def parse_body(decoder: msgspec.json.Decoder[Any], raw: bytes, most: int) -> Any:
-    """The body as its type; no key twice, and at most about so many values, which take far more memory than text."""
-    if raw.count(b",") + (raw.count(b'"') - raw.count(b'\\"')) // 2 > most:
-        raise HTTPError(413, "too_large", f"the body has more than about {most} values")
-    try:
-        body = decoder.decode(raw)
-        json.loads(raw, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # msgspec's errors, and UnicodeDecodeError, are of the first kind
-        message = "it is no JSON in UTF-8"
-        if isinstance(error, msgspec.ValidationError | _TwiceError):
-            message = str(error)[:150] + getattr(decoder.type, "hint", "")
-        raise HTTPError(422, "validation", f"the body is not understood: {message}") from None
-    return body
-
-
-class _TwiceError(ValueError):
-    pass
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _TwiceError("a key is given twice")
-    return found
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:

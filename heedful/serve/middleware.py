@@ -264,58 +264,6 @@ class AccessMiddleware:
         )  # ASCII: one line
 
 
-def too_large(most: int) -> HTTPError:
-    """A body over the limit."""
-    return HTTPError(413, "too_large", f"the body is larger than {most} bytes")
-
-
-def check_body(record: RequestLog, most: int) -> None:
-    """Refuse a body by what the head says of it."""
-    kind, _, parameters = record.header(b"content-type").lower().partition(";")
-    charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
-    if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
-        raise HTTPError(415, "media_type", "send application/json, in UTF-8")
-    if record.header(b"content-encoding").lower() not in ("", "identity"):
-        raise HTTPError(415, "media_type", "compressed bodies are not read")
-    length = record.header(b"content-length")
-    if length and (not re.fullmatch(r"[0-9]{1,18}", length) or int(length) > most):
-        raise too_large(most)
-
-
-@dataclass(kw_only=True, slots=True)
-class BodyBudget:
-    """Those that are being received, of all connections."""
-
-    most: int  # bytes of all, past which one is received only within its share
-    share: int
-    held: int = 0
-
-
-async def read_body(receive: Receive, most: int, seconds: float, bodies: BodyBudget) -> bytes:
-    """The whole body, of at most so many bytes and in at most so many seconds."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnectedError
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                bodies.held += len(parts[-1])
-                if size > most:
-                    raise too_large(most)
-                if bodies.held > bodies.most and size > bodies.share:
-                    raise UnavailableError("too many large bodies are being received")
-                if not message.get("more_body"):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise HTTPError(408, "timeout", "the body did not come in time") from None
-    finally:
-        bodies.held -= size
-
-
 async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
     """Tell a trouble, in at most 2 kB; under /v1 in OpenAI's form."""
     message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"

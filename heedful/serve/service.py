@@ -16,8 +16,9 @@ from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.scheduling.errors import UnavailableError
 from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
+from heedful.serve.body import BodyBudget
 from heedful.serve.metrics import Metrics
-from heedful.serve.middleware import BodyBudget, HTTPError
+from heedful.serve.middleware import HTTPError
 from heedful.serve.settings import ServeSettings
 
 SCORED = {"regression": 1, "single_label_classification": 2}  # labels with which a head gives a pair one score
@@ -53,7 +54,7 @@ class Service:
         self.metrics.watch(self.queue)
         self.lanes = {name: self.queue.lane() for name in runs}
         self.bodies = BodyBudget(
-            most=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
+            max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
         self.failed: BaseException | None = None
         self._loads: list[threading.Thread] = []

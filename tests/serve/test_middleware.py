@@ -484,14 +484,14 @@ def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
         large = post("/token-classification", b"", "content-length: 90000\r\n", length=False) + b"x" * 60_000
         with open_socket(running.port) as first, open_socket(running.port) as second:
             first.sendall(large)
-            while bodies.held < 60_000:
+            while bodies.held_bytes < 60_000:
                 time.sleep(0.01)
             second.sendall(large)
             refused = second.recv(1 << 16)
             assert status_of(refused) == 503 and b"retry-after: " in refused
-            assert bodies.held == 60_000
+            assert bodies.held_bytes == 60_000
             assert ask(running.port, "/token-classification", OK).status == 200
-        while bodies.held:
+        while bodies.held_bytes:
             time.sleep(0.01)
 
 
