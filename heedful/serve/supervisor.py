@@ -1,4 +1,7 @@
-"""Keeper: a small process before the server, which starts it again when it was killed, and answers 503 meanwhile."""
+"""A small process in front of the server that starts it again after it was killed, and answers 503 meanwhile.
+
+systemd and Kubernetes restart a server too, but neither keeps its socket and answers while it starts.
+"""
 
 from __future__ import annotations
 
@@ -10,198 +13,189 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from threading import Thread
 from types import FrameType
-from typing import Any
 
 from heedful.errors import HeedfulError
 
-LISTENING, READY = b"l", b"r"  # what a server tells its keeper
-TRIES = 3  # servers in a row that are killed before they were ready
+LISTENING, READY = b"l", b"r"  # messages of the server to its supervisor
+MAX_EARLY_KILLS = 3  # servers in a row that are killed before they are ready
 BACKLOG = 2048
-SENT = 1 << 17  # bytes of answers that the system holds for a client that does not read them; it may hold twice as many
-REFUSALS, LINGER = 256, 2.0  # connections that are refused at once, and the seconds that each may take
+SEND_BUFFER_BYTES = 1 << 17  # of each connection; the system may hold twice as many for a client that does not read
+MAX_REFUSALS, LINGER_SECONDS = 256, 2.0  # connections that are refused at once; time for each
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-_AT_FIRST: dict[str, Any] = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_IGN}  # until it listens
-_TOLD = b'{"error":"the server is starting","error_type":"unhealthy"}'
+_ERROR = b'{"error":"the server is starting","error_type":"unhealthy"}'
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_TOLD), _TOLD)
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_ERROR), _ERROR)
 )
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets on every address of this name; all on one port, and 0 is any that is free."""
-    found: list[socket.socket] = []
+    """Return listening sockets on every address of a name, all on one port; port 0 is any that is free.
+
+    Raises:
+        HeedfulError: If the port is taken, or the name is not an address of this machine.
+    """
+    sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         ):
             try:
-                taken = found[0].getsockname()[1] if found else port
-                place = (address[0], taken, *address[2:])
-                found.append(socket.create_server(place, family=family, backlog=BACKLOG))
-                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)  # so of each connection
-                found[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a body waits for no word of its head
-            except OSError as error:  # a name may have an address of a kind that this machine has not
+                chosen_port = sockets[0].getsockname()[1] if sockets else port
+                bound = (address[0], chosen_port, *address[2:])
+                sockets.append(socket.create_server(bound, family=family, backlog=BACKLOG))
+                sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+                sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits for an ACK
+            except OSError as error:  # a name may have addresses of a family that this machine does not support
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
     except OSError as error:
-        for each in found:
-            each.close()
+        for listener in sockets:
+            listener.close()
         if error.errno == errno.EADDRINUSE:
             raise HeedfulError(f"{host}:{port} cannot be listened on: is another server there?") from None
         raise HeedfulError(f"{host}:{port} cannot be listened on: {error.strerror}") from None
-    if not found:
+    if not sockets:
         raise HeedfulError(f"{host}:{port} cannot be listened on: it is no address of this machine")
-    return found
+    return sockets
 
 
 def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
-    """Split the process: this returns in the server, with the line to its keeper, and ends in the keeper with it.
+    """Fork; return in the server, and run the supervisor in the parent until the server ends for good.
 
-    None, where processes cannot be split: there the server has no keeper.
+    Returns:
+        The connection to the supervisor; None on systems without fork, where there is no supervisor.
+
+    Raises:
+        SystemExit: In the supervisor, with the status of the server.
+        HeedfulError: In the supervisor, if servers are killed before they are ready.
     """
-    return _Keeper(sockets, log).run() if hasattr(os, "fork") else None
+    return _Supervisor(sockets, log).run() if hasattr(os, "fork") else None
 
 
-class _Keeper:
+class _Supervisor:
     def __init__(self, sockets: Sequence[socket.socket], log: Callable[[str], None]) -> None:
-        self.sockets, self.tell = list(sockets), log
-        self.selector = selectors.PollSelector()
-        self.refused: dict[socket.socket, float] = {}  # until when each may take
-        self.told: set[socket.socket] = set()  # of those: what still comes of them is read, and that is all
-        self.stopping = self.listening = self.ready = False
-        self.server = 0  # its process
+        self.sockets, self.log = list(sockets), log
+        self.stopping = self.listening = self.ready = False  # the last two are states of the server
+        self.server = 0  # its process ID
+        self.refusals: list[Thread] = []
+        self.woken, self.wake = socket.socketpair()  # a signal makes `woken` readable
 
     def run(self) -> socket.socket:
-        """Again and again."""
-        self.woken, self.wake = socket.socketpair()
-        for each in (self.woken, self.wake, *self.sockets):
-            each.setblocking(False)
-        killed = 0
+        """Start servers until one ends by itself; returns in each server."""
+        for opened in (self.woken, self.wake, *self.sockets):
+            opened.setblocking(False)
+        early_kills = 0
         while True:
-            line = self._split()
-            if line is None:
-                return self.line
-            self.listening = self.ready = False
-            status = self._watch(line)
+            connection = self._fork()
+            if not self.server:
+                return connection
+            status = self._watch(connection)
             if self.stopping or status == 0 or (status > 0 and not self.ready):
                 raise SystemExit(status if status >= 0 else 128 - status)
-            killed = 0 if self.ready else killed + 1
+            early_kills = 0 if self.ready else early_kills + 1
             name = signal.Signals(-status).name if status < 0 else f"status {status}"
-            if killed == TRIES:
+            if early_kills == MAX_EARLY_KILLS:
                 raise HeedfulError(
-                    f"the server ended by {name} {TRIES} times before it was ready: is there the memory?"
+                    f"the server ended by {name} {early_kills} times before it was ready: is there the memory?"
                 )
-            self.tell(f"the server ended by {name}, and starts again")
+            self.log(f"the server ended by {name}, and starts again")
 
-    def _split(self) -> socket.socket | None:
-        """The keeper's end of the line; None in the server, whose end is `line` then."""
-        here, there = socket.socketpair()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none may come to the server before it is one
+    def _fork(self) -> socket.socket:
+        """Start a server; returns the connection between both, in both."""
+        for refusal in self.refusals:  # a fork copies no threads
+            refusal.join()
+        own, other = socket.socketpair()
+        self.listening = self.ready = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both have their handlers
         self.server = os.fork()
         if self.server:
-            there.close()
             signal.set_wakeup_fd(self.wake.fileno())
-            for each in SIGNALS:
-                signal.signal(each, self._signalled)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            return here
-        signal.set_wakeup_fd(-1)
-        for each in SIGNALS:
-            signal.signal(each, _AT_FIRST.get(each.name, signal.SIG_DFL))
-        os.setpgid(0, 0)  # an interruption of the terminal comes by the keeper, once
+            for number in SIGNALS:
+                signal.signal(number, self._forward)
+        else:
+            own, other = other, own
+            signal.set_wakeup_fd(-1)
+            for number in SIGNALS:
+                signal.signal(number, _initial_handler(number))
+            os.setpgid(0, 0)  # a terminal's interrupt comes through the supervisor, once
+            self.woken.close()
+            self.wake.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self.selector.close()
-        for other in (here, self.woken, self.wake, *self.refused):
-            other.close()
-        self.line = there
-        return None
+        other.close()
+        return own
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        """Hand it on."""
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         self.stopping = self.stopping or number != getattr(signal, "SIGHUP", None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.server, number)
 
-    def _watch(self, line: socket.socket) -> int:
-        """The server's status, when it has ended; as long as it does not listen, others are refused here."""
-        self.selector = selectors.PollSelector()
-        for each in (line, self.woken, *self.sockets, *self.refused):
-            self.selector.register(each, selectors.EVENT_READ)
-        with self.selector, line:
+    def _watch(self, connection: socket.socket) -> int:
+        """Wait for the end of the server and return its status; refuse clients until it listens."""
+        with selectors.PollSelector() as selector, connection:
+            for opened in (connection, self.woken, *self.sockets):
+                selector.register(opened, selectors.EVENT_READ)
             while True:
-                for key, _ in self.selector.select(LINGER):
-                    assert isinstance(key.fileobj, socket.socket)
-                    if key.fileobj is line:
-                        if not (told := _received(line)):
+                for key, _ in selector.select():
+                    if key.fileobj is connection:
+                        message = _receive(connection)
+                        if not message:
                             return os.waitstatus_to_exitcode(os.waitpid(self.server, 0)[1])
-                        self._hear(told)
+                        self.ready = self.ready or READY in message
+                        if LISTENING in message and not self.listening:
+                            self.listening = True
+                            for listener in self.sockets:
+                                selector.unregister(listener)
                     elif key.fileobj is self.woken:
-                        _received(self.woken)
+                        _receive(self.woken)
                         if self.stopping:
-                            self._listen_no_more()
-                    elif key.fileobj in self.refused:
+                            self._close(selector)
+                    elif key.fileobj in self.sockets and not self.listening:  # both may have changed in this loop
+                        assert isinstance(key.fileobj, socket.socket)
                         self._refuse(key.fileobj)
-                    else:
-                        self._accept(key.fileobj)
-                self._give_up()
 
-    def _hear(self, told: bytes) -> None:
-        self.ready = self.ready or READY in told
-        if LISTENING in told and not self.listening:
-            self.listening = True
-            for each in self.sockets:
-                self.selector.unregister(each)
-
-    def _listen_no_more(self) -> None:
-        """The server refuses in words as long as it listens; then nobody does."""
-        for each in self.sockets:
+    def _close(self, selector: selectors.BaseSelector) -> None:
+        for listener in self.sockets:
             if not self.listening:
-                self.selector.unregister(each)
-            each.close()
+                selector.unregister(listener)
+            listener.close()
         self.sockets = []
 
-    def _accept(self, listener: socket.socket) -> None:
-        if listener not in self.sockets or self.listening:  # since this was selected
-            return
-        if len(self.refused) >= REFUSALS:
-            self._drop(next(iter(self.refused)))
+    def _refuse(self, listener: socket.socket) -> None:
+        self.refusals = [refusal for refusal in self.refusals if refusal.is_alive()]
         with contextlib.suppress(OSError):  # the server was quicker
-            connection = listener.accept()[0]
-            connection.setblocking(False)
-            self.refused[connection] = time.monotonic() + LINGER
-            self.selector.register(connection, selectors.EVENT_READ)
-
-    def _refuse(self, connection: socket.socket) -> None:
-        """Say so at its first word, and let it go when it has heard."""
-        try:
-            if connection.recv(1 << 16):
-                if connection not in self.told:
-                    self.told.add(connection)
-                    with contextlib.suppress(BlockingIOError):
-                        connection.sendall(REFUSAL)
-                        connection.shutdown(socket.SHUT_WR)
+            client = listener.accept()[0]
+            if len(self.refusals) == MAX_REFUSALS:
+                client.close()
                 return
-        except OSError:
-            pass
-        self._drop(connection)
-
-    def _give_up(self) -> None:
-        now = time.monotonic()
-        for each in [each for each, until in self.refused.items() if now > until]:
-            self._drop(each)
-
-    def _drop(self, connection: socket.socket) -> None:
-        del self.refused[connection]
-        self.told.discard(connection)
-        self.selector.unregister(connection)
-        connection.close()
+            self.refusals.append(Thread(target=_send_refusal, args=(client,), daemon=True))
+            self.refusals[-1].start()
 
 
-def _received(line: socket.socket) -> bytes:
+def _initial_handler(number: signal.Signals) -> Callable[[int, FrameType | None], object] | signal.Handlers:
+    """Return the handler of a signal in a server that does not listen yet."""
+    if number == signal.SIGINT:
+        return signal.default_int_handler
+    return signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN
+
+
+def _send_refusal(client: socket.socket) -> None:
+    """Answer 503, then read what the client still sends: closed earlier, the connection is reset before the answer."""
+    deadline = time.monotonic() + LINGER_SECONDS
+    with client, contextlib.suppress(OSError):
+        client.settimeout(LINGER_SECONDS)
+        if client.recv(1 << 16):
+            client.sendall(REFUSAL)
+            client.shutdown(socket.SHUT_WR)
+            while time.monotonic() < deadline and client.recv(1 << 16):
+                pass
+
+
+def _receive(connection: socket.socket) -> bytes:
     try:
-        return line.recv(1 << 12)
+        return connection.recv(1 << 12)
     except BlockingIOError:
         return b" "
     except OSError:
