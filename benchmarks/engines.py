@@ -49,7 +49,8 @@ class Job:
 def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
     """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
     import heedful
-    from heedful.infer.tuning.autotune import activation_dtype, autotune
+    from heedful.infer.tuning.autotune import autotune
+    from heedful.infer.tuning.execution_plan import activation_dtype
 
     made = heedful.load(folder, dtype=activation_dtype(precision))
     way = autotune(made, precision)
@@ -61,7 +62,7 @@ def packed(job: Job) -> tuple[Round, str]:
     import torch
 
     import heedful
-    from heedful.infer.engine import TOKEN_BUDGET
+    from heedful.infer.bundle_engine import TOKEN_BUDGET
     from heedful.model.heads import pool
 
     model, way = loaded(job.folder, cast("Precision", job.precision))

@@ -42,7 +42,7 @@ class CapturedLayout(KVCache):
 
 
 def rerun(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows width"]]:
-    """What computes the model's rows of the batch, as its tensors are then, time after time."""
+    """Return a function that computes the model's rows from the current contents of the batch's tensors."""
     stack = model.encoder or model.decoder
     assert stack is not None and not (model.encoder and model.decoder)
     known = CapturedLayout(Layout.within(batch))
@@ -73,7 +73,7 @@ class CudaGraphs:
         self.model = model
         self.longest = longest
         self.most = most
-        self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # the one that was used last stands last
+        self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # least recently used first
         self._lock = Lock()  # a graph writes to one place
         self._pool: Any = None
 
@@ -118,7 +118,7 @@ class CudaGraphs:
             return recorded.rows.clone()  # the next one is written to the same place
 
     def prepare(self, lengths: Iterable[int]) -> None:
-        """Record texts of so many tokens now, so that none waits for it."""
+        """Record graphs for texts of these numbers of tokens now, so that no request waits for it."""
         with torch.inference_mode():
             for length in lengths:
                 self(Packed.of([[0] * length]))

@@ -1,71 +1,24 @@
-"""Engine: a folder becomes a ready model, and inputs become answers."""
+"""`Engine`: the model of a run, of a folder or of the hub, ready to answer in the fastest way of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle, load
 from heedful.device import resolve_device
-from heedful.errors import HeedfulError, InputError
-from heedful.families import FAMILIES
-from heedful.infer.cuda_graphs import CudaGraphs
-from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
-from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
-from heedful.infer.tuning.autotune import ExecutionPlan, activation_dtype, autotune, example_bias
-from heedful.model.config import Head, SentenceEmbedding
-from heedful.model.decode import Decoding
-from heedful.model.heads import PretrainingHead, pooled_row
-from heedful.model.stack import Transformer, select_rows
-from heedful.nn.attend import explain
-from heedful.nn.layout import AttentionArgs, Layout
-from heedful.packed import Packed
-from heedful.tasks.answer_heads import answer_heads_of
-from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
-from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
-from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
-from heedful.tasks.predictions import AnyPrediction, check_prediction_type
-from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
-
-TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
-TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
-MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
-EXPLAIN_TOKENS = 64  # tokens of a text, for explain()
+from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import TOKEN_BUDGET, BundleEngine, check_token_budget
+from heedful.infer.precision import PrecisionOrAuto, check_precision
+from heedful.infer.tuning.autotune import tuned_plan
+from heedful.infer.tuning.execution_plan import ExecutionPlan, activation_dtype
+from heedful.infer.tuning.precision_gate import choose_precision
+from heedful.tasks.generation import GenerationConfig
 
 
-class Chunk(NamedTuple):
-    """A window that waits for its scores."""
-
-    answerer: AnswerHead
-    encoded: Encoding
-    places: list[int]  # the tokens to score; none: the whole window
-
-
-class EncodedInput(NamedTuple):
-    """An input that was read: what answers it, and its windows in which something is to be scored."""
-
-    given: Any
-    answerer: AnswerHead
-    pieces: list[Chunk]
-    dropped: int = 0  # tokens of its end that are in no window
-    seen: Sequence[Encoding] = ()  # all its windows
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are to be scored."""
-        return sum(len(piece.encoded) for piece in self.pieces)
-
-
-class Engine:
-    """A model that answers; each answer is plain data and the same whatever else is asked beside it."""
+class Engine(BundleEngine):
+    """A model that answers; an answer is plain data, and the same whatever else is in its batch."""
 
     def __init__(
         self,
@@ -80,381 +33,59 @@ class Engine:
         writing: GenerationConfig | None = None,
         cut: int | None = None,
     ) -> None:
-        """Load a folder, or a name on the hub at a revision, or take what is loaded as it is.
-
-        It answers in float32, in the way that is fastest on this machine, unless another `precision` is given, which
-        has to be faster here and to change the scores little: "auto" is the fastest that does (see precision_gate.py).
-        With a `dtype` all is computed in that, in PyTorch's usual way. `device` is "cpu" unless given, or "cuda".
-        A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
-        writes does so: greedily, up to 128 tokens, unless given. With `cut`, an input of more tokens than that loses
-        its end, nothing is windowed or refused, and each answer says how many tokens it lost: "cut".
-        """
-        if token_budget < 1:
-            raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
-        if precision is not None and dtype is not None:
-            raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
-        self.way: ExecutionPlan | None = None  # None: as it was loaded
-        self.why: tuple[str, ...] = ()  # it is in this precision
-        if isinstance(model, ModelBundle):
-            if any(given is not None for given in (revision, head, precision, dtype, device)):
-                raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
-            self.loaded = model
-            self.parameters = model.count()
-        else:
-            place = resolve_device(device or "cpu")
-            chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32", place)
-            how = dtype or activation_dtype(chosen or "float32")
-            self.loaded = load(model, revision=revision, head=head, dtype=how, device=place)
-            self.parameters = self.loaded.count()
-            if chosen is not None:
-                self.way = autotune(self.loaded, chosen)
-        self.token_budget = token_budget
-        self.writing = writing or GenerationConfig()
-        self._head, self._answerers = _able(self.loaded)
-        if self.loaded.tokenizer is None:
-            raise HeedfulError(
-                f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
-            )
-        self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit = self.loaded.max_length
-        self.cut = cut
-        stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
-        self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
-
-    def _chosen(
-        self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto, device: torch.device
-    ) -> Precision:
-        check_precision(asked)
-        if asked == "float32":
-            return asked
-        from heedful.infer.tuning.precision_gate import choose_precision  # it measures engines
-
-        chosen, trials = choose_precision(model, asked, revision=revision, head=head, device=device)
-        self.why = tuple(each.line() for each in trials)
-        return chosen
-
-    @property
-    def kind(self) -> str:
-        """The kind of head, as `load(head=...)` takes it: "sequence_classification", "masked_lm", "embedding", ..."""
-        return self._head.kind
-
-    @property
-    def expects(self) -> str:
-        """What an input looks like, in words."""
-        return "; or ".join(answerer.expects for answerer in self._answerers)
-
-    def __call__(self, inputs: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
-        """An answer for each input, in order.
-
-        Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
-        the second follow?); or, by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
-        """
-        given = self._listed(inputs)
-        if top_k < 1:
-            raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        if len(given) <= TOKENIZE_CHUNK:
-            return self.answers(self.tokenize(given), top_k=top_k)
-        parts = [(first, given[first : first + TOKENIZE_CHUNK]) for first in range(0, len(given), TOKENIZE_CHUNK)]
-        answers: list[Answer] = []
-        with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
-            coming = beside.submit(self.tokenize, parts[0][1])
-            for number in range(len(parts)):
-                asked = coming.result()
-                if number + 1 < len(parts):
-                    coming = beside.submit(self.tokenize, parts[number + 1][1], first=parts[number + 1][0])
-                answers += self.answers(asked, top_k=top_k, first=parts[number][0])
-        return answers
-
-    def predict(
-        self, inputs: Iterable[Any], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
-    ) -> list[AnyPrediction]:
-        """Answer each input with a dataclass of its head's kind, such as Classification or TokenClassification.
+        """Load a model, choose its precision and its execution plan on this machine, and apply them.
 
         Args:
-            inputs: Texts, or whatever `expects` names.
-            answer_type: The class that the answers have; a type checker then knows their fields.
-            top_k: Number of candidates that are listed for each mask.
+            model: A run, a folder, NAME[@REVISION] on the hub, or a loaded bundle, which is used as it is.
+            revision: Commit or branch on the hub.
+            head: Kind of the head; None: the model's own.
+            precision: "float32" unless given. Another one has to be faster here and to change scores little; "auto"
+                is the fastest that does, see tuning/precision_gate.py.
+            dtype: Compute everything in this dtype by PyTorch's operators, instead of a precision.
+            device: "cpu" unless given, or "cuda".
+            token_budget: Most tokens of a batch; a single window may have more.
+            writing: How a seq2seq or language model generates; greedily, up to 128 tokens, unless given.
+            cut: Truncate inputs to this many tokens instead of reading windows; answers then have "cut", the number
+                of tokens that were dropped.
 
         Raises:
-            HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
+            HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the
+                precision is refused on this machine.
         """
-        given = self._listed(inputs)
-        answers = self(given, top_k=top_k)
-        read = [self._read(number, each)[0] for number, each in enumerate(given)]
-        return check_prediction_type(
-            [each.prediction(answer) for each, answer in zip(read, answers, strict=True)], answer_type
-        )
-
-    def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
-        """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.
-
-        Raises:
-            HeedfulError: If the model's head makes no sentence embeddings.
-        """
-        if self.kind != "embedding":
-            raise HeedfulError(f"encode needs sentence embeddings, but this model has a {self.kind} head: use predict")
-        if isinstance(texts, str):
-            single: NDArray[np.float32] = self.encode([texts], prompt=prompt)[0]
-            return single
-        listed = list(texts)
-        if wrong := next((number for number, text in enumerate(listed) if not isinstance(text, str)), None):
-            raise HeedfulError(f"input {wrong} is {_shown(listed[wrong])}; expected a text")
-        vectors = [answer["vector"] for answer in self([prompt + text for text in listed])]
-        width = self.loaded.config.model.width
-        return np.array(vectors, np.float32).reshape(len(listed), -1 if listed else width)
-
-    def encode_query(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
-        """Return the embeddings of search queries: `encode` with the prompt that the model has for them, if any."""
-        return self.encode(texts, prompt=self._prompt("query"))
-
-    def encode_document(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
-        """Return the embeddings of documents: `encode` with the prompt that the model has for them, if any."""
-        return self.encode(texts, prompt=self._prompt("document"))
-
-    def _prompt(self, name: str) -> str:
-        """A prompt of the model by its name in sentence-transformers; "" if it has none of that name."""
-        return dict(self._head.prompts).get(name, "") if isinstance(self._head, SentenceEmbedding) else ""
-
-    def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5, first: int = 0) -> list[Answer]:
-        """Score encoded inputs and make their answers: the second and third step of a call.
-
-        Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
-        """
-        pieces = [piece for each in asked for piece in each.pieces]
-        scores: dict[int, Any] = {}
-        for numbers in self._batches(pieces):
-            scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
-        made = (scores[number] for number in range(len(pieces)))
-        answers: list[Answer] = []
-        for number, each in enumerate(asked, start=first):
-            windows = list(islice(made, len(each.pieces)))
-            answer = self._answer(each, windows, top_k)
-            if not (answer_is_finite(answer) and all(map(scores_are_finite, windows))):
-                if len(asked) == 1:
-                    raise InputError(NOT_FINITE, number) from FloatingPointError()
-                (answer,) = self.answers([each], top_k=top_k, first=number)  # another input may have spoilt its batch
-            answers.append(answer)
-        return answers
-
-    def tokenize(self, inputs: Sequence[Any], *, first: int = 0) -> list[EncodedInput]:
-        """The first of the three steps that a call consists of: inputs become windows of tokens.
-
-        Errors count the inputs from `first`.
-        """
-        read = [self._read(number, given) for number, given in enumerate(inputs, start=first)]
-        try:
-            encoded = iter(self._encode([item for _, items in read for item in items]))
-        except HeedfulError:
-            for number, (_, items) in enumerate(read, start=first):
-                self._blame(number, items)
-            raise
-        asked = []
-        for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
-            seen = [next(encoded) for _ in items]
-            several = self._windows(number, answerer, items, seen)
-            asked.append(
-                EncodedInput(
-                    given, answerer, self._pieces(answerer, several), sum(each.dropped for each in seen), several
-                )
+        check_token_budget(token_budget)
+        if precision is not None and dtype is not None:
+            raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
+        if not isinstance(model, ModelBundle):
+            bundle, plan, log = open_model(
+                model, revision=revision, head=head, precision=precision, dtype=dtype, device=device
             )
-        return asked
-
-    def score(
-        self,
-        pieces: Sequence[Chunk],
-        writing: GenerationConfig | None = None,
-        *,
-        top_k: int | None = None,
-    ) -> list[Any]:
-        """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all.
-
-        With `top_k`, as `answer` takes it, so many tokens are kept where there is a score for all of the vocabulary at
-        each place. Pieces for which texts are written get all of them at once here; `decode` does it in steps.
-        """
-        assert all(piece.answerer is pieces[0].answerer for piece in pieces)
-        training = self.loaded.training
-        if training:  # else each module would be told once more, which takes as long as a small model
-            self.loaded.eval()
-        try:
-            with torch.inference_mode():
-                return self._run(pieces, writing or self.writing, top_k)
-        finally:
-            if training:
-                self.loaded.train()
-
-    def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
-        """The second step of one batch for which texts are written, as a decoding that its caller takes step by step.
-
-        Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
-        """
-        answerer = pieces[0].answerer
-        assert answerer.generate is not None and all(piece.answerer is answerer for piece in pieces)
-        with torch.inference_mode():
-            return answerer.generate(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
-
-    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
-        """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
-        answer = self._answer(asked, scores, top_k)
-        if not answer_is_finite(answer):
-            raise HeedfulError(NOT_FINITE) from FloatingPointError()
-        return answer
-
-    def _answer(self, asked: EncodedInput, scores: Sequence[Any], top_k: int) -> Answer:
-        windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
-        answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
-        return answer if self.cut is None else answer | {"cut": asked.dropped}
-
-    def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
-        thresholds = self.loaded.thresholds
-        return AnswerContext(
-            tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, windows=seen
-        )
-
-    def explain(self) -> str:
-        """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
-        way = ["as it was loaded"] if self.way is None else [f"answers in {self.way.precision}", *self.way.why]
-        return "\n".join([*way, *self.why, *self._attention()])
-
-    def _attention(self) -> Iterator[str]:
-        stack = self.loaded.config.model.encoder or self.loaded.config.model.decoder
-        if stack is None:
-            return
-        length = min(EXPLAIN_TOKENS, self.limit or EXPLAIN_TOKENS, self.token_budget)
-        count = self.token_budget // length
-        parameter = next(self.loaded.parameters())
-        q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
-        layout = Layout.of(range(0, count * length + 1, length))
-        first = self.way.attention if self.way else ""
-        bias = example_bias(stack, len(q), length, q.dtype, q.device)
-        seen: dict[str, Any] = {"causal": stack.causal, "window": stack.window, "bias": bias}
-        call = AttentionArgs(layout=layout, scale=stack.head_width**-0.5, preferred=first, **seen)
-        where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
-        with torch.inference_mode():
-            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
-
-    def _listed(self, inputs: Iterable[Any]) -> list[Any]:
-        if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
-            raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
-        return list(inputs)
-
-    def columns(self, *, pairs: bool) -> dict[str, Any]:
-        """Return the types of the fields of answers, see `Answerer.columns`; `pairs`: inputs may be pairs of texts."""
-        found: dict[str, Any] = {}
-        for answerer in self._answerers:
-            if answerer.pairs in (None, pairs):
-                found |= answerer.columns(self.loaded, self.writing)
-        return found
-
-    def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
-        for answerer in self._answerers:
-            if (items := answerer.tokenizer_inputs(given)) is not None:
-                return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
-        raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
-
-    def _windows(
-        self, number: int, answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding]
-    ) -> list[Encoding]:
-        try:
-            return [each for seen in input_windows(answerer, items, encoded, self.limit) for each in seen]
-        except HeedfulError as error:
-            raise InputError(str(error), number) from None
-
-    def _pieces(self, answerer: AnswerHead, several: list[Encoding]) -> list[Chunk]:
-        """The windows of an input; those in which nothing is to be scored are left out."""
-        if answerer.positions is None:
-            return [Chunk(answerer, each, []) for each in several]
-        places = group_by_window(answerer.positions(several, self.tokenizer), len(several))
-        return [Chunk(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
-
-    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
-        cut = self.cut
-        if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
-            cut = self.limit if cut is None else min(self.limit, cut)
-        if cut is None:
-            seen = self.tokenizer.encode_batch(items)
+        elif any(value is not None for value in (revision, head, precision, dtype, device)):
+            raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
         else:
-            seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, cut)
-        return decoder_prompts(self.loaded, self.tokenizer, seen)
-
-    def _blame(self, number: int, items: list[TokenizerInput]) -> None:
-        """Say that it is this input that cannot be made into tokens, if so."""
-        for item in items:
-            try:
-                self._encode([item])
-            except HeedfulError as error:  # whose cause says whether a person can mend it
-                raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
-
-    def _batches(self, pieces: Sequence[Chunk]) -> Iterator[list[int]]:
-        """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""
-        batch: list[int] = []
-        rows = 0
-        order = sorted(range(len(pieces)), key=lambda n: (id(pieces[n].answerer), -len(pieces[n].encoded)))
-        for number in order:
-            piece = pieces[number]
-            if batch and (
-                rows + len(piece.encoded) > self.token_budget or piece.answerer is not pieces[batch[0]].answerer
-            ):
-                yield batch
-                batch, rows = [], 0
-            batch.append(number)
-            rows += len(piece.encoded)
-        if batch:
-            yield batch
-
-    def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[Any]:
-        batch, answerer = self._packed(pieces), pieces[0].answerer
-        if answerer.generate is not None:
-            return answerer.generate(self.loaded, self.tokenizer, batch, writing).run()
-        head = self._module(answerer)
-        if answerer.positions is None:
-            wanted, read = pooled_row(head, batch)
-            return list(_on_host(head(self._rows(batch, wanted), read)))
-        places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
-        rows, counts = (
-            self._rows(batch, torch.tensor(places, device=batch.tokens.device)),
-            [len(piece.places) for piece in pieces],
-        )
-        if answerer.summarize is None or top_k is None:
-            return list(_on_host(head(rows, batch)).split(counts))
-        parts, setting = rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)), self._setting(top_k)
-        brief = iter([each for part in parts for each in answerer.summarize(_on_host(head(part, batch)), setting)])
-        return [list(islice(brief, count)) for count in counts]
-
-    def _packed(self, pieces: Sequence[Chunk]) -> Packed:
-        """One batch, on the model's device."""
-        device = next(self.loaded.parameters()).device
-        return Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
-
-    def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
-        if self._graphs is None or self._graphs.cannot(batch):
-            return self.loaded.hidden_states(batch, output_rows=wanted)
-        return select_rows(self._graphs(batch), wanted)
-
-    def _module(self, answerer: AnswerHead) -> nn.Module:
-        head = self.loaded.head
-        if isinstance(head, PretrainingHead):
-            return head.next if answerer is NEXT_SENTENCE_HEAD else head.masked
-        assert head is not None
-        return head
+            bundle, plan, log = model, None, ()
+        super().__init__(bundle, plan=plan, token_budget=token_budget, writing=writing, cut=cut)
+        self.precision_log = log
 
 
-def _on_host(scores: Tensor) -> Tensor:
-    return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)
+def open_model(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    precision: PrecisionOrAuto | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[ModelBundle, ExecutionPlan | None, tuple[str, ...]]:
+    """Load a model in the precision that is chosen on this machine; see `Engine` for the arguments.
 
-
-def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
-    """The head and what answers with it."""
-    head = loaded.config.head
-    if head is not None and (answerers := answer_heads_of(head.kind)):
-        return head, answerers
-    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answer_heads_of(kind)]
-    has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
-    raise HeedfulError(
-        f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of {', '.join(can)}, "
-        "whose weights must be in the folder"
-    )
-
-
-def _shown(given: Any, most: int = 80) -> str:
-    text = f"{type(given).__name__} {given!r}"
-    return text if len(text) <= most else text[: most - 1] + "…"
+    Returns:
+        The bundle, the plan for it (None with a dtype), and a line for each precision that was measured.
+    """
+    place = resolve_device(device or "cpu")
+    if dtype is not None:
+        return load(name, revision=revision, head=head, dtype=dtype, device=place), None, ()
+    wanted = precision or "float32"
+    check_precision(wanted)
+    chosen, measurements = choose_precision(name, wanted, revision=revision, head=head, device=place)
+    bundle = load(name, revision=revision, head=head, dtype=activation_dtype(chosen), device=place)
+    return bundle, tuned_plan(bundle, chosen), tuple(measurement.line() for measurement in measurements)

@@ -41,5 +41,7 @@ def scores_are_finite(scores: Any) -> bool:
     if isinstance(scores, torch.Tensor):
         return bool(scores.isfinite().all())
     if isinstance(scores, list | tuple):
-        return all(math.isfinite(getattr(each, "log_probability", 0.0)) and answer_is_finite(each) for each in scores)
+        return all(
+            math.isfinite(getattr(score, "log_probability", 0.0)) and answer_is_finite(score) for score in scores
+        )
     return True

@@ -11,6 +11,6 @@ PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "int8"]  # auto: the fa
 
 
 def check_precision(asked: str) -> None:
-    """One that there is, or "auto"."""
+    """Raise a HeedfulError unless it is a precision or "auto"."""
     if asked not in get_args(PrecisionOrAuto):
         raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")

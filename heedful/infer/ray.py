@@ -17,6 +17,7 @@ from heedful.data.labelled.columns import RowReader
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_each
 from heedful.infer.batch.writers import answer_arrow_types
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.engine import Engine
 
 Columns = dict[str, np.ndarray]
@@ -31,7 +32,7 @@ class Predict:
 
     def __init__(
         self,
-        model: str | Path | Engine,
+        model: str | Path | BundleEngine,
         *,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         keep: bool = True,
@@ -39,7 +40,7 @@ class Predict:
         top_k: int = 5,
     ) -> None:
         """`keep`: whether the columns of the input stay; `prefix` goes before the names of the new ones."""
-        self.engine = model if isinstance(model, Engine) else Engine(model)
+        self.engine = model if isinstance(model, BundleEngine) else Engine(model)
         self._given, self._keep, self._prefix, self._top_k = dict(columns or {}), keep, prefix, top_k
 
     def __call__(self, batch: Columns) -> Columns:
@@ -62,7 +63,7 @@ class Predict:
         return {**batch, **made}
 
     def _inputs(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, str | None]], bool]:
-        """What each row asks, or why it asks nothing; and whether it asks of two texts."""
+        """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
         table = Table(shown="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.kind, self._given)
@@ -76,10 +77,10 @@ class Predict:
         return found, "text_pair" in columns.of or "positive" in columns.of
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
-        """A row for each, NaN where there is none."""
-        known = next((each for each in vectors if each is not None), None)
+        """Return a matrix of vectors, with a row of NaN for each missing one."""
+        known = next((vector for vector in vectors if vector is not None), None)
         width = len(known or self.engine([""])[0]["vector"])
-        rows = [[np.nan] * width if each is None else each for each in vectors]
+        rows = [[np.nan] * width if vector is None else vector for vector in vectors]
         return np.array(rows, kind.value_type.to_pandas_dtype()).reshape(-1, width)
 
 
@@ -96,7 +97,7 @@ def _plain(value: Any) -> Any:
 
 
 def _column(kind: pa.DataType, values: list[Any]) -> np.ndarray:
-    """Numbers as numbers, NaN where there is none; all else as objects."""
+    """Return a numeric column with NaN for missing values, or a column of objects."""
     if pa.types.is_floating(kind):
         return np.array([np.nan if value is None else value for value in values], np.float64)
     if pa.types.is_integer(kind) and None not in values:

@@ -13,7 +13,7 @@ from heedful.atomic_io import check_writable
 from heedful.csrc import unused_note
 from heedful.device import resolve_device
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Engine
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.precision_gate import Measurement, fastest_accepted, measure_precisions, open_in_precision
@@ -87,8 +87,8 @@ def bench(
     usual, long_inputs = data_settings_for(run, data)
     writes = run_generation(run)
 
-    def metric(engine: Engine) -> float:
-        log(f"evaluating {engine.way.precision if engine.way else ''}")
+    def metric(engine: BundleEngine) -> float:
+        log(f"evaluating {engine.plan.precision if engine.plan else ''}")
         found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, generation=writes)
         numbers.update(metric=found.metric, split=found.split)
         return float(found.numbers[found.metric])

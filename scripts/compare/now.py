@@ -181,7 +181,8 @@ def precisions(folder: Path, family: str = "") -> Probes:
     import torch
 
     from heedful.checkpoint import load
-    from heedful.infer.tuning.autotune import activation_dtype, autotune
+    from heedful.infer.tuning.autotune import autotune
+    from heedful.infer.tuning.execution_plan import activation_dtype
     from heedful.packed import Packed
 
     batch = Packed.of(*shared.sequences(family))

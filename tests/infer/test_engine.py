@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import heedful
-import heedful.infer.engine as module
+import heedful.infer.bundle_engine as module
 from heedful.checkpoint import BundleConfig, create, load
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.engine import TOKEN_BUDGET, Engine
+from heedful.infer.bundle_engine import TOKEN_BUDGET
+from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import PreTokenized

@@ -25,8 +25,9 @@ from heedful.infer.batch.shared_output import SharedOutput, open_output
 from heedful.infer.batch.single_file import join_parts, parts_folder
 from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
-from heedful.infer.engine import EncodedInput, Engine
-from heedful.infer.tuning.autotune import activation_dtype
+from heedful.infer.bundle_engine import BundleEngine, EncodedInput
+from heedful.infer.engine import Engine
+from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping
 
 VERSION = 1
@@ -43,7 +44,7 @@ class BatchSettings:
 
     rows: int = 10_000  # of the input, in each part
     format: Format = "parquet"
-    inputs: bool = True  # whether the columns of the input stand beside the answers
+    inputs: bool = True  # write the columns of the input beside the answers
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -76,7 +77,7 @@ class Summary:
     rows: int
     answered: int
     errors: int
-    first_error: str  # with its place; "": there is none
+    first_error: str  # with its file and row; "" without errors
     size: int  # bytes
     made: int  # rows that this call answered; the others were there, or other processes made them
     seconds: float
@@ -98,7 +99,7 @@ DEFAULT, DATA = BatchSettings(), DataSettings()
 
 
 def predict_files(
-    model: Engine | str | Path,
+    model: BundleEngine | str | Path,
     files: Sequence[str | Path] | str | Path,
     output: str | Path,
     settings: BatchSettings = DEFAULT,
@@ -111,11 +112,11 @@ def predict_files(
 
     One file is made where the suffix of `output` is that of the format: .csv, .jsonl or .conll.
 
-    Rows that cannot be read or answered get an `error`. The same call goes on where one was stopped or killed, and
-    several at once, on machines that share the folder, divide the parts between them; each ends when all is there.
+    Rows that cannot be read or answered get an `error`. The same call resumes one that was stopped or killed, and
+    several at once, on machines that share the folder, divide the parts between them; each ends when all are finished.
     """
     start = time.monotonic()
-    engine = model if isinstance(model, Engine) else Engine(model)
+    engine = model if isinstance(model, BundleEngine) else Engine(model)
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
     folder = parts_folder(Path(output), settings.format)
@@ -167,7 +168,7 @@ def _need_conll(several: Sequence[InputFile]) -> None:
 
 
 def _plan(
-    engine: Engine, several: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
+    engine: BundleEngine, several: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
 ) -> dict[str, Any]:
     """All that decides what the parts hold."""
     return {
@@ -182,17 +183,17 @@ def _plan(
     }
 
 
-def _precision(engine: Engine) -> str:
-    if engine.way is not None:
-        return engine.way.precision
+def _precision(engine: BundleEngine) -> str:
+    if engine.plan is not None:
+        return engine.plan.precision
     return str(next(engine.loaded.parameters()).dtype).removeprefix("torch.")
 
 
-def fingerprint(engine: Engine) -> str:
+def fingerprint(engine: BundleEngine) -> str:
     """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
     loaded = engine.loaded
     digest = hashlib.sha256()
-    usual = None if engine.way is None else activation_dtype(engine.way.precision)  # some ways hold norms in float32
+    usual = None if engine.plan is None else activation_dtype(engine.plan.precision)  # some ways hold norms in float32
     for name, held in sorted(loaded.named_tensors().items()):
         tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -233,7 +234,7 @@ class _Run:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BundleEngine,
         several: Sequence[InputFile],
         settings: BatchSettings,
         top_k: int,

@@ -1,4 +1,4 @@
-"""Many inputs of which some cannot be answered: the others are, and those say why."""
+"""Answers to many inputs, with an error message for each that fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from heedful.errors import HeedfulError
-from heedful.infer.engine import EncodedInput, Engine
+from heedful.infer.bundle_engine import BundleEngine, EncodedInput
 from heedful.tasks.answering import Answer
 
 Given = TypeVar("Given")
@@ -14,7 +14,7 @@ Made = TypeVar("Made")
 
 
 def tokenize_each(
-    engine: Engine, given: Sequence[tuple[Any, str | None]]
+    engine: BundleEngine, given: Sequence[tuple[Any, str | None]]
 ) -> tuple[list[EncodedInput], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
     read = iter(_apart([each for each, error in given if error is None], engine.tokenize))
@@ -28,12 +28,12 @@ def tokenize_each(
     return asked, errors
 
 
-def answer_encoded_each(engine: Engine, asked: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer | str]:
+def answer_encoded_each(engine: BundleEngine, asked: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer | str]:
     """Answer encoded inputs; an input that fails, or whose numbers are not finite, gets its error message."""
     return _apart(asked, lambda some: engine.answers(some, top_k=top_k))
 
 
-def answer_each(engine: Engine, given: Sequence[tuple[Any, str | None]], *, top_k: int = 5) -> list[Answer | str]:
+def answer_each(engine: BundleEngine, given: Sequence[tuple[Any, str | None]], *, top_k: int = 5) -> list[Answer | str]:
     """Encode the inputs and answer them; an input that fails gets its error message."""
     asked, errors = tokenize_each(engine, given)
     answers = iter(answer_encoded_each(engine, asked, top_k=top_k))
@@ -41,7 +41,7 @@ def answer_each(engine: Engine, given: Sequence[tuple[Any, str | None]], *, top_
 
 
 def _apart(given: Sequence[Given], make: Callable[[Sequence[Given]], Sequence[Made]]) -> list[Made | str]:
-    """What is made of all together, or where that is an error, of halves, down to the ones at fault."""
+    """Apply `make` to all items; after an error to halves, down to the items at fault, which get its message."""
     if not given:
         return []
     try:

@@ -1,9 +1,9 @@
 """A folder that processes fill with numbered parts, on one machine or on several that share it.
 
 A part is claimed by a lock on the byte of its number in one file. The kernel, or the server of a shared folder, drops
-the locks of a process that dies, however it dies; so nothing is left behind that would have to be told from a claim
-that still counts. Whether a result is right never hangs on a lock: a part has the same content whoever makes it, and
-appears whole or not at all. Where locks do not reach across machines, work is done twice at worst.
+the locks of a process that dies, however it dies; so no claim is left behind by a dead process. Whether a result is
+right never hangs on a lock: a part has the same content whoever makes it, and appears whole or not at all. Where locks
+do not reach across machines, work is done twice at worst.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SharedOutput:
         return self.out / f"part-{number:08d}.{self._suffix}"
 
     def finished(self, number: int) -> Tally | None:
-        """What is known of a part that is there, or None; one of another size than it had does not count."""
+        """Return the record of a finished part; None if it is missing or its size has changed."""
         try:
             tally: Tally = json.loads((self.out / PARTS / f"{number:08d}.json").read_bytes())
             return tally if self.path(number).stat().st_size == tally["bytes"] else None
@@ -88,7 +88,7 @@ class SharedOutput:
         return False
 
     def done(self) -> dict[str, Any] | None:
-        """What was said when all parts were there."""
+        """Return the record that is written when all parts are finished."""
         try:
             found: dict[str, Any] = json.loads((self.out / SUCCESS).read_bytes())
         except (FileNotFoundError, ValueError):

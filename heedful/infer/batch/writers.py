@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow.parquet import ParquetWriter, read_schema
 
 from heedful.data.inputs.input_files import InputFile
-from heedful.infer.engine import Engine
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
 
@@ -56,7 +56,7 @@ def _line(said: AnswerRow, inputs: bool) -> bytes:
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON has no form for, of Parquet's columns: times as ISO 8601, bytes as base64, all else as text."""
+    """Convert a Parquet value without a JSON form: times to ISO 8601, bytes to base64, anything else to text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
@@ -158,7 +158,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 # ---------------------------------------------------------------------------------------------------- schemas
 
 
-def answer_schema(engine: Engine, several: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
+def answer_schema(engine: BundleEngine, several: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
     """The columns of every part: the place, the input's columns, the answer's fields, and the error."""
     fields = list(LOCATION_TYPES.items())
     if inputs and (columns := input_arrow_types(several)):
@@ -196,7 +196,7 @@ def _kept(kind: pa.DataType) -> pa.DataType:
     return kind if any(test(kind) for test in (*plain, pa.types.is_binary, pa.types.is_large_binary)) else TEXT
 
 
-def answer_arrow_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
+def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
     found = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
     return found if engine.cut is None else found | {"cut": WHOLE}

@@ -41,7 +41,7 @@ Grid = Int[np.ndarray, "sequences places"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written, and how far it is from the model."""
+    """The exported file, and its largest difference from the model."""
 
     path: Path  # the .onnx file
     size: int  # bytes
@@ -66,7 +66,7 @@ def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) 
     _need("onnx")
     _need("onnxruntime")
     _check_free(output, overwrite)
-    if {(each.dtype, each.device.type) for each in loaded.parameters()} != {(torch.float32, "cpu")}:
+    if {(parameter.dtype, parameter.device.type) for parameter in loaded.parameters()} != {(torch.float32, "cpu")}:
         raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
     limit = _limit(loaded.config.model, loaded.max_length)
     graph = build_graph(loaded, limit or 0)
@@ -120,7 +120,7 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
 
 
 def _notes(loaded: ModelBundle, config: Mapping[str, Any], limit: int | None) -> dict[str, str]:
-    """What is needed to use the file, as texts; lists and objects as JSON."""
+    """Return the metadata of the file as texts; lists and objects as JSON."""
     head = loaded.config.head
     notes: dict[str, Any] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
     if isinstance(head, c.Classes | c.TokenClasses):
@@ -151,7 +151,10 @@ def _differences(
         tokens = generator.integers(embedding.vocabulary, size=shown.shape)
         types = generator.integers(max(embedding.types, 1), size=shown.shape)
         given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (tokens, shown, types), strict=True))
-        found = session.run(list(outputs), {each.name: _as(each, given[each.name]) for each in session.get_inputs()})
+        found = session.run(
+            list(outputs),
+            {input_value.name: _as(input_value, given[input_value.name]) for input_value in session.get_inputs()},
+        )
         for (name, (_, shape)), theirs, ours in zip(
             outputs.items(), found, _packed(loaded, tokens, types, shown), strict=True
         ):
@@ -187,7 +190,7 @@ def _as(wanted: Any, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[
 def _packed(
     loaded: ModelBundle, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]
 ) -> list[Tensor]:
-    """What the packed model says of the tokens that are shown, an output at a time."""
+    """Yield the outputs of the packed model for the tokens, one after the other."""
     ids, kinds = ([row[there].tolist() for row, there in zip(grid, shown, strict=True)] for grid in (tokens, types))
     batch, head = Packed.of(ids, kinds), loaded.config.head
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """An encoder with its head as a graph of ONNX operators, on rows padded to [batch, sequence, width].
 
-It follows model/stack.py and model/heads.py part by part and takes their tensors. Padding may stand at either end of a
-sequence: places are counted among the tokens that the mask shows.
+It follows model/stack.py and model/heads.py part by part and takes their tensors. Padding may be at either end of a
+sequence: positions are counted among the tokens that the mask shows.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def gaps(g: Graph, feed: BatchInputs) -> str:
 
 
 def distances(g: Graph, feed: BatchInputs, reach: int) -> str:
-    """The same as rows of a table over -reach to reach."""
+    """Return the relative positions as rows of a table over -reach to reach."""
     return g.op("Add", g.op("Clip", gaps(g, feed), -reach, reach), reach)
 
 
@@ -207,7 +207,7 @@ def attention(
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
     parts = (g.op("Reshape", each, [0, 0, heads, width]) for each in g.split(linear(g, part.qkv, x), 3))
-    q, k, v = (g.op("Transpose", each, perm=(0, 2, 1, 3)) for each in parts)
+    q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
     if sight.waves:
         q, k = _turned(g, q, *sight.waves), _turned(g, k, *sight.waves)
     if part.scale != 1.0:
@@ -236,7 +236,7 @@ def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
 
 
 def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, Output]:
-    """What comes out, by the names that transformers gives it."""
+    """Names of the outputs, as in transformers."""
     config, width = loaded.config.head, loaded.config.model.width
     part: Any = loaded.head
     rows = {"last_hidden_state": Output(x, (BATCH, SEQUENCE, width))}

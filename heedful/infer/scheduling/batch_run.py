@@ -67,7 +67,7 @@ Scored = tuple[QueuedChunk, Any, Exception | None]
 
 
 class BatchRun:
-    """A batch that was taken up. A decoding goes on where the slice before ended; anything else is one slice."""
+    """A batch that was taken up. A decoding is resumed where its last slice ended; anything else is one slice."""
 
     def __init__(self, items: list[QueuedChunk], counts: QueueCounters) -> None:
         self.items = items

@@ -1,4 +1,4 @@
-"""Why a request has no answer, in words for whoever asked."""
+"""Errors of requests, with messages for the client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InferenceFailedError(RequestRefusedError):
 
 
 def public_error(error: BaseException) -> Exception:
-    """What a person can mend is told; anything else, a tokenizer's panic too, is our failure, of this request alone."""
+    """Return the error for the client: its own if the client can fix it, else an InferenceFailedError."""
     if isinstance(error, RequestRefusedError):
         return error
     if isinstance(error, HeedfulError):

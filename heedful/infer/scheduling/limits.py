@@ -1,4 +1,4 @@
-"""What a queue holds at most, what it counts, and what it needs of an engine."""
+"""Limits and counters of a queue, and its interface to an engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from heedful.infer.engine import TOKEN_BUDGET, Chunk, EncodedInput
+from heedful.infer.bundle_engine import TOKEN_BUDGET, Chunk, EncodedInput
 from heedful.model.decode import BeamSearch, Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
@@ -14,7 +14,7 @@ from heedful.tasks.generation import GenerationConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueLimits:
-    """What the queue holds at most; none of it is ever exceeded."""
+    """Limits of the queue, which are never exceeded."""
 
     requests: int = 512  # that wait or run
     tokens: int = 262_144  # that wait
@@ -25,7 +25,7 @@ class QueueLimits:
 
 @dataclass(kw_only=True, slots=True)
 class QueueCounters:
-    """What happened since the start."""
+    """Counts since the start."""
 
     batches: int = 0
     sequences: int = 0  # windows that reached the model
@@ -39,7 +39,7 @@ class QueueCounters:
 
 @runtime_checkable
 class ScheduledEngine(Protocol):
-    """What a queue needs of an engine; Engine has it."""
+    """The part of `Engine` that a queue uses."""
 
     writing: GenerationConfig  # how texts are written where a request does not say
 
@@ -59,7 +59,7 @@ class ScheduledEngine(Protocol):
 
 
 def token_cost(tokens: int, writing: GenerationConfig | None) -> int:
-    """What a piece counts: its tokens, and those that may be written for it, for each of the beams."""
+    """Return the cost of a piece: its tokens and those that may be generated for it, times the beams."""
     if writing is None:
         return tokens
     beams = writing.how.num_beams if isinstance(writing.how, BeamSearch) else 1

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from heedful.infer.engine import Chunk
+from heedful.infer.bundle_engine import Chunk
 from heedful.infer.scheduling.batch_run import BatchRun, PendingRequest, QueuedChunk, ScoreBatch, deliver
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
@@ -71,7 +71,7 @@ class ModelQueue:
     def seconds(self) -> float:
         """How long all that waits and all decodings that were begun would take, alone."""
         decodings = self.paused if self.running is None or not self.running.sliced else [*self.paused, self.running]
-        return (self.waiting + math.fsum(each.left for each in decodings)) / self.rate
+        return (self.waiting + math.fsum(decoding.left for decoding in decodings)) / self.rate
 
     @property
     def busy(self) -> bool:
@@ -103,7 +103,7 @@ class ModelQueue:
             asked = await self._in_reader(lambda: encode(engine, inputs), deadline, left, sizes)
             pieces = [piece for each in asked for piece in each.pieces]
             if sizes and short:
-                self._learn(sizes, sum(len(each.encoded) for each in pieces))
+                self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
 
             def finish(scores: list[Any]) -> list[Answer]:
                 made = iter(scores)
@@ -124,13 +124,13 @@ class ModelQueue:
 
                 return token_cost(len(piece.encoded), how), piece, key, run, writes
 
-            parts = [part(each) for each in pieces]
+            parts = [part(piece) for piece in pieces]
             more = ", with all that may be written after them" if parts[0][4] else ""
             self.queue._add(job, parts, more)
-            return await job.future, sum(len(each.encoded) for each in pieces)
+            return await job.future, sum(len(piece.encoded) for piece in pieces)
 
     def _estimate(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
-        """About how many tokens texts of so many characters have, with all that may be written after them."""
+        """Estimate the tokens of texts from their characters, with those that may be generated."""
         each = self._tokens / self._characters
         return sum(token_cost(AROUND + math.ceil(each * size), writing) for size in sizes)
 
@@ -242,7 +242,7 @@ class Scheduler:
         readers: int = 2,
         seen: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """`seen` is told of each batch: sequences, tokens, seconds; it is called by the engine thread."""
+        """`seen` is called by the engine thread with the sequences, tokens and seconds of each batch."""
         self.caps = caps or QueueLimits()
         self.counts = QueueCounters()
         self.lanes: list[ModelQueue] = []
@@ -266,14 +266,14 @@ class Scheduler:
         return lane
 
     def wait(self, lane: ModelQueue | None = None, more: int = 0) -> float:
-        """In about how many seconds all that runs and waits now will have been answered.
+        """Estimate the seconds until all requests that run and wait now are answered.
 
         Of one lane, with so many tokens more: lanes take turns, so each of the others takes at most as much time as
         this one does, whatever waits in it.
         """
         runs = max(0.0, self._until - time.monotonic())
         if lane is None:
-            return runs + math.fsum(each.seconds for each in self.lanes)
+            return runs + math.fsum(lane.seconds for lane in self.lanes)
         own = lane.seconds + more / lane.rate
         return runs + own + math.fsum(min(own, each.seconds) for each in self.lanes if each is not lane)
 
@@ -349,7 +349,7 @@ class Scheduler:
             if self.tokens + total > self.caps.tokens:
                 raise self._full(lane)
             if not lane.busy:  # what it did not use while it had nothing to do is not saved up
-                lane.used = max(lane.used, min((each.used for each in self.lanes if each.busy), default=lane.used))
+                lane.used = max(lane.used, min((busy.used for busy in self.lanes if busy.busy), default=lane.used))
             self._give_back(job, -total)
             job.scores, job.left = [None] * len(parts), len(parts)
             seen = 0

@@ -122,7 +122,7 @@ class TokenizerPool:
     def _pop(self) -> tuple[float, _Task] | None:
         """The task that is due first, among those that a free thread may take."""
         heaps = [self._short] if self._wholes >= self._wholes_most else [self._short, self._whole]
-        heap = min((each for each in heaps if each), key=lambda each: each[0][:2], default=None)
+        heap = min((heap for heap in heaps if heap), key=lambda each: each[0][:2], default=None)
         if heap is None:
             return None
         due, _, task = heapq.heappop(heap)

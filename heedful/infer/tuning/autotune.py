@@ -1,40 +1,36 @@
-"""A model made ready to answer: its linear layers and its attention computed in the way that is fastest here."""
+"""The fastest execution plan of a model on this machine: measured, or read from the tuning cache."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from statistics import median
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
-from heedful.device import CPU, has_fast_bfloat16
+from heedful.device import CPU
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
-from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
-from heedful.model.stack import Block, ExecutionOptions
-from heedful.nn.attend import KERNELS, attend_with
-from heedful.nn.cpu_ops import usable_kernels
-from heedful.nn.inference_linear import (
-    FUSED,
-    Int8Linear,
-    NativeLinear,
-    OneDnnLinear,
-    cannot_use_native,
-    cannot_use_onednn,
+from heedful.infer.tuning.execution_plan import (
+    LINEAR_KERNELS,
+    ExecutionPlan,
+    LinearKernel,
+    apply_plan,
+    example_bias,
+    unsupported_reason,
 )
-from heedful.nn.layers import ACTIVATIONS, Mlp
-from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias
+from heedful.model.config import Shaw, StackConfig, TransformerXl
+from heedful.nn.attend import KERNELS, attend_with
+from heedful.nn.layers import Mlp
+from heedful.nn.layout import AttentionArgs, Layout
 
-LinearKernel = Literal["plain", "laid", "panels", "rounded"]
 AUTOTUNE_VARIABLE = (
     "HEEDFUL_AUTOTUNE"  # "off": the same way on every machine, for the same bits, and not the fastest one
 )
@@ -44,90 +40,22 @@ ROUNDS = 7
 MAX_TIME_RATIO = 0.97  # another way is taken when it takes at most so much of the time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecutionPlan:
-    """How a model is computed, and why so."""
-
-    precision: Precision
-    linears: LinearKernel = "plain"
-    attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
-    why: tuple[str, ...] = ()
+def autotune(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
+    """Apply the fastest plan to a model in the precision's dtype, and return it; the model can no longer be trained."""
+    plan = tuned_plan(bundle, precision)
+    apply_plan(bundle, plan)
+    return plan
 
 
-class _Laying(NamedTuple):
-    make: Callable[[nn.Linear, str | None], nn.Module]
-    applies: tuple[str, ...]  # activations
-    cannot: Callable[[nn.Linear], str]
+def tuned_plan(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
+    """Return the fastest plan on this machine, measured now or before.
 
-
-LINEAR_KERNELS: dict[LinearKernel, _Laying] = {
-    "laid": _Laying(OneDnnLinear, tuple(FUSED), lambda linear: cannot_use_onednn(linear.weight.dtype)),
-    "panels": _Laying(NativeLinear, ("gelu",), cannot_use_native),
-    "rounded": _Laying(Int8Linear, ("gelu",), lambda linear: ""),
-}
-
-
-def activation_dtype(precision: Precision) -> torch.dtype:
-    """Of the rows, and of weights that stay as they are; whole numbers beside bfloat16 where the processor has it."""
-    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
-
-
-def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
-    """Why such a model does not answer in that precision on that device, or nothing."""
-    if precision == "int8" and device.type != "cpu":
-        return f"int8 is for the processor: on {device.type} take float32, bfloat16 or auto"
-    if precision == "int8" and model.encoder is None and model.decoder is None:
-        return "int8 rounds the linear layers of blocks, and this model has none: take float32, bfloat16 or auto"
-    return ""
-
-
-def autotune(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
-    """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
-
-    The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and learns no
-    more.
+    Raises:
+        HeedfulError: If such a model cannot be computed in that precision on its device.
     """
-    if reason := unsupported_reason(precision, loaded.config.model, next(loaded.parameters()).device):
-        raise HeedfulError(f"{loaded.source}: {reason}")
-    way = fastest_plan(loaded, precision)
-    model = loaded.model
-    if way.linears != "plain":
-        for stack in (model.encoder, model.decoder):
-            if stack is not None:
-                _exchange(stack.blocks, way.linears)
-    blocks = [] if model.encoder is None else list(model.encoder.blocks)
-    fuses = way.attention in ("", "native") and any(isinstance(block, Block) and can_fuse(block) for block in blocks)
-    model.execution = ExecutionOptions(
-        encoder_kernel=way.attention,
-        fused_block=FusedBlock() if fuses else None,
-        pad_to_bucket=model.execution.pad_to_bucket if way.linears == "plain" else way.linears == "laid",
-    )
-    return way
-
-
-def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
-    for above in list(blocks.modules()):
-        way = LINEAR_KERNELS[linears]
-        if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
-            above.add_module("up", way.make(above.up, name))
-            above.activation = _as_it_is
-        if isinstance(above, nn.LayerNorm) and usable_kernels(above.weight) is not None:
-            above.float()  # as the kernels read it
-        for name, each in above.named_children():
-            if isinstance(each, nn.Linear) and not way.cannot(each):
-                above.add_module(name, way.make(each, None))
-
-
-def _fused(mlp: Mlp) -> str:
-    """The name of the activation that the product before it can apply."""
-    return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-# -- the fastest way ------------------------------------------------------------------------------------------
+    if reason := unsupported_reason(precision, bundle.config.model, next(bundle.parameters()).device):
+        raise HeedfulError(f"{bundle.source}: {reason}")
+    return fastest_plan(bundle, precision)
 
 
 def autotune_enabled() -> bool:
@@ -136,7 +64,7 @@ def autotune_enabled() -> bool:
 
 
 def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
-    """Of a model in its precision on its device: as was measured on this machine before, or now, in a moment."""
+    """Return the fastest plan for a model and this machine, from the tuning cache or measured now."""
     stack = loaded.config.model.encoder or loaded.config.model.decoder
     parameter = next(loaded.parameters())
     if stack is None:
@@ -175,7 +103,7 @@ def _measured(loaded: ModelBundle, config: StackConfig, precision: Precision) ->
             way = _with_attention(way, config, dtype)
         if precision == "int8":
             return replace(way, linears="rounded", why=(*way.why, "linear layers: products of whole numbers"))
-        linear = next(each for each in loaded.modules() if isinstance(each, Mlp)).up
+        linear = next(module for module in loaded.modules() if isinstance(module, Mlp)).up
         return _with_linears(way, linear)
 
 
@@ -191,23 +119,6 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
     times = median_times({name: partial(attend_with, q, k, v, replace(call, preferred=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
-
-
-def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
-    """A bias of the kind and shape that a stack adds to the scores of texts with so many rows; all of it is 0."""
-    match config.relation:
-        case Buckets(reach=reach):
-            heads: tuple[int, ...] = (config.heads,)
-        case Shaw(reach=reach):
-            heads = (rows, config.heads)
-        case TransformerXl():
-            heads, reach = (rows, config.heads), longest
-        case _:
-            return None
-    gaps = 2 * min(reach, longest - 1) + 1
-    has_values = isinstance(config.relation, Shaw) and config.relation.values
-    values = torch.zeros(gaps, config.head_width, dtype=dtype, device=device) if has_values else None
-    return RelativeBias(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
 
 
 def _with_linears(way: ExecutionPlan, plain: nn.Linear) -> ExecutionPlan:

@@ -112,9 +112,9 @@ def can_fuse(block: Block) -> bool:
         and not block.norm_first
         and not hasattr(block, "cross")
         and not mlp.gated
-        and all(isinstance(each, NativeLinear) or (isinstance(each, Int8Linear) and each.panels) for each in layers)
+        and all(isinstance(layer, NativeLinear) or (isinstance(layer, Int8Linear) and layer.panels) for layer in layers)
         and (mlp.up.gelu if isinstance(mlp.up, NativeLinear) else mlp.up.activation == "gelu")
-        and all(isinstance(each, nn.LayerNorm) and each.weight.dtype == torch.float32 for each in norms)
+        and all(isinstance(norm, nn.LayerNorm) and norm.weight.dtype == torch.float32 for norm in norms)
     )
 
 
@@ -127,15 +127,15 @@ def _described(block: Block) -> _Made:
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
     made = _Block(
-        *(_linear(each) for each in layers),
-        *(_Norm(address(each.weight), address(each.bias), each.eps) for each in norms),
+        *(_linear(layer) for layer in layers),
+        *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in norms),
         attention.heads,
         attention.causal,
         attention.scale,
     )
-    parts = [each.panels if isinstance(each, Int8Linear) else each for each in layers]
+    parts = [layer.panels if isinstance(layer, Int8Linear) else layer for layer in layers]
     read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
-    read += [each for norm in norms for each in norm.parameters()]
+    read += [parameter for norm in norms for parameter in norm.parameters()]
     held, named = [each.detach() for each in read if each is not None], [norm._parameters for norm in norms]
     return _Made(made, named, _places(named), held)
 

@@ -26,28 +26,24 @@ from heedful.checkpoint import RUN_MODEL, folder_of, load
 from heedful.checkpoint.folder_json import read_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.engine import Chunk, Engine
+from heedful.infer.bundle_engine import BundleEngine, Chunk
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.autotune import activation_dtype, autotune, autotune_enabled, median_times, unsupported_reason
+from heedful.infer.tuning.autotune import autotune_enabled, median_times, tuned_plan
+from heedful.infer.tuning.execution_plan import activation_dtype, unsupported_reason
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.generation import GenerationConfig
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SAMPLE_INPUTS, SAMPLE_TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
-BRIEF_TOKENS, HOPELESS_RATIO = (
-    256,
-    3,
-)  # what takes so many times as long as float32 for so many tokens is not measured further
-TIMED_GENERATION = GenerationConfig(
-    max_new_tokens=16
-)  # how models that write are timed: few rows a step, beside what is remembered
+BRIEF_TOKENS, HOPELESS_RATIO = 256, 3  # a precision that takes 3 times as long for 256 tokens is measured no further
+TIMED_GENERATION = GenerationConfig(max_new_tokens=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """What a precision may lose."""
+    """Largest accepted changes of a precision."""
 
     scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
     metric: float = 0.005  # largest drop of the task's metric, where it is measured
@@ -55,7 +51,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """One precision, measured."""
+    """Speed and changes of one precision."""
 
     precision: Precision
     speed: float  # tokens a second of the calibration sample, in batches
@@ -65,7 +61,7 @@ class Measurement:
     brief: bool = False  # only a look was taken, at a few texts
 
     def line(self) -> str:
-        """In words."""
+        """Describe the measurement in one line."""
         metric = "" if self.metric_value is None else f", metric {self.metric_value:.4f}"
         told = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
         return told + (f"; refused: {self.refused}" if self.refused else "")
@@ -100,8 +96,8 @@ def choose_precision(
 
 
 def fastest_accepted(trials: Sequence[Measurement]) -> Precision:
-    """The fastest that is not refused; float32 never is."""
-    return max((each for each in trials if not each.refused), key=lambda each: each.speed).precision
+    """Return the fastest precision that is not refused; float32 never is."""
+    return max((trial for trial in trials if not trial.refused), key=lambda each: each.speed).precision
 
 
 def measure_precisions(
@@ -111,7 +107,7 @@ def measure_precisions(
     head: str | None = None,
     device: torch.device = CPU,
     bounds: Tolerance | None = None,
-    measure_metric: Callable[[Engine], float] | None = None,
+    measure_metric: Callable[[BundleEngine], float] | None = None,
     anew: bool = False,
 ) -> tuple[Measurement, ...]:
     """Every precision, measured in turn on this machine, or as it was measured before.
@@ -121,7 +117,7 @@ def measure_precisions(
     """
     limits = bounds or Tolerance()
     folder = folder_of(name, revision)
-    read_json(folder / "config.json")  # says why there is none
+    read_json(folder / "config.json")  # raises an error that says what is wrong with it
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
     facts: dict[str, Any] = {
         "machine": tuning_cache.machine_facts(device),
@@ -140,7 +136,7 @@ def measure_precisions(
         ) as lasting:  # processes that begin at once would be measured beside each other
             found = before()
             if anew or found is None:
-                plain = Engine(load(name, revision=revision, head=head))
+                plain = BundleEngine(load(name, revision=revision, head=head))
                 inputs, model = calibration_inputs(plain), plain.loaded.config.model
                 several = [each for each in PRECISIONS if not unsupported_reason(each, model, device)]
                 engines = {
@@ -160,7 +156,7 @@ def measure_precisions(
 def _read(found: Any) -> tuple[Measurement, ...]:
     """Return trials from plain data; raises a TypeError, KeyError or ValueError for anything else."""
     trials = tuple(Measurement(**each) for each in found["trials"])
-    names = [each.precision for each in trials]
+    names = [trial.precision for trial in trials]
     if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
         raise ValueError(f"trials of {names}")
     for each in trials:
@@ -184,20 +180,19 @@ def open_in_precision(
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
-) -> Engine:
-    """An engine in that precision, whatever it loses."""
-    engine = Engine(load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device))
-    engine.way = autotune(engine.loaded, precision)
-    return engine
+) -> BundleEngine:
+    """Return an engine in a precision that is not checked against float32."""
+    bundle = load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device)
+    return BundleEngine(bundle, plan=tuned_plan(bundle, precision))
 
 
 def _stamps(files: Iterable[Path]) -> list[list[Any]]:
-    """Of files: which, how large, and how old."""
+    """Return path, size and modification time of files."""
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
 def _trials(
-    engines: dict[Precision, Engine],
+    engines: dict[Precision, BundleEngine],
     inputs: Sequence[Any],
     bounds: Tolerance,
     metrics: Mapping[Precision, float | Callable[[], float] | None],
@@ -251,7 +246,7 @@ def _number(metric: float | Callable[[], float] | None) -> float | None:
 def _refusal(
     off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Tolerance
 ) -> str:
-    """Why a precision is not taken, or nothing; numbers and speeds are float32's and its own."""
+    """Return why a precision is refused, or ""; `numbers` and `speeds` are those of float32 and its own."""
     (least, found), (fair, speed) = numbers, speeds
     if not off <= bounds.scores:
         return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
@@ -262,14 +257,14 @@ def _refusal(
     return ""
 
 
-def calibration_chunks(engine: Engine, inputs: Sequence[Any], most: int = SAMPLE_TOKENS) -> list[Chunk]:
-    """Windows of inputs that one answerer takes, up to so many tokens, fewer where it writes.
+def calibration_chunks(engine: BundleEngine, inputs: Sequence[Any], most: int = SAMPLE_TOKENS) -> list[Chunk]:
+    """Return windows of inputs for one answerer, up to `most` tokens; fewer if it generates text.
 
     Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
     """
     pieces: list[Chunk] = []
     cutting = copy.copy(engine)
-    cutting.cut = engine.limit and engine.limit // 2  # what goes on from a text has room beside it
+    cutting.cut = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for given in inputs:
         with suppress(HeedfulError):
             try:
@@ -285,20 +280,20 @@ def calibration_chunks(engine: Engine, inputs: Sequence[Any], most: int = SAMPLE
 
 
 def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
-    """The first ones, up to so many tokens, and at least one."""
+    """Return the first pieces, up to `most` tokens, and at least one piece."""
     totals = accumulate(len(piece.encoded) for piece in pieces)
     return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
 
 
-def _tokens(engine: Engine, pieces: Sequence[Chunk]) -> int:
-    """How many it reads to answer, and writes."""
+def _tokens(engine: BundleEngine, pieces: Sequence[Chunk]) -> int:
+    """Return the number of tokens that are read and generated."""
     read = sum(len(piece.encoded) for piece in pieces)
     if pieces[0].answerer.generate is None:
         return read
     return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, TIMED_GENERATION))
 
 
-def _scores(engine: Engine, pieces: Sequence[Chunk]) -> Tensor:
+def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
     if pieces[0].answerer.generate is None:
         return torch.cat([each.flatten() for each in engine.score(pieces)])
     device = next(engine.loaded.parameters()).device
@@ -311,8 +306,8 @@ def _scores(engine: Engine, pieces: Sequence[Chunk]) -> Tensor:
 # -- the calibration sample -----------------------------------------------------------------------------------
 
 
-def calibration_inputs(engine: Engine, count: int = SAMPLE_INPUTS) -> list[Any]:
-    """So many inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
+def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[Any]:
+    """Return up to `count` inputs of the run that trained the model, spread over its split; else inputs that ship."""
     for path in _predictions(engine.loaded.source):
         if given := _spread(path, count):
             pairs = engine.kind != "token_classification"  # a list of two is a pair there, in JSON, and not two words
@@ -321,7 +316,7 @@ def calibration_inputs(engine: Engine, count: int = SAMPLE_INPUTS) -> list[Any]:
 
 
 def _predictions(name: str | Path) -> list[Path]:
-    """What the run that made a model predicted when it was measured: beside the model's folder, or in it."""
+    """Return the prediction files of the run that trained a model."""
     folder = Path(name).absolute()
     places = [folder, folder.parent] if folder.name == RUN_MODEL else [folder]
     files = [place / f"predictions-{split}.jsonl" for place in places for split in ("dev", "test")]
@@ -329,7 +324,7 @@ def _predictions(name: str | Path) -> list[Path]:
 
 
 def _spread(path: Path, most: int) -> list[Any]:
-    """So many of the inputs of a file of predictions, or all that there are, from all over it."""
+    """Return up to `most` inputs of a prediction file, evenly spaced."""
     with path.open("rb") as file:
         count = sum(1 for _ in file)
     with path.open("rb") as file:
@@ -343,7 +338,7 @@ def _spread(path: Path, most: int) -> list[Any]:
             ) from None
 
 
-def _shipped(engine: Engine) -> list[Any]:
+def _shipped(engine: BundleEngine) -> list[Any]:
     assets = files("heedful") / "assets"
     texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
     split = [text.split() for text in texts]
@@ -359,6 +354,8 @@ def _shipped(engine: Engine) -> list[Any]:
             articles = json.loads((assets / "questions" / "dev.json").read_text("utf-8"))["data"]
             paragraphs = [each for article in articles for each in article["paragraphs"]]
             return [
-                {"question": qa["question"], "context": each["context"]} for each in paragraphs for qa in each["qas"]
+                {"question": qa["question"], "context": paragraph["context"]}
+                for paragraph in paragraphs
+                for qa in paragraph["qas"]
             ]
     return texts

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept for the next process in small files: HEEDFUL_CACHE, or the user's cache."""
+"""Measurements of this machine in small files, in HEEDFUL_CACHE or the user's cache folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
-    """What a measurement holds for: this processor, so many threads, these versions, and the GPU, if on one."""
+    """Return the facts that a measurement depends on: processor, threads, versions, and the GPU if it is used."""
     there = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return there | {
         "processor": dict(sorted(torch.cpu.get_capabilities().items())),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from heedful.atomic_io import make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
 from heedful.data import Dataset, TaggedExample
-from heedful.infer.engine import Engine
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import (
     Measurement,
@@ -152,7 +152,7 @@ def compare_speeds(
         inputs: Texts; None: a sample of the student's.
         choose: Chooses a precision by measurements, for "auto".
     """
-    engines: dict[str, Engine] = {}
+    engines: dict[str, BundleEngine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
         chosen = settings.precision
@@ -165,7 +165,7 @@ def compare_speeds(
 
 
 def time_engines(
-    engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None
+    engines: dict[str, BundleEngine], inputs: Sequence[Any], rounds: int | None = None
 ) -> dict[str, dict[str, float]]:
     """p50 and p99 of a single input, and inputs and tokens a second in one batch; engines take turns."""
     single: dict[str, list[float]] = {name: [] for name in engines}
@@ -194,7 +194,7 @@ def time_engines(
     return speeds
 
 
-def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
+def _seconds(engine: BundleEngine, inputs: Sequence[Any]) -> float:
     start = time.perf_counter()
     engine(list(inputs))
     return time.perf_counter() - start

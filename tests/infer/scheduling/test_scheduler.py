@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import heedful.infer.scheduling.scheduler as queue_module
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Chunk, EncodedInput, Engine
+from heedful.infer.bundle_engine import Chunk, EncodedInput
+from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
     InferenceFailedError,

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import heedful.infer.tuning.autotune as module
+import heedful.infer.tuning.execution_plan as execution_plan
 from heedful.checkpoint import load, save
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.batch.file_prediction import fingerprint
 from heedful.infer.engine import Engine
 from heedful.infer.tuning import tuning_cache
-from heedful.infer.tuning.autotune import ExecutionPlan, autotune, median_times
+from heedful.infer.tuning.autotune import autotune, median_times
+from heedful.infer.tuning.execution_plan import ExecutionPlan
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.decode import BeamSearch, Greedy, generate
 from heedful.nn.inference_linear import OneDnnLinear, cannot_use_onednn
@@ -145,7 +147,7 @@ def test_fingerprints_are_of_what_was_loaded(
     """Where kernels can be used, some ways hold norms in float32."""
     found = []
     for linears, kernels in zip(ways, (None, "some"), strict=True):
-        monkeypatch.setattr(module, "usable_kernels", lambda weight, kernels=kernels: kernels)
+        monkeypatch.setattr(execution_plan, "usable_kernels", lambda weight, kernels=kernels: kernels)
         taken(monkeypatch, linears=linears)
         engine = open_in_precision(folder, precision)
         found.append(fingerprint(engine))
@@ -156,12 +158,12 @@ def test_fingerprints_are_of_what_was_loaded(
 
 
 def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Engine(folder).way
+    first = Engine(folder).plan
     assert first is not None and first.attention in ("bmm", "fused") and len(first.why) == 2
     assert len(list(measuring.iterdir())) == 1
     with monkeypatch.context() as patch:
         patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
-        assert Engine(folder).way == first
+        assert Engine(folder).plan == first
         patch.setattr(tuning_cache, "machine_facts", lambda: {"threads": 9})
         with pytest.raises(pytest.fail.Exception):
             Engine(folder)
@@ -169,10 +171,10 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
     assert file.stat().st_mode & 0o777 == 0o600 and measuring.stat().st_mode & 0o777 == 0o700
     for bad in (b"", b"{", b"[" * 100_000, b'{"facts": {}, "found": {}}', b"\xff"):
         file.write_bytes(bad)
-        again = Engine(folder).way
+        again = Engine(folder).plan
         assert again is not None and asdict(again).keys() == asdict(first).keys()
     monkeypatch.setenv("HEEDFUL_CACHE", str(file))  # no folder can be made there
-    assert Engine(folder).way is not None
+    assert Engine(folder).plan is not None
 
 
 DAMAGED: list[Any] = [
@@ -187,16 +189,16 @@ def test_a_damaged_measurement_counts_as_none(
 ) -> None:
     monkeypatch.setattr(module, "_measured", lambda *given: expected)
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured",))
-    assert Engine(folder).way == expected
+    assert Engine(folder).plan == expected
     (file,) = measuring.iterdir()
     held = json.loads(file.read_text())
     changes = isinstance(damage, dict) and damage.keys() != {"a"}
     held["found"] = held["found"] | damage if changes and damage else damage
     file.write_text(json.dumps(held))
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured again",))
-    assert Engine(folder).way == expected
+    assert Engine(folder).plan == expected
     monkeypatch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
-    assert Engine(folder).way == expected
+    assert Engine(folder).plan == expected
 
 
 def test_a_measurement_that_others_may_have_written_is_not_believed(
@@ -205,13 +207,13 @@ def test_a_measurement_that_others_may_have_written_is_not_believed(
     ways = [ExecutionPlan(precision="float32", why=(str(number),)) for number in range(3)]
     left = iter(ways)
     monkeypatch.setattr(module, "_measured", lambda *given: next(left))
-    assert Engine(folder).way == ways[0]
+    assert Engine(folder).plan == ways[0]
     (file,) = measuring.iterdir()
     file.chmod(0o666)
-    assert Engine(folder).way == ways[1] == Engine(folder).way  # it was written anew
+    assert Engine(folder).plan == ways[1] == Engine(folder).plan  # it was written anew
     measuring.chmod(0o777)
     with pytest.warns(HeedfulWarning, match="what was measured is not kept: .* can be written by everybody"):
-        assert Engine(folder).way == ways[2]
+        assert Engine(folder).plan == ways[2]
     assert file.stat().st_mode & 0o777 == 0o600 and json.loads(file.read_text())["found"]["why"] == ["1"]
 
 

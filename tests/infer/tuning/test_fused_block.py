@@ -16,7 +16,8 @@ from torch import Tensor
 import heedful.infer.tuning.autotune as module
 from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.csrc import Kernels, kernels, library
-from heedful.infer.tuning.autotune import ExecutionPlan, autotune
+from heedful.infer.tuning.autotune import autotune
+from heedful.infer.tuning.execution_plan import ExecutionPlan
 from heedful.infer.tuning.fused_block import _Block
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace

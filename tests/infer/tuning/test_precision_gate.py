@@ -58,11 +58,11 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(
         module,
         "_scores",
-        lambda engine, pieces: asked.append((engine.way.precision, len(pieces))) or usual(engine, pieces),
+        lambda engine, pieces: asked.append((engine.plan.precision, len(pieces))) or usual(engine, pieces),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
     found = measure_precisions(
-        folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision]
+        folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.plan.precision]
     )  # type: ignore[union-attr]
     assert [each.brief for each in found] == [False, False, True] and found[2].metric_value is None
     assert "it is not faster: " in found[2].refused and 0 < found[2].scores < 0.5
@@ -81,7 +81,7 @@ def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.Monk
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     found = measure_precisions(
-        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: main[engine.way.precision]
+        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: main[engine.plan.precision]
     )  # type: ignore[union-attr]
     assert verdicts(found) == {
         "float32": "",
@@ -98,7 +98,7 @@ def test_what_is_refused_is_an_error_with_its_measurement(
     with pytest.raises(HeedfulError, match=r"not answered in int8 on this machine: it is not faster: [\d,]+ tokens/s"):
         Engine(folder, precision="int8")
     engine = Engine(folder, precision="auto")
-    assert engine.way is not None and engine.way.precision == "bfloat16"
+    assert engine.plan is not None and engine.plan.precision == "bfloat16"
     assert engine.explain().count("tokens/s, scores differ by") == 3 and engine(["the cat"])[0]["label"]
     assert choose_precision(folder, "float32") == ("float32", ())
     with pytest.raises(SystemExit, match="2"):
@@ -312,7 +312,7 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     wide = Tolerance(scores=9.0)
-    first = measure_precisions(folder, bounds=wide, measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    first = measure_precisions(folder, bounds=wide, measure_metric=lambda engine: main[engine.plan.precision])  # type: ignore[union-attr]
     assert fastest_accepted(measure_precisions(folder, bounds=wide, anew=True)) == fastest_accepted(first) == "bfloat16"
     assert fastest_accepted(measure_precisions(folder, bounds=wide)) == "bfloat16"
     assert (

@@ -1,0 +1,122 @@
+"""How a model is computed: the precision, the kernels of its linear layers and of attention, and applying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import ModelBundle
+from heedful.device import has_fast_bfloat16
+from heedful.infer.precision import Precision
+from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
+from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
+from heedful.model.stack import Block, ExecutionOptions
+from heedful.nn.cpu_ops import usable_kernels
+from heedful.nn.inference_linear import (
+    FUSED,
+    Int8Linear,
+    NativeLinear,
+    OneDnnLinear,
+    cannot_use_native,
+    cannot_use_onednn,
+)
+from heedful.nn.layers import ACTIVATIONS, Mlp
+from heedful.nn.layout import Bias, RelativeBias
+
+LinearKernel = Literal["plain", "laid", "panels", "rounded"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionPlan:
+    """How a model is computed, and why so."""
+
+    precision: Precision
+    linears: LinearKernel = "plain"
+    attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
+    why: tuple[str, ...] = ()
+
+
+class _Laying(NamedTuple):
+    make: Callable[[nn.Linear, str | None], nn.Module]
+    applies: tuple[str, ...]  # activations
+    cannot: Callable[[nn.Linear], str]
+
+
+LINEAR_KERNELS: dict[LinearKernel, _Laying] = {
+    "laid": _Laying(OneDnnLinear, tuple(FUSED), lambda linear: cannot_use_onednn(linear.weight.dtype)),
+    "panels": _Laying(NativeLinear, ("gelu",), cannot_use_native),
+    "rounded": _Laying(Int8Linear, ("gelu",), lambda linear: ""),
+}
+
+
+def activation_dtype(precision: Precision) -> torch.dtype:
+    """Return the activation dtype of a precision; with int8, bfloat16 if the processor has it."""
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
+
+
+def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
+    """Why such a model does not answer in that precision on that device, or nothing."""
+    if precision == "int8" and device.type != "cpu":
+        return f"int8 is for the processor: on {device.type} take float32, bfloat16 or auto"
+    if precision == "int8" and model.encoder is None and model.decoder is None:
+        return "int8 rounds the linear layers of blocks, and this model has none: take float32, bfloat16 or auto"
+    return ""
+
+
+def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
+    """Replace linear layers of a model and set its execution options; it can no longer be trained."""
+    model = loaded.model
+    if plan.linears != "plain":
+        for stack in (model.encoder, model.decoder):
+            if stack is not None:
+                _exchange(stack.blocks, plan.linears)
+    blocks = [] if model.encoder is None else list(model.encoder.blocks)
+    fuses = plan.attention in ("", "native") and any(isinstance(block, Block) and can_fuse(block) for block in blocks)
+    model.execution = ExecutionOptions(
+        encoder_kernel=plan.attention,
+        fused_block=FusedBlock() if fuses else None,
+        pad_to_bucket=model.execution.pad_to_bucket if plan.linears == "plain" else plan.linears == "laid",
+    )
+
+
+def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
+    for above in list(blocks.modules()):
+        way = LINEAR_KERNELS[linears]
+        if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
+            above.add_module("up", way.make(above.up, name))
+            above.activation = _as_it_is
+        if isinstance(above, nn.LayerNorm) and usable_kernels(above.weight) is not None:
+            above.float()  # as the kernels read it
+        for name, each in above.named_children():
+            if isinstance(each, nn.Linear) and not way.cannot(each):
+                above.add_module(name, way.make(each, None))
+
+
+def _fused(mlp: Mlp) -> str:
+    """The name of the activation that the product before it can apply."""
+    return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
+    """Return a bias of zeros, of the kind and shape that a stack adds to the scores of texts with `rows` tokens."""
+    match config.relation:
+        case Buckets(reach=reach):
+            heads: tuple[int, ...] = (config.heads,)
+        case Shaw(reach=reach):
+            heads = (rows, config.heads)
+        case TransformerXl():
+            heads, reach = (rows, config.heads), longest
+        case _:
+            return None
+    gaps = 2 * min(reach, longest - 1) + 1
+    has_values = isinstance(config.relation, Shaw) and config.relation.values
+    values = torch.zeros(gaps, config.head_width, dtype=dtype, device=device) if has_values else None
+    return RelativeBias(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
