@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from heedful.serve.body import parse_body
-from heedful.serve.requests import AnswerBody, PredictBody, TagBody
+from heedful.serve.requests import PredictBody, QuestionAnsweringBody, TokenClassificationBody
 
 TEXT = "the cat sat on the mat and looked at überall things " * 4
 BODIES: tuple[tuple[str, Any, Any], ...] = (
     ("texts", PredictBody, [TEXT] * 100),
     ("pairs of texts", PredictBody, [{"text": TEXT, "text_pair": TEXT}] * 100),
-    ("questions", AnswerBody, [{"question": TEXT, "context": TEXT * 4}] * 100),
-    ("lists of words", TagBody, [TEXT.split()] * 100),
+    ("questions", QuestionAnsweringBody, [{"question": TEXT, "context": TEXT * 4}] * 100),
+    ("lists of words", TokenClassificationBody, [TEXT.split()] * 100),
 )
 RUNS, ROUNDS, MAX_VALUES = 20, 50, 100_000
 

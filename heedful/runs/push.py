@@ -136,7 +136,10 @@ def push(planned: PushPlan) -> str:
         raise HeedfulError(f"there is no token for the hub: {LOGIN}")
     api = HfApi()
     _on_hub(planned, lambda: _create(api, planned))
-    operations = [CommitOperationAdd(path_in_repo=each.name, path_or_fileobj=each.content) for each in planned.files]
+    operations = [
+        CommitOperationAdd(path_in_repo=file_path.name, path_or_fileobj=file_path.content)
+        for file_path in planned.files
+    ]
     made = _on_hub(
         planned, lambda: api.create_commit(planned.repository, operations, commit_message="Upload a model of Heedful")
     )

@@ -1,4 +1,4 @@
-"""The application: routes, each of which reads a body by its type, asks a model, and ends with its client."""
+"""The ASGI application: routes that parse a body by its type, call a model, and stop when the client leaves."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from starlette.types import Receive
 from heedful._version import __version__
 from heedful.errors import HeedfulError
 from heedful.infer.scheduling.errors import InferenceFailedError
-from heedful.serve import open_inference, openapi
-from heedful.serve import requests as s
+from heedful.serve import open_inference, openapi, requests
 from heedful.serve.body import check_body_headers, parse_body, read_body
 from heedful.serve.context import RequestContext
 from heedful.serve.middleware import (
@@ -46,7 +45,7 @@ Ask = Callable[[RequestContext, Request, Any], Coroutine[Any, Any, Any]]
 def create_app(
     service: Service, *, keys: tuple[bytes, ...] = (), hosts: tuple[str, ...] | None = LOOPBACK, wait: bool = True
 ) -> Starlette:
-    """The ASGI application of a service; with `wait` it loads the models before it begins."""
+    """Return the ASGI application of a service; with `wait`, its startup ends when all models are loaded."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -72,7 +71,7 @@ def _questions(service: Service) -> list[Route]:
     def ask(question: Endpoint) -> Ask:
         return lambda call, request, body: question.handler(call, body)
 
-    return [_post(service, each.path, each.body, ask(each)) for each in endpoints()]
+    return [_post(service, endpoint.path, endpoint.body, ask(endpoint)) for endpoint in endpoints()]
 
 
 def _post(service: Service, path: str, body_type: Any, ask: Ask) -> Route:
@@ -98,7 +97,7 @@ def _post(service: Service, path: str, body_type: Any, ask: Ask) -> Route:
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """The work's result; it is cancelled when the client leaves."""
+    """Return the result of `work`; cancel it when the client disconnects."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_left(receive))
     try:
@@ -166,7 +165,7 @@ def _protocol(service: Service) -> list[Route]:
         return {"name": "heedful", "version": __version__, "extensions": []}
 
     return [
-        _post(service, "/v2/models/{name}/infer", s.InferBody, infer),
+        _post(service, "/v2/models/{name}/infer", requests.InferBody, infer),
         _get("/v2/models/{name}", facts),
         _get("/v2/models/{name}/ready", ready, lambda shown: 200 if shown["ready"] else 503),
         _get("/v2", server),
@@ -216,7 +215,7 @@ def _views(service: Service, keys: bool) -> list[Route]:
 
 
 def info(service: Service, name: str | None) -> dict[str, Any]:
-    """What a model is, and what it may be asked; no path."""
+    """Describe a model and its routes, without paths of this machine."""
     name, lane = service.lane(name, None)
     engine: Any = lane.engine
     limits, loaded = service.settings.limits, engine.loaded
@@ -231,11 +230,15 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         model_type["classifier"]["problem_type"] = loaded.config.head.problem_type
     return {
         "model_id": name,
-        "model_dtype": engine.way.precision if engine.way else str(next(loaded.parameters()).dtype)[len("torch.") :],
+        "model_dtype": engine.plan.precision if engine.plan else str(next(loaded.parameters()).dtype)[len("torch.") :],
         "model_type": model_type,
         "family": loaded.config.family,
         "parameters": engine.parameters,
-        "routes": [each.path for each in endpoints() if each.kinds is None or set(head_kinds(lane)) & {*each.kinds}],
+        "routes": [
+            endpoint.path
+            for endpoint in endpoints()
+            if endpoint.kinds is None or set(head_kinds(lane)) & {*endpoint.kinds}
+        ],
         "labels": labels,
         "max_input_length": engine.limit,
         "max_batch_tokens": limits.max_batch_tokens,

@@ -1,4 +1,4 @@
-"""What each token of a text looks at, as plain data."""
+"""Attention weights of a text as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Engine
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.model.trace import Trace, check_numbers
 from heedful.packed import Packed
@@ -15,10 +15,10 @@ from heedful.tasks.generation import decoder_prompts
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 
-def attention(
-    engine: Engine, item: TokenizerInput, layers: list[int] | None, heads: list[int] | None, most: int
+def attention_response(
+    engine: BundleEngine, item: TokenizerInput, layers: list[int] | None, heads: list[int] | None, most: int
 ) -> Any:
-    """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
+    """Return tokens and weights of layers and heads, counted from 0 (None: all); at most `most` weights."""
     loaded = engine.loaded
     read = item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
@@ -50,11 +50,11 @@ def attention(
         names = list(range(attended.weights.shape[0])) if heads is None else heads
         weights = attended.weights.to("cpu", torch.float64).round(decimals=6)
         found.append({"part": part, "layer": layer, "heads": names, "weights": weights.tolist()})
-    return {"tokens": tokens(encoded, engine.tokenizer), "layers": found}
+    return {"tokens": token_infos(encoded, engine.tokenizer), "layers": found}
 
 
-def tokens(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
-    """Each token: its id and name, and which characters of its text it stands for."""
+def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
+    """Return the id and name of each token, and the characters of the text that it covers."""
     return [
         {"id": id, "text": tokenizer.name(id), "special": alone, "start": start, "stop": stop}
         for id, alone, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)

@@ -18,7 +18,7 @@ class Connections:
         self.most = settings.limits.max_connections
         self.most_per_address = settings.connections_per_address
         self._loopback_too = settings.limits.max_connections_per_address is not None
-        self._proxies = tuple(ipaddress.ip_network(each) for each in settings.trusted_proxies)
+        self._proxies = tuple(ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies)
         self.open = 0
         self._of: Counter[str] = Counter()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.infer.engine import EncodedInput
+from heedful.infer.bundle_engine import EncodedInput
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.serve.middleware import RequestLog
@@ -76,7 +76,7 @@ class RequestContext:
                 self._few_candidates(top_k * sum(len(piece.places) for each in asked for piece in each.pieces))
             return asked
 
-        found = [count_characters(each) for each in inputs] if sizes is None else sizes
+        found = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
         how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read, "sizes": found}
         answers, tokens = await lane.ask(inputs, top_k=top_k, **how, **more)
         self.record.tokens += tokens

@@ -25,7 +25,7 @@ POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0:
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
 READ = 1 << 16  # bytes that a client reads in its time, or all that is left
 LINGERING = 64  # refused connections that have that time at once; more are closed at once
-PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
+PIECES, PIECE = 1_000, 256  # chunks of a body: 1,000, and one more for each 256 bytes
 
 
 class _Connection(h11.Connection):
@@ -89,7 +89,7 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that it is told whenever something waits to be read
+        transport.set_write_buffer_limits(high=0)  # pause_writing is called whenever something is unread
         if refused := self.counted.accept(self._address):
             self._say(503, "unhealthy", refused)
             self.lingering.add(self)
@@ -142,14 +142,14 @@ class HttpProtocol(H11Protocol):
         super().resume_writing()
 
     def _is_read(self) -> None:
-        """Nothing of it waits any more."""
+        """Stop the timer of an unread response."""
         self.unread.pop(self, None)
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
 
     def send_400_response(self, msg: str) -> None:
-        """What h11 refused."""
+        """Answer a request that h11 refused."""
         if isinstance(self.conn, _Connection) and self.conn.flooded:
             return self._say(413, "too_large", "the body comes in too many chunks")
         self._say(400, "validation", "this is not HTTP/1.1 as this server reads it")

@@ -13,7 +13,7 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of <malloc.h>
 
 
 def limit_arenas() -> None:
-    """Be sparing from now on; it has to be said before torch is imported, and where glibc is not it changes less."""
+    """Limit memory arenas and kernel caches; call it before torch is imported. Without glibc it changes less."""
     for name, value in KERNELS.items():
         os.environ.setdefault(name, value)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_library(), "mallopt"):

@@ -1,4 +1,8 @@
-"""Guard: who may ask, how much and how long; what is answered when something is wrong; one line of log for each."""
+"""Access checks by the head of a request, error responses, and one log line for each request.
+
+Host and CORS checks are not Starlette's: TrustedHostMiddleware takes the first of several Host headers and cannot read
+"[::1]:80", and CORSMiddleware answers requests of origins that are not allowed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from heedful.infer.scheduling.errors import (
 from heedful.serve.settings import LOOPBACK, ServeSettings
 
 LOG = logging.getLogger("heedful.serve")
-OPEN = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")  # no key is needed to see whether it runs
+OPEN = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")  # need no key
 CLOSE = ("connection", "close")
 LONGEST_MESSAGE = 400  # characters
 KEY_LENGTH = 16
@@ -40,7 +44,7 @@ HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 ]
-PREFLIGHT = [  # what pages of listed origins may send, and for how many seconds that is so
+PREFLIGHT = [  # headers for pages of allowed origins
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-allow-headers", b"authorization, content-type, x-request-timeout-ms"),
     (b"access-control-max-age", b"600"),
@@ -51,8 +55,8 @@ CONTENT_POLICY = (
 )
 
 
-class HTTPError(Exception):  # it is told, not raised to anybody's face
-    """An answer that is no answer."""
+class HTTPError(Exception):
+    """An HTTP error response."""
 
     def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
@@ -68,7 +72,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class RequestLog:
-    """What the log says of a request."""
+    """The log entry of a request."""
 
     start: float
     deadline: float
@@ -81,12 +85,12 @@ class RequestLog:
     headers: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def header(self, name: bytes) -> str:
-        """Its value, "" where there is none."""
+        """Return the value of a header, "" if it is missing."""
         return b", ".join(self.headers.get(name, [])).decode("latin-1")
 
 
 def to_http_error(error: BaseException) -> HTTPError:
-    """What is told of an exception: nothing but what the asker can do about it."""
+    """Return the response to an exception; it holds only what the client can act on."""
     match error:
         case HTTPError():
             return error
@@ -107,7 +111,7 @@ def to_http_error(error: BaseException) -> HTTPError:
 
 
 def read_api_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys of a file, one on each line."""
+    """Return the API keys of a file with one on each line."""
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines()]
     except OSError as error:
@@ -133,7 +137,7 @@ class AccessMiddleware:
         hosts: tuple[str, ...] | None = LOOPBACK,
         seen: Callable[[str, RequestLog, float], None] | None = None,
     ) -> None:
-        """`hosts` are the names by which the server may be called; None: any. `seen` is told of each request."""
+        """`hosts` are the names by which the server may be called; None: any. `seen` is called after each request."""
         self.app = app
         self.settings = settings
         self.keys = keys
@@ -190,7 +194,7 @@ class AccessMiddleware:
         return found
 
     def _preflight(self, scope: Scope, record: RequestLog) -> bool:
-        """Whether a browser asks what a page of a listed origin may send: it does so by itself, and without a key."""
+        """Return whether this is a preflight request of an allowed origin; browsers send it without a key."""
         asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
         return asked and record.header(b"origin") in self.settings.cors_allow_origins
 
@@ -213,7 +217,7 @@ class AccessMiddleware:
         if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
             raise HTTPError(403, "forbidden", "there is nothing to upgrade to")
         if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
-            self._check_origin(record)  # a link to the page may stand anywhere
+            self._check_origin(record)  # any site may link to the page
         free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
         if self.keys and not free:
             self._check_key(record)
@@ -265,7 +269,7 @@ class AccessMiddleware:
 
 
 async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
-    """Tell a trouble, in at most 2 kB; under /v1 in OpenAI's form."""
+    """Send an error response of at most 2 kB; in OpenAI's form for paths under /v1."""
     message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"
     message = message.encode("utf-8", "replace").decode()
     content: Mapping[str, Any] = {"error": message, "error_type": trouble.kind}
@@ -276,7 +280,7 @@ async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
 
 
 async def send_json(send: Send, content: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """An answer."""
+    """Send a JSON response."""
     body = orjson.dumps(content)
     about = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*about, *headers]})

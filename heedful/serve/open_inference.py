@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from heedful.errors import HeedfulError
-from heedful.serve import requests as s
+from heedful.serve import requests
 from heedful.serve.context import RequestContext
 from heedful.serve.routes import labels_of, vectors
 
@@ -26,7 +26,7 @@ def input_tensors(kind: str) -> list[dict[str, Any]]:
 
 
 def output_tensors(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
-    """The tensors that it gives; what is no number is JSON."""
+    """Return the output tensors of a model with such a head; values other than numbers are JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
     if kind == "sequence_classification":
@@ -35,7 +35,7 @@ def output_tensors(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
     return [{"name": "answer", "datatype": "BYTES", "shape": [-1]}]
 
 
-async def infer(call: RequestContext, name: str, body: s.InferBody) -> Any:
+async def infer(call: RequestContext, name: str, body: requests.InferBody) -> Any:
     """Texts in, tensors out: the Open Inference Protocol."""
     _, lane = call.lane(name, None)
     kind = getattr(lane.engine, "kind", "")
@@ -47,7 +47,7 @@ async def infer(call: RequestContext, name: str, body: s.InferBody) -> Any:
         raise HeedfulError("this protocol does not serve a multiple-choice model: use POST /multiple-choice")
     if set(given) != set(wanted) and not (kind in _PAIRS and set(given) == {"text", "text_pair"}):
         raise HeedfulError(f"this model reads the tensors {', '.join(wanted)}: see /v2/models/{name}")
-    columns = {each.name: _flat(each.data) for each in body.inputs}
+    columns = {input_value.name: _flat(input_value.data) for input_value in body.inputs}
     for tensor in body.inputs:
         if (count := len(columns[tensor.name])) != tensor.shape[0] or {*tensor.shape[1:]} - {1}:
             raise HeedfulError(f"a tensor has {count} texts: its shape is to be [{count}], or [{count}, 1]")
@@ -61,14 +61,14 @@ async def infer(call: RequestContext, name: str, body: s.InferBody) -> Any:
         found = await call.ask(lane, inputs) if inputs else []
     made = {each["name"]: each for each in _outputs(kind, found)}
     if body.outputs is not None:
-        if missing := [each.name for each in body.outputs if each.name not in made]:
+        if missing := [output.name for output in body.outputs if output.name not in made]:
             raise HeedfulError(f"there is no output {missing[0][:80]!r}: this model gives {', '.join(made)}")
-        made = {each.name: made[each.name] for each in body.outputs}
+        made = {output.name: made[output.name] for output in body.outputs}
     return {"model_name": name, "outputs": list(made.values())} | ({} if body.id is None else {"id": body.id})
 
 
 def _flat(data: list[str | list[str]]) -> list[str]:
-    """Texts, whether they stand in a list or in lists of one."""
+    """Return texts from a list of texts or of lists with one text."""
     if any(len(each) != 1 for each in data if isinstance(each, list)):
         raise HeedfulError("a tensor has lists in its data that are not of one text")
     return [each if isinstance(each, str) else each[0] for each in data]

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from heedful.serve import requests as s
-from heedful.serve import responses as a
+from heedful.serve import requests, responses
 from heedful.serve.routes import endpoints
 
 TOLD = {
@@ -30,25 +29,29 @@ OPENAI = "/v1/"
 ALWAYS = (400, 401, 403, 404, 405, 431, 500, 503)
 WITH_BODY = (408, 413, 415, 422, 429, 504)
 VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in a sentence
-    ("/info", a.Info, "A model, and what it may be asked."),
-    ("/health", a.Health, "Whether all models answer."),
-    ("/live", a.Live, "Whether the server runs."),
-    ("/ready", a.Ready, "Whether all models answer."),
-    ("/v1/models", a.Models, "The models, in OpenAI's form."),
-    ("/v2", a.ServerFacts, "The server."),
-    ("/v2/health/live", a.Live, "Whether the server runs."),
-    ("/v2/health/ready", a.Ready, "Whether all models answer."),
-    ("/v2/models/{name}", a.ModelFacts, "A model's tensors."),
-    ("/v2/models/{name}/ready", a.Ready, "Whether the model answers."),
+    ("/info", responses.Info, "A model, and what it may be asked."),
+    ("/health", responses.Health, "Whether all models answer."),
+    ("/live", responses.Live, "Whether the server runs."),
+    ("/ready", responses.Ready, "Whether all models answer."),
+    ("/v1/models", responses.ModelList, "The models, in OpenAI's form."),
+    ("/v2", responses.ServerFacts, "The server."),
+    ("/v2/health/live", responses.Live, "Whether the server runs."),
+    ("/v2/health/ready", responses.Ready, "Whether all models answer."),
+    ("/v2/models/{name}", responses.ModelFacts, "A model's tensors."),
+    ("/v2/models/{name}/ready", responses.Ready, "Whether the model answers."),
 )
 
 
 def document(version: str, keys: bool) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    asked = [(each.path, each.body, each.answer, each.told, each.example) for each in endpoints()]
-    asked.append(("/v2/models/{name}/infer", s.InferBody, a.Inferred, "The Open Inference Protocol.", {}))
+    asked = [
+        (endpoint.path, endpoint.body, endpoint.answer, endpoint.told, endpoint.example) for endpoint in endpoints()
+    ]
+    asked.append(
+        ("/v2/models/{name}/infer", requests.InferBody, responses.InferResponse, "The Open Inference Protocol.", {})
+    )
     types = [kind for _, body, answer, _, _ in asked for kind in (body, answer)]
-    types += [answer for _, answer, _ in VIEWS] + [a.Error, a.OpenAIError]
+    types += [answer for _, answer, _ in VIEWS] + [responses.ErrorResponse, responses.OpenAIErrorResponse]
     made, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema = iter(made)
     paths: dict[str, Any] = {}
@@ -78,7 +81,7 @@ def document(version: str, keys: bool) -> dict[str, Any]:
 
 
 def _operation(path: str, told: str, answer: Any, statuses: tuple[int, ...]) -> dict[str, Any]:
-    error = "OpenAIError" if path.startswith(OPENAI) else "Error"
+    error = "OpenAIErrorResponse" if path.startswith(OPENAI) else "ErrorResponse"
     refused = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     responses: dict[str, Any] = {
         "200": {"description": "the answer", "content": {"application/json": {"schema": answer}}}

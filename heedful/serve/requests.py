@@ -8,25 +8,25 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(max_length=200)]
-IDS = "; send texts: ids that another tokenizer made would stand for other words here"
+IDS = "; send texts: token ids of another tokenizer mean other words here"
 Model = Annotated[Name | None, Meta(description="Which of the served models; else the first that can.")]
 Numbers = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
 
 
-class Body(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """What every request may say."""
+class ModelBody(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """The fields of every request."""
 
-    hint: ClassVar[str] = ""  # said of a body that is not understood
+    hint: ClassVar[str] = ""  # appended to the message of a validation error
     model: Model = None
 
 
-class Cut(Body, kw_only=True, frozen=True):
-    """What Text Embeddings Inference lets be said of long texts."""
+class TruncatedBody(ModelBody, kw_only=True, frozen=True):
+    """The fields of Text Embeddings Inference about long texts."""
 
     truncation_direction: Literal["Right", "right"] = "Right"
 
 
-class EmbedBody(Cut, kw_only=True, frozen=True):
+class EmbedBody(TruncatedBody, kw_only=True, frozen=True):
     """Texts to embed; longer ones than the model reads are cut, or refused with truncate false."""
 
     hint = IDS
@@ -44,7 +44,7 @@ class TextPair(Struct, forbid_unknown_fields=True, frozen=True):
     text_pair: str | None = None
 
 
-class PredictBody(Cut, kw_only=True, frozen=True):
+class PredictBody(TruncatedBody, kw_only=True, frozen=True):
     """A text, an object, or a list: of texts, of [text] and [text, second text], or of objects."""
 
     inputs: str | TextPair | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)] | TextPair]
@@ -52,7 +52,7 @@ class PredictBody(Cut, kw_only=True, frozen=True):
     raw_scores: bool = False
 
 
-class RerankBody(Cut, kw_only=True, frozen=True):
+class RerankBody(TruncatedBody, kw_only=True, frozen=True):
     """Texts to order by what they have to do with the query."""
 
     query: str
@@ -62,29 +62,29 @@ class RerankBody(Cut, kw_only=True, frozen=True):
     return_text: bool = False
 
 
-class Compared(Struct, forbid_unknown_fields=True, frozen=True):
+class SentenceComparison(Struct, forbid_unknown_fields=True, frozen=True):
     """A sentence and those it is compared with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Meta(min_length=1)]
 
 
-class HowCut(Struct, forbid_unknown_fields=True, frozen=True):
-    """What is done with long texts."""
+class TruncationParameters(Struct, forbid_unknown_fields=True, frozen=True):
+    """How long texts are truncated."""
 
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] = "Right"
     prompt_name: None = None
 
 
-class SimilarityBody(Body, frozen=True):
+class SimilarityBody(ModelBody, frozen=True):
     """Sentences to compare by the cosine of their vectors."""
 
-    inputs: Compared
-    parameters: HowCut | None = None
+    inputs: SentenceComparison
+    parameters: TruncationParameters | None = None
 
 
-class TokenizeBody(Body, frozen=True):
+class TokenizeBody(ModelBody, frozen=True):
     """Texts to cut into tokens."""
 
     inputs: str | list[str]
@@ -92,7 +92,7 @@ class TokenizeBody(Body, frozen=True):
     prompt_name: None = None
 
 
-class EmbeddingsBody(Body, frozen=True):
+class EmbeddingsBody(ModelBody, frozen=True):
     """OpenAI's form."""
 
     hint = IDS
@@ -102,52 +102,52 @@ class EmbeddingsBody(Body, frozen=True):
     user: str | None = None
 
 
-class TagBody(Body, frozen=True):
+class TokenClassificationBody(ModelBody, frozen=True):
     """A text, or a list of texts and of lists of words."""
 
     inputs: str | list[str | list[str]]
 
 
-class Question(Struct, forbid_unknown_fields=True, frozen=True):
+class ContextQuestion(Struct, forbid_unknown_fields=True, frozen=True):
     """A question, and the text that is searched for its answer."""
 
     question: str
     context: str
 
 
-class AnswerBody(Body, frozen=True):
+class QuestionAnsweringBody(ModelBody, frozen=True):
     """Questions with their contexts."""
 
-    inputs: Question | list[Question]
+    inputs: ContextQuestion | list[ContextQuestion]
 
 
-class Choice(Struct, forbid_unknown_fields=True, frozen=True):
+class PromptChoices(Struct, forbid_unknown_fields=True, frozen=True):
     """A prompt and what may follow it."""
 
     prompt: str
     choices: Annotated[list[str], Meta(min_length=1)]
 
 
-class ChooseBody(Body, frozen=True):
+class MultipleChoiceBody(ModelBody, frozen=True):
     """Prompts with their candidates."""
 
-    inputs: Choice | list[Choice]
+    inputs: PromptChoices | list[PromptChoices]
 
 
-class FollowsBody(Body, frozen=True):
+class NextSentenceBody(ModelBody, frozen=True):
     """Pairs of texts: does the second follow the first?"""
 
     inputs: list[Annotated[list[str], Meta(min_length=2, max_length=2)]]
 
 
-class FillBody(Body, frozen=True):
+class FillMaskBody(ModelBody, frozen=True):
     """Texts in which masks are written out."""
 
     inputs: str | list[str]
     top_k: Annotated[int, Meta(ge=1, le=100)] = 5
 
 
-class GenerateBody(Body, frozen=True):
+class GenerateBody(ModelBody, frozen=True):
     """Texts for each of which a text is written: greedily, by beams, or drawn at a temperature."""
 
     inputs: str | list[str]
@@ -157,39 +157,39 @@ class GenerateBody(Body, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
-class AttentionBody(Body, frozen=True):
-    """A text, or a pair; layers and heads count from 0, and null stands for all."""
+class AttentionBody(ModelBody, frozen=True):
+    """A text, or a pair; layers and heads count from 0, and null means all."""
 
     inputs: str | Annotated[list[str], Meta(min_length=2, max_length=2)]
     layers: Numbers | None = None
     heads: Numbers | None = None
 
 
-class Parameters(Struct, frozen=True):
-    """What clients say beside it, in any form; an answer is JSON, whatever they ask for."""
+class ClientParameters(Struct, frozen=True):
+    """Parameters of any form, which are ignored; an answer is JSON in any case."""
 
 
-class Tensor(Struct, forbid_unknown_fields=True, frozen=True):
+class InputTensor(Struct, forbid_unknown_fields=True, frozen=True):
     """Texts, in the Open Inference Protocol's form."""
 
     name: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=8)]
     datatype: Literal["BYTES"]
     data: list[str | list[str]]  # flat or nested, as the shape says
-    parameters: Parameters | None = None
+    parameters: ClientParameters | None = None
 
 
-class Wanted(Struct, forbid_unknown_fields=True, frozen=True):
+class RequestedOutput(Struct, forbid_unknown_fields=True, frozen=True):
     """An output that is asked for."""
 
     name: str
-    parameters: Parameters | None = None
+    parameters: ClientParameters | None = None
 
 
 class InferBody(Struct, forbid_unknown_fields=True, frozen=True):
     """The Open Inference Protocol: tensors of texts named as /v2/models/NAME says."""
 
-    inputs: Annotated[list[Tensor], Meta(min_length=1)]
+    inputs: Annotated[list[InputTensor], Meta(min_length=1)]
     id: Name | None = None
-    outputs: list[Wanted] | None = None
-    parameters: Parameters | None = None
+    outputs: list[RequestedOutput] | None = None
+    parameters: ClientParameters | None = None

@@ -9,7 +9,7 @@ from msgspec import Struct
 Vector = list[float]
 
 
-class Label(Struct, kw_only=True):
+class LabelScore(Struct, kw_only=True):
     """A label with its probability, or a regression's value. `predicted` is set by multi-label models only."""
 
     label: str
@@ -17,16 +17,16 @@ class Label(Struct, kw_only=True):
     predicted: bool | None = None
 
 
-class Ranked(Struct, kw_only=True):
-    """Where a text stood, and what it has to do with the query."""
+class RankedText(Struct, kw_only=True):
+    """The index of a text in the request, and its relevance to the query."""
 
     index: int
     score: float
     text: str | None = None
 
 
-class Token(Struct, kw_only=True):
-    """A token, and which characters of the text it stands for."""
+class TokenInfo(Struct, kw_only=True):
+    """A token, and the characters of the text that it covers."""
 
     id: int
     text: str
@@ -35,7 +35,7 @@ class Token(Struct, kw_only=True):
     stop: int
 
 
-class Embedding(Struct, kw_only=True):
+class EmbeddingObject(Struct, kw_only=True):
     """One vector; in base64 it is little-endian float32."""
 
     object: Literal["embedding"]
@@ -43,7 +43,7 @@ class Embedding(Struct, kw_only=True):
     embedding: Vector | str
 
 
-class Served(Struct, kw_only=True):
+class ModelObject(Struct, kw_only=True):
     """A model."""
 
     id: str
@@ -52,30 +52,30 @@ class Served(Struct, kw_only=True):
     owned_by: str
 
 
-class Models(Struct, kw_only=True):
+class ModelList(Struct, kw_only=True):
     """OpenAI's form."""
 
     object: Literal["list"]
-    data: list[Served]
+    data: list[ModelObject]
 
 
-class Usage(Struct, kw_only=True):
+class TokenUsage(Struct, kw_only=True):
     """How many tokens were read."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(Struct, kw_only=True):
+class EmbeddingList(Struct, kw_only=True):
     """OpenAI's form."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
-    usage: Usage
+    usage: TokenUsage
 
 
-class Word(Struct, kw_only=True):
+class WordResponse(Struct, kw_only=True):
     """A word with its label; one of which no token is left has no probability."""
 
     word: str
@@ -85,7 +85,7 @@ class Word(Struct, kw_only=True):
     end: int
 
 
-class Entity(Struct, kw_only=True):
+class EntityResponse(Struct, kw_only=True):
     """Neighbouring words of one kind."""
 
     label: str
@@ -95,16 +95,16 @@ class Entity(Struct, kw_only=True):
     probability: float
 
 
-class Tags(Struct, kw_only=True):
+class TokenClassificationResponse(Struct, kw_only=True):
     """Every word, and the entities that they make."""
 
-    words: list[Word]
-    entities: list[Entity]
+    words: list[WordResponse]
+    entities: list[EntityResponse]
     windows: int
 
 
-class Found(Struct, kw_only=True):
-    """The answer in characters of the context; "" where there is none."""
+class QuestionAnsweringResponse(Struct, kw_only=True):
+    """The answer with its offsets in the context; "" if the context has no answer."""
 
     answer: str
     start: int
@@ -115,7 +115,7 @@ class Found(Struct, kw_only=True):
     best: str | None = None
 
 
-class Chosen(Struct, kw_only=True):
+class MultipleChoiceResponse(Struct, kw_only=True):
     """The candidate that fits best."""
 
     choice: str
@@ -125,13 +125,13 @@ class Chosen(Struct, kw_only=True):
     windows: int | None = None
 
 
-class Follows(Struct, kw_only=True):
+class NextSentenceResponse(Struct, kw_only=True):
     """How likely the second text follows the first."""
 
     follows: float
 
 
-class Candidate(Struct, kw_only=True):
+class MaskCandidate(Struct, kw_only=True):
     """A token for a mask."""
 
     token: str
@@ -139,24 +139,24 @@ class Candidate(Struct, kw_only=True):
     probability: float
 
 
-class Mask(Struct, kw_only=True):
+class MaskResponse(Struct, kw_only=True):
     """A mask, in characters of the text, and the likeliest tokens for it."""
 
     start: int
     end: int
-    tokens: list[Candidate]
+    tokens: list[MaskCandidate]
 
 
-class Filled(Struct, kw_only=True):
+class FillMaskResponse(Struct, kw_only=True):
     """The masks of a text."""
 
-    masks: list[Mask]
+    masks: list[MaskResponse]
     windows: int
     note: str | None = None
 
 
-class Text(Struct, kw_only=True):
-    """What was written; not complete: it would go on."""
+class GeneratedText(Struct, kw_only=True):
+    """A generated text; not complete if a limit of tokens ended it."""
 
     text: str
     log_probability: float
@@ -164,13 +164,13 @@ class Text(Struct, kw_only=True):
     complete: bool
 
 
-class Written(Text, kw_only=True):
+class GenerateResponse(GeneratedText, kw_only=True):
     """The best text, and those of other beams."""
 
-    others: list[Text] | None = None
+    others: list[GeneratedText] | None = None
 
 
-class Layer(Struct, kw_only=True):
+class AttentionLayer(Struct, kw_only=True):
     """Weights [heads, rows, keys] of one layer; a row sums to 1."""
 
     part: Literal["encoder", "decoder", "cross"]
@@ -179,11 +179,11 @@ class Layer(Struct, kw_only=True):
     weights: list[list[list[float]]]
 
 
-class Attention(Struct, kw_only=True):
-    """What each token of a text looks at."""
+class AttentionResponse(Struct, kw_only=True):
+    """Attention weights of the tokens of a text."""
 
-    tokens: list[Token]
-    layers: list[Layer]
+    tokens: list[TokenInfo]
+    layers: list[AttentionLayer]
 
 
 class Info(Struct, kw_only=True):
@@ -207,7 +207,7 @@ class Info(Struct, kw_only=True):
     version: str
 
 
-class Output(Struct, kw_only=True):
+class OutputTensor(Struct, kw_only=True):
     """A tensor."""
 
     name: str
@@ -216,15 +216,15 @@ class Output(Struct, kw_only=True):
     data: list[str | float]
 
 
-class Inferred(Struct, kw_only=True):
+class InferResponse(Struct, kw_only=True):
     """The Open Inference Protocol's answer."""
 
     model_name: str
-    outputs: list[Output]
+    outputs: list[OutputTensor]
     id: str | None = None
 
 
-class Described(Struct, kw_only=True):
+class TensorSpec(Struct, kw_only=True):
     """A tensor that a model reads or gives."""
 
     name: str
@@ -237,8 +237,8 @@ class ModelFacts(Struct, kw_only=True):
 
     name: str
     platform: str
-    inputs: list[Described]
-    outputs: list[Described]
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
 
 
 class ServerFacts(Struct, kw_only=True):
@@ -267,22 +267,22 @@ class Health(Struct, kw_only=True):
     status: Literal["ok", "loading", "stopping"]
 
 
-class Error(Struct, kw_only=True):
-    """What went wrong, for a person and for a program."""
+class ErrorResponse(Struct, kw_only=True):
+    """An error message, and its type for programs."""
 
     error: str
     error_type: str
 
 
-class ErrorOf(Struct, kw_only=True):
-    """The same in OpenAI's form."""
+class OpenAIErrorDetails(Struct, kw_only=True):
+    """Details of an error in OpenAI's form."""
 
     message: str
     type: str
     code: int
 
 
-class OpenAIError(Struct, kw_only=True):
+class OpenAIErrorResponse(Struct, kw_only=True):
     """OpenAI's form."""
 
-    error: ErrorOf
+    error: OpenAIErrorDetails

@@ -1,4 +1,4 @@
-"""What each route asks of which models, and how the answer is put."""
+"""The routes that call a model: handlers, request and response types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
-from heedful.serve import requests as s
-from heedful.serve import responses as a
+from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
 from heedful.serve.text_pairs import parse_sequences
 from heedful.serve.token_estimate import group_in_turns
@@ -43,7 +42,7 @@ class Endpoint:
 
     @property
     def told(self) -> str:
-        """What it does, in a sentence."""
+        """The summary for OpenAPI: the first line of the handler's docstring."""
         return (self.handler.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -93,7 +92,7 @@ async def vectors(
     return found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12) if unit else found
 
 
-async def embed(call: RequestContext, body: s.EmbedBody) -> Any:
+async def embed(call: RequestContext, body: requests.EmbedBody) -> Any:
     """A vector for each text."""
     _, lane = call.lane(body.model, EMBEDDING)
     return await vectors(
@@ -101,7 +100,7 @@ async def embed(call: RequestContext, body: s.EmbedBody) -> Any:
     )
 
 
-async def embeddings(call: RequestContext, body: s.EmbeddingsBody) -> Any:
+async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> Any:
     """A vector for each text, in OpenAI's form."""
     name, lane = call.lane(body.model, EMBEDDING)
     found: Any = await vectors(call, lane, as_list(body.input), dimensions=body.dimensions)
@@ -117,7 +116,7 @@ async def embeddings(call: RequestContext, body: s.EmbeddingsBody) -> Any:
     }
 
 
-async def similarity(call: RequestContext, body: s.SimilarityBody) -> Any:
+async def compare_sentences(call: RequestContext, body: requests.SimilarityBody) -> Any:
     """The cosine of a sentence's vector and that of each of the others."""
     _, lane = call.lane(body.model, EMBEDDING)
     truncate = None if body.parameters is None else body.parameters.truncate
@@ -126,12 +125,12 @@ async def similarity(call: RequestContext, body: s.SimilarityBody) -> Any:
 
 
 def _cosines(found: np.ndarray) -> list[float]:
-    """Of the first vector and each of the others."""
+    """Return the cosines of the first vector with each other one."""
     cosines: list[float] = (found[1:] @ found[0]).clip(-1, 1).tolist()
     return cosines
 
 
-async def rerank(call: RequestContext, body: s.RerankBody) -> Any:
+async def rerank(call: RequestContext, body: requests.RerankBody) -> Any:
     """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
     _, lane = call.lane(body.model, RANKS)
     if getattr(lane.engine, "kind", "") == "embedding":
@@ -158,7 +157,7 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
 # -- heads ------------------------------------------------------------------------------------------------------
 
 
-async def predict(call: RequestContext, body: s.PredictBody) -> Any:
+async def predict(call: RequestContext, body: requests.PredictBody) -> Any:
     """The labels of each text or pair with their scores, best first."""
     _, lane = call.lane(body.model, CLASSES)
     if body.raw_scores:
@@ -181,7 +180,7 @@ def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: -each["score"])
 
 
-async def tag(call: RequestContext, body: s.TagBody) -> Any:
+async def classify_tokens(call: RequestContext, body: requests.TokenClassificationBody) -> Any:
     """A label for each word, and the entities that they make."""
     _, lane = call.lane(body.model, ("token_classification",))
     given = as_list(body.inputs)
@@ -190,12 +189,12 @@ async def tag(call: RequestContext, body: s.TagBody) -> Any:
         raise TooLongError(
             f"the request has {len(given)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
         )
-    call.texts(*(" ".join(each) for each in words))
+    call.texts(*(" ".join(sentence) for sentence in words))
     return match_input(body.inputs, await call.ask(lane, given))
 
 
-async def answer(call: RequestContext, body: s.AnswerBody) -> Any:
-    """The answer to each question, as it stands in its context."""
+async def answer_questions(call: RequestContext, body: requests.QuestionAnsweringBody) -> Any:
+    """The answer to each question, as it is in its context."""
     _, lane = call.lane(body.model, ("question_answering",))
     given = as_list(body.inputs)
     call.texts(*(each.question + each.context for each in given))
@@ -203,7 +202,7 @@ async def answer(call: RequestContext, body: s.AnswerBody) -> Any:
     return match_input(body.inputs, await call.ask(lane, inputs))
 
 
-async def choose(call: RequestContext, body: s.ChooseBody) -> Any:
+async def choose_candidates(call: RequestContext, body: requests.MultipleChoiceBody) -> Any:
     """The candidate that fits each prompt best."""
     _, lane = call.lane(body.model, ("multiple_choice",))
     given = as_list(body.inputs)
@@ -212,21 +211,21 @@ async def choose(call: RequestContext, body: s.ChooseBody) -> Any:
     return match_input(body.inputs, await call.ask(lane, inputs))
 
 
-async def follows(call: RequestContext, body: s.FollowsBody) -> Any:
+async def predict_next_sentence(call: RequestContext, body: requests.NextSentenceBody) -> Any:
     """Whether the second text of each pair follows the first."""
     _, lane = call.lane(body.model, ("next_sentence", "pretraining"))
     call.texts(*(text for pair in body.inputs for text in pair))
     return await call.ask(lane, [tuple(pair) for pair in body.inputs])
 
 
-async def fill(call: RequestContext, body: s.FillBody) -> Any:
+async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Any:
     """The likeliest tokens for each mask of each text."""
     _, lane = call.lane(body.model, ("masked_lm", "pretraining"))
     call.texts(*as_list(body.inputs))
     return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), top_k=body.top_k))
 
 
-async def generate(call: RequestContext, body: s.GenerateBody) -> Any:
+async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
     _, lane = call.lane(body.model, ("language_model",))
     call.texts(*as_list(body.inputs))
@@ -248,19 +247,19 @@ async def generate(call: RequestContext, body: s.GenerateBody) -> Any:
 # -- looking inside -----------------------------------------------------------------------------------------------
 
 
-async def attention(call: RequestContext, body: s.AttentionBody) -> Any:
-    """What each token of a text looks at, in chosen layers and heads."""
+async def show_attention(call: RequestContext, body: requests.AttentionBody) -> Any:
+    """Attention weights of the tokens of a text, in chosen layers and heads."""
     _, lane = call.lane(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*as_list(body.inputs))
     most = call.service.settings.limits.max_attention_weights
 
     def look(engine: Any) -> Any:
-        from heedful.serve.attention import attention
+        from heedful.serve.attention import attention_response
 
         for _ in call.count(engine, most=engine.limit, whole=True):
             pass
-        return attention(engine, item, body.layers, body.heads, most)
+        return attention_response(engine, item, body.layers, body.heads, most)
 
     size = 1 + min(
         sum(map(len, as_list(body.inputs))), call.service.settings.limits.max_request_tokens - 1
@@ -270,7 +269,7 @@ async def attention(call: RequestContext, body: s.AttentionBody) -> Any:
     return found
 
 
-async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
+async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> Any:
     """The tokens of each text, as the model reads it."""
     _, lane = call.lane(body.model, None)
     texts = as_list(body.inputs)
@@ -278,7 +277,7 @@ async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
     most = call.service.settings.limits.max_request_tokens
 
     def cut(engine: Any) -> Generator[None, None, Any]:
-        from heedful.serve.attention import tokens
+        from heedful.serve.attention import token_infos
 
         yield from call.count(engine, whole=True)
         found: list[Encoding] = []
@@ -287,7 +286,7 @@ async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
             yield
         if (count := sum(map(len, found))) > most:
             raise TooLongError(f"the texts have {count} tokens, and an answer has at most {most}")
-        return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
+        return [token_infos(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
     record, sizes = call.record, [len(text) for text in texts]
     return await lane.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
@@ -295,30 +294,30 @@ async def tokenize(call: RequestContext, body: s.TokenizeBody) -> Any:
 
 def endpoints() -> tuple[Endpoint, ...]:
     """Return all routes that ask a model something, those of registered tasks last."""
-    return (*ENDPOINTS, *(resolve(each) for spec in SPECS.values() for each in spec.routes))
+    return (*ENDPOINTS, *(resolve(route) for spec in SPECS.values() for route in spec.routes))
 
 
 ENDPOINTS = (
     Endpoint(
         path="/embed",
         handler=embed,
-        body=s.EmbedBody,
-        answer=list[a.Vector],
+        body=requests.EmbedBody,
+        answer=list[responses.Vector],
         kinds=EMBEDDING,
         example={"inputs": ["a text", "another"]},
     ),
     Endpoint(
         path="/v1/embeddings",
-        handler=embeddings,
-        body=s.EmbeddingsBody,
-        answer=a.Embeddings,
+        handler=openai_embeddings,
+        body=requests.EmbeddingsBody,
+        answer=responses.EmbeddingList,
         kinds=EMBEDDING,
         example={"input": ["a text"]},
     ),
     Endpoint(
         path="/similarity",
-        handler=similarity,
-        body=s.SimilarityBody,
+        handler=compare_sentences,
+        body=requests.SimilarityBody,
         answer=list[float],
         kinds=EMBEDDING,
         example={"inputs": {"source_sentence": "It rains.", "sentences": ["It pours.", "I read a book."]}},
@@ -326,79 +325,79 @@ ENDPOINTS = (
     Endpoint(
         path="/rerank",
         handler=rerank,
-        body=s.RerankBody,
-        answer=list[a.Ranked],
+        body=requests.RerankBody,
+        answer=list[responses.RankedText],
         kinds=RANKS,
         example={"query": "weather", "texts": ["It rains.", "I read a book."]},
     ),
     Endpoint(
         path="/predict",
         handler=predict,
-        body=s.PredictBody,
-        answer=list[a.Label | list[a.Label]],
+        body=requests.PredictBody,
+        answer=list[responses.LabelScore | list[responses.LabelScore]],
         kinds=CLASSES,
         example={"inputs": "a text"},
     ),
     Endpoint(
         path="/token-classification",
-        handler=tag,
-        body=s.TagBody,
-        answer=a.Tags | list[a.Tags],
+        handler=classify_tokens,
+        body=requests.TokenClassificationBody,
+        answer=responses.TokenClassificationResponse | list[responses.TokenClassificationResponse],
         kinds=("token_classification",),
         example={"inputs": "Ada lives in Paris."},
     ),
     Endpoint(
         path="/question-answering",
-        handler=answer,
-        body=s.AnswerBody,
-        answer=a.Found | list[a.Found],
+        handler=answer_questions,
+        body=requests.QuestionAnsweringBody,
+        answer=responses.QuestionAnsweringResponse | list[responses.QuestionAnsweringResponse],
         kinds=("question_answering",),
         example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
     ),
     Endpoint(
         path="/multiple-choice",
-        handler=choose,
-        body=s.ChooseBody,
-        answer=a.Chosen | list[a.Chosen],
+        handler=choose_candidates,
+        body=requests.MultipleChoiceBody,
+        answer=responses.MultipleChoiceResponse | list[responses.MultipleChoiceResponse],
         kinds=("multiple_choice",),
         example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
     ),
     Endpoint(
         path="/next-sentence",
-        handler=follows,
-        body=s.FollowsBody,
-        answer=list[a.Follows],
+        handler=predict_next_sentence,
+        body=requests.NextSentenceBody,
+        answer=list[responses.NextSentenceResponse],
         kinds=("next_sentence", "pretraining"),
         example={"inputs": [["It rains.", "The street is wet."]]},
     ),
     Endpoint(
         path="/fill-mask",
-        handler=fill,
-        body=s.FillBody,
-        answer=a.Filled | list[a.Filled],
+        handler=fill_masks,
+        body=requests.FillMaskBody,
+        answer=responses.FillMaskResponse | list[responses.FillMaskResponse],
         kinds=("masked_lm", "pretraining"),
         example={"inputs": "the cat [MASK] on the mat"},
     ),
     Endpoint(
         path="/generate",
         handler=generate,
-        body=s.GenerateBody,
-        answer=a.Written | list[a.Written],
+        body=requests.GenerateBody,
+        answer=responses.GenerateResponse | list[responses.GenerateResponse],
         kinds=("language_model",),
         example={"inputs": "a text", "max_new_tokens": 32},
     ),
     Endpoint(
         path="/attention",
-        handler=attention,
-        body=s.AttentionBody,
-        answer=a.Attention,
+        handler=show_attention,
+        body=requests.AttentionBody,
+        answer=responses.AttentionResponse,
         example={"inputs": "a text", "layers": [0], "heads": [0]},
     ),
     Endpoint(
         path="/tokenize",
         handler=tokenize,
-        body=s.TokenizeBody,
-        answer=list[list[a.Token]],
+        body=requests.TokenizeBody,
+        answer=list[list[responses.TokenInfo]],
         example={"inputs": "a text"},
     ),
 )

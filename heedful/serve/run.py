@@ -161,7 +161,7 @@ def background(
 
 
 def open_files(count: int) -> int:
-    """Let so many files be open, or as many as may be; where a system has other ways, it is as it was."""
+    """Raise the limit of open files to `count`, or as far as allowed, and return it; unchanged on Windows."""
     try:
         import resource
     except ModuleNotFoundError:

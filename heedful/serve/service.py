@@ -104,7 +104,7 @@ class Service:
         self.lanes[name].engine = engine
 
     def reload_all(self) -> None:
-        """The same for all of them; one that cannot be read stays as it is, and the log says so."""
+        """Reload all models; one that cannot be read stays as it is, and the error is logged."""
 
         async def swap(name: str) -> None:
             try:
@@ -140,12 +140,12 @@ class Service:
 
 
 def head_kind(lane: ModelQueue) -> str:
-    """What head its model has; "" while it is loading."""
+    """Return the kind of the model's head; "" while it is loading."""
     return str(getattr(lane.engine, "kind", ""))
 
 
 def head_kinds(lane: ModelQueue) -> tuple[str, ...]:
-    """The same, and "rank" where that head gives a pair one score."""
+    """Return the kind of the head, and "rank" if it gives a pair of texts one score."""
     kind, engine = head_kind(lane), cast(Any, lane.engine)
     if kind == "sequence_classification":
         head = engine.loaded.config.head

@@ -39,10 +39,10 @@ class Limits:
     tokenization_workers: int = 2  # threads
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
             if value is not None and value < 1:
-                raise HeedfulError(f"{each.name} is {value}: give a number from 1")
+                raise HeedfulError(f"{setting.name} is {value}: give a number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +59,9 @@ class Timeouts:
     shutdown_delay_seconds: float = 0.5  # after SIGTERM, in which new requests are answered with 503
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not 0 <= getattr(self, each.name) <= 86_400:
-                raise HeedfulError(f"{each.name} is {getattr(self, each.name)}: give seconds, up to a day")
+        for setting in fields(self):
+            if not 0 <= getattr(self, setting.name) <= 86_400:
+                raise HeedfulError(f"{setting.name} is {getattr(self, setting.name)}: give seconds, up to a day")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +86,12 @@ class ServeSettings:
                 "behind_proxy and limits.max_connections_per_address were given: behind a proxy all clients share its "
                 "address; give one of them"
             )
-        for each in self.trusted_proxies:
+        for proxy in self.trusted_proxies:
             try:
-                ipaddress.ip_network(each)
+                ipaddress.ip_network(proxy)
             except ValueError:
                 raise HeedfulError(
-                    f"trusted_proxies has {each!r}: give an address or a network, as 10.0.0.7 or 10.0.0.0/8"
+                    f"trusted_proxies has {proxy!r}: give an address or a network, as 10.0.0.7 or 10.0.0.0/8"
                 ) from None
 
     @property
@@ -104,7 +104,7 @@ class ServeSettings:
 
 
 def name_models(runs: Iterable[str]) -> dict[str, str]:
-    """What is served by its name: "name=folder", else the last part of the folder's name."""
+    """Return model folders by name: NAME=FOLDER, else the last part of the folder's path."""
     found: dict[str, str] = {}
     for run in runs:
         name, equals, folder = run.partition("=")

@@ -25,15 +25,17 @@ def parse_sequences(inputs: Any, learned: bool | None) -> tuple[list[Any], bool]
     """
     if not isinstance(inputs, list):
         return [_sequence(inputs, learned)], True
-    if inputs and all(isinstance(each, str) for each in inputs) and learned is not False:
+    if inputs and all(isinstance(input_value, str) for input_value in inputs) and learned is not False:
         if len(inputs) == 2 and learned:
             return [tuple(inputs)], True
         if len(inputs) == 2 or learned:
             what = "two texts or a pair" if len(inputs) == 2 else "texts, and this model learned pairs"
             raise HeedfulError(f"inputs is a list of {what}: {FORMS}")
-    if any(isinstance(each, str) for each in inputs) and any(isinstance(each, list) for each in inputs):
+    if any(isinstance(input_value, str) for input_value in inputs) and any(
+        isinstance(input_value, list) for input_value in inputs
+    ):
         raise HeedfulError("inputs is a list of texts and of lists: write each text as [text] in it")
-    return [_sequence(each, learned) for each in inputs], False
+    return [_sequence(input_value, learned) for input_value in inputs], False
 
 
 def _sequence(given: Any, learned: bool | None) -> Any:

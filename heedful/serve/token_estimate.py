@@ -47,8 +47,8 @@ def count_characters(given: Any) -> int:
 def group_in_turns(inputs: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
     """Some PART characters of inputs together, with the number of the first; an input is never divided."""
     first = size = 0
-    for number, each in enumerate(inputs):
-        more = count_characters(each)
+    for number, input_value in enumerate(inputs):
+        more = count_characters(input_value)
         if number > first and size + more > PART_CHARACTERS:
             yield first, inputs[first:number]
             first, size = number, 0

@@ -26,7 +26,7 @@ from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.settings import check_task
 from heedful.runs.recipe_template import recipe_template
-from heedful.serve.requests import FollowsBody
+from heedful.serve.requests import NextSentenceBody
 from heedful.serve.routes import Endpoint
 from heedful.serve.run import background
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
@@ -160,7 +160,7 @@ class Order(Task):
         return ScoredAnswer(label, prediction, label == prediction, loss)
 
 
-async def in_order(call: Any, body: FollowsBody) -> Any:
+async def in_order(call: Any, body: NextSentenceBody) -> Any:
     """Whether the texts of each pair are in the right order."""
     _, lane = call.lane(body.model, ("next_sentence",))
     call.texts(*(text for pair in body.inputs for text in pair))
@@ -168,7 +168,7 @@ async def in_order(call: Any, body: FollowsBody) -> Any:
 
 
 ROUTE = Endpoint(
-    path="/in-order", handler=in_order, body=FollowsBody, answer=list[dict[str, float]], kinds=("next_sentence",)
+    path="/in-order", handler=in_order, body=NextSentenceBody, answer=list[dict[str, float]], kinds=("next_sentence",)
 )
 SPEC = TaskSpec(
     name="order",

@@ -20,7 +20,7 @@ from tokenizers import processors
 from heedful.checkpoint import load
 from heedful.infer.engine import Engine
 from heedful.model.decode import BeamSearch, Greedy, Sampling
-from heedful.serve.attention import attention
+from heedful.serve.attention import attention_response
 from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import ENDPOINTS, labels_of
 from heedful.serve.run import RunningServer
@@ -277,7 +277,7 @@ def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
     model.tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     for between, names in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
         model.text_suffix = between
-        found = attention(Engine(model), "a b c", [0], [1], 1000)
+        found = attention_response(Engine(model), "a b c", [0], [1], 1000)
         assert [each["text"] for each in found["tokens"]] == names
         assert np.array(found["layers"][0]["weights"]).shape == (1, len(names), len(names))
 

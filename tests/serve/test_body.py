@@ -12,7 +12,7 @@ import pytest
 from heedful.serve import body as bodies
 from heedful.serve.body import parse_body
 from heedful.serve.middleware import HTTPError
-from heedful.serve.requests import AnswerBody, InferBody, PredictBody, Question, TextPair
+from heedful.serve.requests import ContextQuestion, InferBody, PredictBody, QuestionAnsweringBody, TextPair
 from tests.support.http_client import ask
 
 MAX_VALUES = 1_000
@@ -45,7 +45,9 @@ def test_a_body_is_converted_to_its_type() -> None:
     raw = '{"inputs": ["é", ["a", "\\ud83d\\ude00"], {"text": "b"}]}'.encode()
     assert parse_body(PredictBody, raw, MAX_VALUES) == PredictBody(inputs=["é", ["a", "😀"], TextPair("b")])
     raw = b'{"inputs": {"question": "q", "context": "c"}, "model": "m"}'
-    assert parse_body(AnswerBody, raw, MAX_VALUES) == AnswerBody(inputs=Question("q", "c"), model="m")
+    assert parse_body(QuestionAnsweringBody, raw, MAX_VALUES) == QuestionAnsweringBody(
+        inputs=ContextQuestion("q", "c"), model="m"
+    )
 
 
 @pytest.mark.parametrize(

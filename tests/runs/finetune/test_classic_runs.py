@@ -22,7 +22,7 @@ from heedful.runs.finetune import classic as classic_making
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune.classic import classic_model, skipgram_samples, with_sentence_ends
 from heedful.runs.finetune.init_settings import ClassicInit, WordSettings
-from heedful.serve.attention import attention
+from heedful.serve.attention import attention_response
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
@@ -58,7 +58,7 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
         (again,) = heedful.Engine(loaded)([json.loads(line)["input"]])
         assert again["probabilities"] == pytest.approx(json.loads(line)["answer"]["probabilities"], abs=1e-6)
     with pytest.raises(HeedfulError, match="no layers of self-attention"):
-        attention(heedful.Engine(loaded), "the cat sat", None, None, 1000)
+        attention_response(heedful.Engine(loaded), "the cat sat", None, None, 1000)
 
     class Stop(Reporter):
         """Asks for a stop after the second step."""
