@@ -14,7 +14,7 @@ from heedful.cli.output import escape, format_duration, note, note_data_settings
 from heedful.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from heedful.infer.batch import Progress, Summary
+    from heedful.infer.batch import BatchProgress, BatchSummary
     from heedful.infer.batch.writers import Format
     from heedful.infer.engine import Engine
 
@@ -85,7 +85,7 @@ def predict_files(
     )
 
 
-def _part_count(summary: Summary) -> str:
+def _part_count(summary: BatchSummary) -> str:
     return f"{summary.parts:,} parts, " if summary.folder.is_dir() else ""
 
 
@@ -117,7 +117,7 @@ class PredictProgress:
         if self._width:
             print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         """Report after a chunk of rows."""
         if self._quiet or not (self._live or time.monotonic() - self._last_line >= EVERY):
             return
@@ -130,7 +130,7 @@ class PredictProgress:
             note(text)
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: BatchProgress) -> str:
     """Return the progress of a prediction as one line."""
     if progress.waiting:
         return f"waiting for {progress.waiting:,} parts of other processes"

@@ -27,9 +27,9 @@ from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 from heedful.tasks.answer_heads import answer_heads_of
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
+from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
-from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
@@ -284,7 +284,9 @@ class BundleEngine:
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
-        return AnswerContext(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, windows=seen)
+        return AnswerContext(
+            tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, windows=seen
+        )
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""

@@ -155,7 +155,7 @@ class FillMaskResponse(Struct, kw_only=True):
     note: str | None = None
 
 
-class GeneratedText(Struct, kw_only=True):
+class GeneratedTextResponse(Struct, kw_only=True):
     """A generated text; not complete if a limit of tokens ended it."""
 
     text: str
@@ -164,10 +164,10 @@ class GeneratedText(Struct, kw_only=True):
     complete: bool
 
 
-class GenerateResponse(GeneratedText, kw_only=True):
+class GenerateResponse(GeneratedTextResponse, kw_only=True):
     """The best text, and those of other beams."""
 
-    others: list[GeneratedText] | None = None
+    others: list[GeneratedTextResponse] | None = None
 
 
 class AttentionLayer(Struct, kw_only=True):

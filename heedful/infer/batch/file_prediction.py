@@ -56,7 +56,7 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class BatchProgress:
     """How far this process is."""
 
     rows: int = 0  # that it answered, bad ones too
@@ -69,7 +69,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
+class BatchSummary:
     """All answers of all processes, and what this one did."""
 
     folder: Path
@@ -106,8 +106,8 @@ def predict_files(
     *,
     data: DataSettings = DATA,
     top_k: int = 5,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Summary:
+    on_progress: Callable[[BatchProgress], None] | None = None,
+) -> BatchSummary:
     """Answer every row of files, and of folders with files, into parts in the folder `output`, or into one file.
 
     One file is made where the suffix of `output` is that of the format: .csv, .jsonl or .conll.
@@ -142,7 +142,7 @@ def predict_files(
         stated += (f"keys that the first row of their file has not are left out: {', '.join(map(shown, left_out))}",)
     if empty := sum(tally.get("empty", 0) for tally in each):
         stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
-    return Summary(
+    return BatchSummary(
         folder=Path(output),
         parts=found["parts"],
         rows=found["rows"],
@@ -239,7 +239,7 @@ class _Run:
         settings: BatchSettings,
         top_k: int,
         filled: SharedOutput,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[BatchProgress], None] | None,
     ) -> None:
         self.rows = self.errors = self.parts = 0
         self._engine, self._several, self._settings, self._top_k = engine, several, settings, top_k
@@ -332,7 +332,7 @@ class _Run:
             if share > self._begun[1]:
                 left = seconds * (1 - share) / (share - self._begun[1])
         self._told(
-            Progress(
+            BatchProgress(
                 rows=self.rows,
                 errors=self.errors,
                 parts=self.parts,

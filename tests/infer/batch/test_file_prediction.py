@@ -25,7 +25,7 @@ from heedful import atomic_io
 from heedful.checkpoint import ModelBundle, load
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError
-from heedful.infer.batch import BatchSettings, Progress, file_prediction, predict_files, shared_output
+from heedful.infer.batch import BatchProgress, BatchSettings, file_prediction, predict_files, shared_output
 from heedful.infer.engine import Engine
 from heedful.infer.ray import Predict
 from heedful.infer.tuning.precision_gate import open_in_precision
@@ -396,7 +396,7 @@ def test_parts_that_are_there_are_not_made_again(single: Engine, tmp_path: Path)
     file = texts(tmp_path / "in.jsonl", 23)
     predict_files(single, file, tmp_path / "whole", JSONL)
 
-    def told(progress: Progress) -> None:
+    def told(progress: BatchProgress) -> None:
         if progress.rows >= 15:
             raise StoppedError
 
@@ -502,7 +502,7 @@ def test_a_part_that_another_machine_writes_is_left_to_it(
     monkeypatch.setattr(shared_output, "_lock", lambda *given, **more: True)
     path, out = texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
 
-    def other(progress: Progress) -> None:
+    def other(progress: BatchProgress) -> None:
         if not list(out.glob("part-*")):
             predict_files(single, path, out, JSONL)
 
@@ -625,7 +625,7 @@ def test_the_part_of_one_that_was_killed_is_taken_over(
     with child(folders["single"], file, out, 100) as other:  # holds the first parts
         assert other.stdout is not None and other.stdout.readline() == "chunk\n"
 
-        def told(progress: Progress) -> None:
+        def told(progress: BatchProgress) -> None:
             if progress.waiting:
                 waited.append(progress.waiting)
                 other.kill()
