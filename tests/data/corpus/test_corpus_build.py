@@ -32,7 +32,7 @@ WORDS = [
     *("rain", "fell", "on", "the", "quiet", "harbour", "boats", "came", "home", "before", "dark", "nobody", "waited"),
     *("for", "ferry", "at", "noon", "light", "house", "keeper", "wrote", "letters", "about", "storm", "and", "sea"),
 ]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def invented(count: int, seed: int = 0, paragraphs: int = 3) -> list[str]:
