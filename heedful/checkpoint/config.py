@@ -78,5 +78,5 @@ def write_config(config: BundleConfig) -> dict[str, Any]:
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
         values |= head_map.write(config.head)
     stale = {"id2label", "label2id", "num_labels", "problem_type", "head"}  # of the head that was read
-    kept = {name: value for name, value in read_values.items() if name not in stale}
-    return kept | values | {"model_type": config.family, "architectures": [architecture]}
+    unchanged = {name: value for name, value in read_values.items() if name not in stale}
+    return unchanged | values | {"model_type": config.family, "architectures": [architecture]}

@@ -193,7 +193,7 @@ class _FolderContents:
         """Read the tensors of other heads, without parts of a body that they need beside it."""
         if not self.other_slots:
             return {}
-        head_rows = {row for table in self.other_tables for row in table.rows if row.ours.startswith("head.")}
+        head_rows = {row for table in self.other_tables for row in table.rows if row.name.startswith("head.")}
         heads = NameTable(rows=tuple(head_rows))
         return read_tensors({name: self.other_slots[name] for name in self.unused if claims(heads, name)}, dtype)
 

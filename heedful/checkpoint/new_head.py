@@ -69,16 +69,16 @@ def with_head(
         initialise(part, config.model.initialisation, generator)
     fresh = {id(parameter) for block in blocks for parameter in block.parameters()}
     known = bundle.named_tensors()
-    kept = {
+    trained = {
         name: known[name]
         for name, tensor in new.named_tensors().items()
         if not name.startswith(HEAD) and id(tensor) not in fresh
     }
     if not reinit_layers:
-        kept |= _shared_head_tensors(bundle, new)
+        trained |= _shared_head_tensors(bundle, new)
     like = next(bundle.parameters())
     tensors = {
-        name: (kept[name].detach().clone() if name in kept else tensor.detach().to(like))
+        name: (trained[name].detach().clone() if name in trained else tensor.detach().to(like))
         for name, tensor in new.named_tensors().items()
     }
     assign(new, tensors, like.device)

@@ -145,10 +145,10 @@ def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
 
     Several poolings in another order than that of the flags need version 6.
     """
-    pooling: dict[str, Any] = {_FLAG + name: ours in head.pooling for name, ours in _FLAGS.items()}
-    if head.pooling != tuple(ours for ours in _FLAGS.values() if ours in head.pooling):
-        names = {ours: name for name, ours in _POOLINGS.items()}
-        pooling = {"pooling_mode": [names[ours] for ours in head.pooling]}
+    pooling: dict[str, Any] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
+    if head.pooling != tuple(mode for mode in _FLAGS.values() if mode in head.pooling):
+        names = {mode: name for name, mode in _POOLINGS.items()}
+        pooling = {"pooling_mode": [names[mode] for mode in head.pooling]}
     kinds = ["Transformer", "Pooling", *(["Normalize"] if head.normalise else [])]
     modules = [
         {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{_PACKAGE}.{kind}"}

@@ -41,9 +41,11 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> NameTable:
+def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
     tokens = "albert.embeddings.word_embeddings"
-    return head_maps.masked_table(head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, ours=ours)
+    return head_maps.masked_table(
+        head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, module=module
+    )
 
 
 def _pretraining(head: Pretraining) -> NameTable:

@@ -112,7 +112,7 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
     if not count:
         assert isinstance(positions, Learned)
         count = positions.count
-    ours = {
+    values = {
         "vocabulary": embedding.vocabulary,
         "width": encoder.width,
         "layers": encoder.layers,
@@ -128,7 +128,7 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
         "padding": embedding.padding,
     }
     kind = {"position_embedding_type": "relative_key"} if encoder.relation else {}
-    return {key: ours[name] for name, key in names.items()} | kind
+    return {key: values[name] for name, key in names.items()} | kind
 
 
 def body(model: ModelConfig, prefix: str) -> NameTable:
@@ -161,14 +161,14 @@ def body(model: ModelConfig, prefix: str) -> NameTable:
     )
 
 
-def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> NameTable:
+def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
         dense="transform.dense",
         norm="transform.LayerNorm",
         tokens="bert.embeddings.word_embeddings",
-        ours=ours,
+        module=module,
     )
 
 

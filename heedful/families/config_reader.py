@@ -185,4 +185,4 @@ def read_activation(reader: ConfigReader, name: str, default: Any = _REQUIRED) -
 
 def activation_name(activation: Activation) -> str:
     """Return the first HF name of our activation."""
-    return next(hf for hf, ours in _ACTIVATIONS.items() if ours == activation)
+    return next(hf for hf, name in _ACTIVATIONS.items() if name == activation)

@@ -32,9 +32,9 @@ def body(model: ModelConfig) -> NameTable:
 def _masked(head: MaskedTokens) -> NameTable:
     named = name_maps(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
     decoder = "generator_lm_head.bias" if head.tied else "generator_lm_head"
-    ours = "head.decoder.bias" if head.tied else "head.decoder"
+    decoder_name = "head.decoder.bias" if head.tied else "head.decoder"
     tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if head.tied else {}
-    return NameTable(rows=(*named, *name_maps((decoder, ours))), tied=tied)
+    return NameTable(rows=(*named, *name_maps((decoder, decoder_name))), tied=tied)
 
 
 def _summary(reader: ConfigReader) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _double(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
 
 
 def _double_table(head: NextTokenAndChoice) -> NameTable:
-    tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", ours="head.tokens").table(head)
+    tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", module="head.tokens").table(head)
     return tokens.joined(NameTable(rows=name_maps(("multiple_choice_head.summary", "head.choice.out"))))
 
 
@@ -131,7 +131,7 @@ FAMILY = Family(
                 (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
                 ("transformer.ln_f", "decoder.norm"),
             ),
-            *(NameMap((f"{_LAYER}{hf}",), f"{_BLOCK}{ours}", TRANSPOSE) for hf, ours in _LINEAR.items()),
+            *(NameMap((f"{_LAYER}{hf}",), f"{_BLOCK}{name}", TRANSPOSE) for hf, name in _LINEAR.items()),
         ),
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),

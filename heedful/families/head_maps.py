@@ -70,18 +70,18 @@ def masked(
 
 
 def masked_table(
-    head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, ours: str
+    head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, module: str
 ) -> NameTable:
     """Return the names of a vocabulary head whose decoder is tied to the embedding, or not.
 
     Its bias has two names; untied, only the decoder's own is read.
     """
-    named = name_maps((lm + dense, f"{ours}.dense"), (lm + norm, f"{ours}.norm"))
+    named = name_maps((lm + dense, f"{module}.dense"), (lm + norm, f"{module}.norm"))
     weight, bias = f"{lm}decoder.weight", f"{lm}decoder.bias"
     if head.tied:
-        bias_row = NameMap((f"{lm}bias",), f"{ours}.decoder.bias")
+        bias_row = NameMap((f"{lm}bias",), f"{module}.decoder.bias")
         return NameTable(rows=(*named, bias_row), tied={weight: f"{tokens}.weight", bias: f"{lm}bias"})
-    return NameTable(rows=(*named, NameMap((f"{lm}decoder",), f"{ours}.decoder")), copied={f"{lm}bias": bias})
+    return NameTable(rows=(*named, NameMap((f"{lm}decoder",), f"{module}.decoder")), copied={f"{lm}bias": bias})
 
 
 def classes(
@@ -181,7 +181,7 @@ def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, Any]]) -> 
     return replace(head_map, write=lambda head: head_map.write(head) | write(head))
 
 
-def vocabulary(head: type, *, lm: str, tokens: str, ours: str = "head", **fixed: Any) -> HeadMap:
+def vocabulary(head: type, *, lm: str, tokens: str, module: str = "head", **fixed: Any) -> HeadMap:
     """Return one linear layer over the vocabulary, tied to the embedding or not."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> Any:
@@ -189,8 +189,8 @@ def vocabulary(head: type, *, lm: str, tokens: str, ours: str = "head", **fixed:
 
     def table(config: Any) -> NameTable:
         if not config.tied:
-            return NameTable(rows=name_maps((lm, f"{ours}.decoder")))
-        bias = name_maps((f"{lm}.bias", f"{ours}.decoder.bias")) if config.bias else ()
+            return NameTable(rows=name_maps((lm, f"{module}.decoder")))
+        bias = name_maps((f"{lm}.bias", f"{module}.decoder.bias")) if config.bias else ()
         return NameTable(rows=bias, tied={f"{lm}.weight": f"{tokens}.weight"})
 
     return HeadMap(head=head, read=read, write=lambda config: {"tie_word_embeddings": config.tied}, table=table)

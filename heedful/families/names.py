@@ -27,14 +27,14 @@ class TensorOp(NamedTuple):
     save: Callable[[Tensor, int], list[Tensor]]  # to that many HF tensors
 
 
-IDENTITY = TensorOp(lambda hf: hf[0], lambda ours, count: [ours])
-CONCAT = TensorOp(torch.cat, lambda ours, count: list(ours.chunk(count)))  # one below the other: q, k, v
+IDENTITY = TensorOp(lambda hf: hf[0], lambda tensor, count: [tensor])
+CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # one below the other: q, k, v
 TRANSPOSE = TensorOp(  # a matrix [in, out]; vectors stay
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
-    lambda ours, count: [ours.T if ours.ndim == 2 else ours],
+    lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
 )
-REVERSE = TensorOp(lambda hf: hf[0].flip(0), lambda ours, count: [ours.flip(0)])  # rows from last to first
-RESHAPE = TensorOp(lambda hf: hf[0].flatten(), lambda ours, count: [ours[None, None]])  # a vector as [1, 1, width]
+REVERSE = TensorOp(lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)])  # rows from last to first
+RESHAPE = TensorOp(lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]])  # a vector as [1, 1, width]
 
 
 def split_heads_in(heads: int) -> TensorOp:
@@ -42,20 +42,20 @@ def split_heads_in(heads: int) -> TensorOp:
     matrices, one below the other."""
     return TensorOp(
         lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
-        lambda ours, count: [projection.T.unflatten(1, (heads, -1)) for projection in ours.chunk(count)],
+        lambda tensor, count: [projection.T.unflatten(1, (heads, -1)) for projection in tensor.chunk(count)],
     )
 
 
 def split_heads_out(heads: int) -> TensorOp:
     """Return the operation from a projection of heads, [width, heads, head width], to [width, heads x head width]."""
-    return TensorOp(lambda hf: hf[0].flatten(1), lambda ours, count: [ours.unflatten(1, (heads, -1))])
+    return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 
 class NameMap(NamedTuple):
     """One row of a table: HF names, our name, and the operation between the tensors."""
 
     hf: tuple[str, ...]
-    ours: str
+    name: str
     op: TensorOp = IDENTITY
 
 
@@ -72,13 +72,13 @@ class NameTable:
         """Return whether an HF tensor of that name is not read."""
         return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
 
-    def joined(self, other: NameTable) -> NameTable:
+    def joined(self, more: NameTable) -> NameTable:
         """Return the rows of both tables."""
         return NameTable(
-            rows=self.rows + other.rows,
-            tied={**self.tied, **other.tied},
-            copied={**self.copied, **other.copied},
-            ignored=self.ignored | other.ignored,
+            rows=self.rows + more.rows,
+            tied={**self.tied, **more.tied},
+            copied={**self.copied, **more.copied},
+            ignored=self.ignored | more.ignored,
         )
 
 
@@ -89,7 +89,7 @@ def name_maps(*rows: tuple[Any, ...]) -> tuple[NameMap, ...]:
 
 @cache
 def name_pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of the names that a template stands for."""
+    """Return the pattern of the names that match a template."""
     escaped = re.escape(template).replace(r"\{\}", r"(0|[1-9]\d*)").replace(r"\{any\}", "(.+?)")
     return re.compile(escaped + r"(\.weight|\.bias)?")
 
@@ -130,21 +130,21 @@ def to_our_names(table: NameTable, hf_tensors: Mapping[str, Tensor]) -> dict[str
         parts_of[number, groups][part] = tensor
     if unclaimed:
         raise ModelError(f"tensors that no single row of the name table claims: {_shortened(unclaimed)}")
-    ours = {}
+    tensors = {}
     for (number, (*layers, suffix)), parts in parts_of.items():
         row = table.rows[number]
-        name = _fill(row.ours, layers) + suffix
+        name = _fill(row.name, layers) + suffix
         if missing := [hf_name for part, hf_name in enumerate(row.hf) if part not in parts]:
             raise ModelError(f"{name} lacks its parts {_shortened(missing)}")
-        ours[name] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
-    return ours
+        tensors[name] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
+    return tensors
 
 
-def to_hf_names(table: NameTable, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hf_names(table: NameTable, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors under their HF names."""
     hf_tensors: dict[str, Tensor] = {}
-    for name, tensor in ours.items():
-        matches = [(row, match.groups("")) for row in table.rows if (match := name_pattern(row.ours).fullmatch(name))]
+    for name, tensor in tensors.items():
+        matches = [(row, match.groups("")) for row in table.rows if (match := name_pattern(row.name).fullmatch(name))]
         assert len(matches) == 1, f"{name} is claimed by {len(matches)} rows"
         row, (*layers, suffix) = matches[0]
         for template, part in zip(row.hf, row.op.save(tensor, len(row.hf)), strict=True):

@@ -22,7 +22,7 @@ def read(reader: ConfigReader) -> ModelConfig:
 
 def _masked(head: MaskedTokens) -> NameTable:
     tokens = "roberta.embeddings.word_embeddings"
-    return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, ours="head")
+    return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:

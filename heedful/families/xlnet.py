@@ -73,7 +73,7 @@ def body(model: ModelConfig) -> NameTable:
             NameMap(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", split_heads_in(heads)),
             NameMap((f"{attention}o",), f"{block}attention.out.weight", split_heads_out(heads)),
             NameMap((f"{attention}r",), f"{relation}place.weight", split_heads_in(heads)),
-            *(NameMap((f"{attention}{hf}",), f"{relation}{ours}") for hf, ours in names.items()),
+            *(NameMap((f"{attention}{hf}",), f"{relation}{name}") for hf, name in names.items()),
             *name_maps(
                 ("transformer.word_embedding", "embedding.tokens"),
                 (f"{attention}layer_norm", f"{block}attention_norm"),

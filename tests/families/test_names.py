@@ -32,7 +32,7 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, fa
         hits = [t for row in table.rows for t in row.hf if name_pattern(t).fullmatch(inner)]
         assert len(hits) == 1, (name, hits)
     for name in loaded.named_tensors():
-        assert len([row for row in table.rows if name_pattern(row.ours).fullmatch(name)]) == 1, name
+        assert len([row for row in table.rows if name_pattern(row.name).fullmatch(name)]) == 1, name
 
 
 @each_model
