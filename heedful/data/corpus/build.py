@@ -43,15 +43,15 @@ from heedful.errors import DataError
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer
 
-__all__ = ["Corpus", "CorpusSettings", "Progress", "build_corpus", "contains_corpus"]
+__all__ = ["Corpus", "CorpusProgress", "CorpusSettings", "build_corpus", "contains_corpus"]
 
 PLAN, TOKENIZER = "plan.json", "tokenizer"
 SMALL = 8_000_000  # bytes of text below which no worker is started
-Told = Callable[["Progress"], None]
+ProgressCallback = Callable[["CorpusProgress"], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class CorpusProgress:
     """Progress of a build; counts are of finished shards."""
 
     documents: int = 0
@@ -74,7 +74,7 @@ def build_corpus(
     settings: CorpusSettings = DEFAULT,
     *,
     processes: int | None = None,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     on_bad_row: BadRowPolicy = STOP,
     exclude: Path | None = None,
 ) -> Corpus:
@@ -233,10 +233,10 @@ class _Run:
         tokenizer: Tokenizer,
         settings: CorpusSettings,
         source: DocumentReader,
-        on_progress: Told | None,
+        on_progress: ProgressCallback | None,
         start: float,
     ) -> None:
-        self.progress = Progress()
+        self.progress = CorpusProgress()
         self.parts = 0
         self._out, self._tokenizer, self._source, self._told, self._start = (
             output_dir,
@@ -360,7 +360,7 @@ class _Run:
     def _tell(self, tally: Mapping[str, int]) -> None:
         self._left.update({name: tally.get(name, 0) for name in ("short", "empty")})
         was, now = self.progress, time.monotonic()
-        self.progress = Progress(
+        self.progress = CorpusProgress(
             documents=was.documents + tally.get("documents", 0),
             characters=was.characters + tally.get("characters", 0),
             tokens=was.tokens + tally.get("tokens", 0),

@@ -28,7 +28,7 @@ MATCHED = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class GlueLayout:
     """Files and columns of one task."""
 
     columns: Names
@@ -49,16 +49,16 @@ class Extra:
 
 _SENTENCES: Names = {"text": "sentence1", "text_pair": "sentence2"}
 _MRPC: Names = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
-LAYOUTS: dict[str, Layout] = {
-    "CoLA": Layout(columns={"text": 4, "label": 2}, header=False),
-    "SST-2": Layout(columns={"text": "sentence", "label": "label"}),
-    "MRPC": Layout(columns=_MRPC),
-    "STS-B": Layout(columns=_SENTENCES | {"score": "score"}, kind=ScoredExample),
-    "QQP": Layout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
-    "MNLI": Layout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
-    "QNLI": Layout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
-    "RTE": Layout(columns=_SENTENCES | {"label": "label"}),
-    "WNLI": Layout(
+LAYOUTS: dict[str, GlueLayout] = {
+    "CoLA": GlueLayout(columns={"text": 4, "label": 2}, header=False),
+    "SST-2": GlueLayout(columns={"text": "sentence", "label": "label"}),
+    "MRPC": GlueLayout(columns=_MRPC),
+    "STS-B": GlueLayout(columns=_SENTENCES | {"score": "score"}, kind=ScoredExample),
+    "QQP": GlueLayout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
+    "MNLI": GlueLayout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
+    "QNLI": GlueLayout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
+    "RTE": GlueLayout(columns=_SENTENCES | {"label": "label"}),
+    "WNLI": GlueLayout(
         columns=_SENTENCES | {"label": "label"},
         said="WNLI: dev repeats sentences of train with other labels, so that few models are better than the majority",
     ),

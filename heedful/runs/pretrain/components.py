@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heedful.checkpoint import ModelBundle, load
 from heedful.data.bad_rows import OnBadRow, Quarantine, Raise, RowErrors, Skip
-from heedful.data.corpus.build import Progress, build_corpus, contains_corpus
+from heedful.data.corpus.build import CorpusProgress, build_corpus, contains_corpus
 from heedful.data.corpus.documents import DocumentReader, list_files
 from heedful.data.corpus.sentence_split import clean_text
 from heedful.data.corpus.shards import Corpus
@@ -149,10 +149,10 @@ def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
         )
 
 
-def _corpus_progress(run: Run) -> Callable[[Progress], None]:
+def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
     last = time.monotonic()
 
-    def report(progress: Progress) -> None:
+    def report(progress: CorpusProgress) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_SECONDS:
             last = time.monotonic()

@@ -24,7 +24,7 @@ from heedful import settings
 from heedful.data.bad_rows import Quarantine, Skip
 from heedful.data.corpus import build as module
 from heedful.data.corpus import documents, shards
-from heedful.data.corpus.build import Corpus, CorpusSettings, Progress, build_corpus, contains_corpus
+from heedful.data.corpus.build import Corpus, CorpusProgress, CorpusSettings, build_corpus, contains_corpus
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -291,7 +291,7 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
     long = sum(len(text) >= 20 for text in given)
     for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
         chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
-        seen: list[Progress] = []
+        seen: list[CorpusProgress] = []
         corpus = build_corpus([file], tokenizer, tmp_path / duplicates, chosen, on_progress=seen.append)
         left = corpus.about["left_out"]
         assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
@@ -420,7 +420,7 @@ def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: 
 
 
 def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
-    def again(_: Progress) -> None:
+    def again(_: CorpusProgress) -> None:
         with pytest.raises(HeedfulError, match="out: another process builds a corpus there"):
             build_corpus(many, tokenizer, tmp_path / "out")
 
@@ -493,7 +493,7 @@ def test_the_death_of_a_worker_is_an_error(
     monkeypatch.setattr(module, "SMALL", 0)
     before = children(os.getpid())
 
-    def told(progress: Progress) -> None:
+    def told(progress: CorpusProgress) -> None:
         for pid in children(os.getpid()) if progress.documents else []:
             if pid not in before:
                 os.kill(pid, signal.SIGKILL)
@@ -511,7 +511,7 @@ def test_an_error_in_a_worker_is_told_here(
 ) -> None:
     monkeypatch.setattr(module, "SMALL", 0)
 
-    def told(_: Progress) -> None:
+    def told(_: CorpusProgress) -> None:
         if not (tmp_path / "out" / "tokens-00000.bin").exists():
             (tmp_path / "out" / "tokens-00000.bin").mkdir()
 
