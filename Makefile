@@ -1,4 +1,4 @@
-# make quickstart | test | test-slow | coverage | check | docs | sbom | clean
+# make quickstart | test | test-slow | coverage | check | docs | docs-assets | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
@@ -9,7 +9,7 @@ CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow coverage check docs sbom clean
+.PHONY: quickstart test test-slow coverage check docs docs-assets sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -31,6 +31,10 @@ check: .venv/.installed-dev
 docs: .venv/.installed-docs
 	.venv/bin/python scripts/docs_pages.py build/docs
 	.venv/bin/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees build/docs build/site
+
+# Runs the commands of docs/tasks and writes their output into the pages.
+docs-assets: .venv/.installed
+	.venv/bin/python scripts/docs_assets.py
 
 # What Heedful runs with, as CycloneDX JSON.
 sbom: .venv/.installed-dev

@@ -20,6 +20,9 @@ highlight_language = "text"  # of indented blocks: commands and their output
 python_maximum_signature_line_length = 88
 copybutton_exclude = ".linenos, .gp, .go"
 
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
 html_theme = "furo"
 html_title = "Heedful"
 html_extra_path = [str(_ROOT / "build" / "docs" / "extra")]

@@ -326,19 +326,22 @@ def gallery_pages() -> dict[str, str]:
         tree = ast.parse(source)
         doc = ast.get_docstring(tree) or ""
         title, _, rest = doc.partition("\n\n")
-        title = " ".join(title.split()).rstrip(".")
+        about = " ".join(title.split()).rstrip(".")
+        title, _, more = about.partition(":")
+        title, more = (title, more.strip()) if len(title) < 60 else (about, "")
         name = path.relative_to(ROOT).as_posix()
         code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
         rest = re.sub(r"^(Idea|Code|Expect): ", r"\n**\1.** ", _escape(rest), flags=re.MULTILINE).strip()
         pages[_gallery_name(path)] = (
-            f"# {_escape(title)}\n\n{rest}\n\n"
+            f"# {_escape(title)}\n\n{_escape(more[:1].upper() + more[1:] + '.') if more else ''}\n\n{rest}\n\n"
             f"Run it with `python {name}`, or {{download}}`as a notebook <../notebooks/{_notebook_name(path)}>`.\n\n"
             f"```python\n{code}\n```\n"
         )
-        tables[path.parent.name].append(f"| [`{path.name}`]({_gallery_name(path)}) | {_escape(title)} |")
+        tables[path.parent.name].append(f"| [`{path.name}`]({_gallery_name(path)}) | {_escape(about)} |")
     index = (
         "# Examples\n\nPrograms of a clone's folder `examples`. Each page has the code, and the same code as a notebook"
-        " to download; open it with Jupyter in an environment where Heedful is installed.\n\n## With the library\n\n"
+        " to download; open it with Jupyter in an environment where Heedful is installed. D0 to D4 are lectures of the"
+        " [course](course/README.md).\n\n## With the library\n\n"
         "| program | what it shows |\n|---|---|\n" + "\n".join(tables["examples"]) + "\n\n## In bare PyTorch\n\n"
         "Each ends by comparing its result with the library's.\n\n| program | what it shows |\n|---|---|\n"
         + "\n".join(tables["plain"])
