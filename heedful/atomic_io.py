@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, and that a power cut does not undo.
+"""Files and folders that appear complete or not at all, and that survive a power cut.
 
-Whatever has to last goes through the six smallest functions here, `_open` to `_remove`.
+All writes go through the six smallest functions here, `_open` to `_remove`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor  # not imported here: what only reads and writes files starts without it
 
-Chunk: TypeAlias = "bytes | memoryview | Tensor"  # a tensor stands for its bytes
+Chunk: TypeAlias = "bytes | memoryview | Tensor"  # a tensor is written as its bytes
 
 
 def as_bytes(chunk: Chunk) -> memoryview:
-    """The bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
+    """Return the bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
     if isinstance(chunk, bytes | memoryview):
         return memoryview(chunk)
     import torch
@@ -30,7 +30,7 @@ def as_bytes(chunk: Chunk) -> memoryview:
 
 
 def checksum(chunks: Iterable[Chunk]) -> dict[str, int | str]:
-    """The size and the SHA-256 of all chunks together."""
+    """Return the size and the SHA-256 of all chunks, end to end."""
     size, digest = 0, hashlib.sha256()
     for chunk in map(as_bytes, chunks):
         size += len(chunk)
@@ -39,7 +39,7 @@ def checksum(chunks: Iterable[Chunk]) -> dict[str, int | str]:
 
 
 def write_synced(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
-    """Write a new file and sync it; the measure of what was to be written, one chunk in memory at a time."""
+    """Write a new file chunk by chunk, and sync it; returns the size and checksum of the chunks."""
 
     def written() -> Iterator[memoryview]:
         for chunk in map(as_bytes, chunks):
@@ -47,13 +47,13 @@ def write_synced(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
             yield chunk
 
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
-        found = checksum(written())
+        summary = checksum(written())
         _fsync(handle)  # by the handle that wrote: another one need not hear of an error
-    return found
+    return summary
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and what is missing above it."""
+    """Make a folder, and its missing parents."""
     if not path.is_dir():
         make_folder(path.parent)
         try:
@@ -65,7 +65,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise the OSError that writing a file there gives: before work whose results are to be kept there."""
+    """Raise the OSError that writing a file there gives; call it before long work whose results are written there."""
     part = temporary_path(folder / "probe")
     _remove(part)
     try:
@@ -75,17 +75,20 @@ def check_writable(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Sync a folder, so that the names in it survive a power cut."""
     with _opened(folder, os.O_RDONLY) as handle:
         _fsync(handle)
 
 
 @contextmanager
 def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Path]:
-    """A temporary name, or a temporary folder, that then becomes the target for good, or disappears.
+    """Context of a temporary path that becomes the target at the end, or is removed after an error.
 
-    `owner` stands in the temporary name instead of the process, for a folder that several machines write to; what such
-    an owner leaves is not swept.
+    Args:
+        target: The final path.
+        folder: Make a temporary folder.
+        owner: Part of the temporary name in place of the process id, for a folder that several machines write to;
+            `remove_stale` leaves what such an owner has left.
     """
     part = temporary_path(target, owner)
     try:
@@ -102,16 +105,18 @@ def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Itera
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; there is never half of it under its name."""
+    """Remove a file or a folder, so that half of it is never seen under its name."""
     gone = temporary_path(path.with_name(f"{path.name}.old"))
     _rename(path, gone)
     _remove(gone)
 
 
 def remove_stale(folder: Path, name: str | None = None) -> None:
-    """Remove what processes that died, or earlier calls of this one, left in the middle of something.
+    """Remove temporary files that processes that died, or earlier calls of this process, have left.
 
-    With a name, what was left of that alone: in a folder that is not ours, others may call their files so too.
+    Args:
+        folder: The folder.
+        name: Remove those of this file alone, in a folder that others write to; None: all.
     """
     left = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -121,12 +126,12 @@ def remove_stale(folder: Path, name: str | None = None) -> None:
 
 
 def temporary_path(path: Path, owner: str = "") -> Path:
-    """What it is called before it is there; `sweep` knows it."""
+    """Return the name of a file or folder until it is complete; `remove_stale` recognises it."""
     return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 
 
 def _is_of_another(pid: int) -> bool:
-    """Whether the number is of a living process that is not this one."""
+    """Whether another process with this number is alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -167,6 +172,6 @@ def _rename(path: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """As far as it can be removed now; the rest goes with a later sweep."""
+    """Remove as much as can be removed now; `remove_stale` removes the rest later."""
     with suppress(OSError):
         path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path, ignore_errors=True)

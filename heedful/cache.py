@@ -1,7 +1,7 @@
 """The cache of this machine: where it is, whether it can be trusted, and its locks.
 
-What lies there is run as code (the kernels in C++) or believed (measurements). So it is used only where nobody but this
-user and root can change it. The folder, every folder above it and every file must belong to one of the two, and neither
+Its files are run as code (the C++ kernels) or trusted (measurements). So it is used only if nobody but this user and
+root can change it. The folder, every folder above it and every file must belong to one of the two, and neither
 their group nor others may write to them. A folder above may be like /tmp, which everybody writes to but where only
 owners rename (the sticky bit). Links on the way are followed if they belong to this user or root, and what they lead to
 is checked in the same way. A file is never a link.
@@ -35,16 +35,16 @@ class CacheError(HeedfulError):
 
 
 def folder() -> Path | None:
-    """Return HEEDFUL_CACHE, else `heedful` in the user's cache; None where HEEDFUL_CACHE is empty.
+    """Return HEEDFUL_CACHE, else `heedful` in the user's cache; None if HEEDFUL_CACHE is empty.
 
     A relative XDG_CACHE_HOME is ignored, as its specification asks. Raises CacheError if HEEDFUL_CACHE is relative, or
-    if there is neither that nor a home folder. Nothing is made or checked.
+    if there is neither that nor a home folder. Nothing is created or checked.
     """
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        if given and not os.path.isabs(given):
-            raise CacheError(f"{VARIABLE} is {given}, which depends on the working directory: give an absolute path")
-        return Path(given) if given else None
+    value = os.environ.get(VARIABLE)
+    if value is not None:
+        if value and not os.path.isabs(value):
+            raise CacheError(f"{VARIABLE} is {value}, which depends on the working directory: give an absolute path")
+        return Path(value) if value else None
     above = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(above):
         home = os.environ["HOME"] if "HOME" in os.environ else os.path.expanduser("~")
@@ -58,9 +58,9 @@ def folder() -> Path | None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise CacheError unless only this user and root can change what is in a folder, or exchange the folder.
+    """Raise CacheError unless only this user and root can change or replace a folder and its contents.
 
-    A folder that is missing is all right if it would be made in one that is.
+    A missing folder passes if its parent does.
     """
     at, names, links = Path("/"), list(path.absolute().parts[:0:-1]), 0
     _check(at, at.lstat(), above=True)
@@ -68,58 +68,58 @@ def check_folder(path: Path) -> None:
         name = names.pop()
         here = at.parent if name == ".." else at / name
         try:
-            found = here.lstat()
+            status = here.lstat()
         except FileNotFoundError:
             return
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            _check_owner(here, found)
+            _check_owner(here, status)
             target = Path(os.readlink(here))
             at = Path("/") if target.is_absolute() else at
             names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             continue
-        _check(here, found, above=True)
+        _check(here, status, above=True)
         at = here
-    _check(at, found := at.lstat(), above=False)
-    if not stat.S_ISDIR(found.st_mode):
+    _check(at, status := at.lstat(), above=False)
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def _check(path: Path, found: os.stat_result, *, above: bool) -> None:
-    _check_owner(path, found)
-    if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (above and found.st_mode & stat.S_ISVTX):
+def _check(path: Path, status: os.stat_result, *, above: bool) -> None:
+    _check_owner(path, status)
+    if not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (above and status.st_mode & stat.S_ISVTX):
         return
-    whose = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
+    whose = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
     raise CacheError(
-        f"{path} can be written by {whose} (mode {stat.S_IMODE(found.st_mode):o}): run chmod go-w "
+        f"{path} can be written by {whose} (mode {stat.S_IMODE(status.st_mode):o}): run chmod go-w "
         f"{shlex.quote(str(path))}, or set {VARIABLE} to a folder that only you can write to"
     )
 
 
-def _check_owner(path: Path, found: os.stat_result) -> None:
-    if found.st_uid not in (0, os.geteuid()):
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
         raise CacheError(
-            f"{path} belongs to user {found.st_uid}, but this is user {os.geteuid()}, who trusts only its own and "
+            f"{path} belongs to user {status.st_uid}, but this is user {os.geteuid()}, who trusts only its own and "
             f"root's: set {VARIABLE} to a folder of your own"
         )
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder that only this user can enter, and what is missing above it; then it is checked."""
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only this user can enter, and its missing parents, and check them."""
     check_folder(path)
-    for each in (*reversed(path.parents), path):
-        if not each.exists():
+    for part in (*reversed(path.parents), path):
+        if not part.exists():
             with suppress(FileExistsError):  # another process was faster, or check_folder says what is there
-                each.mkdir(0o700)
+                part.mkdir(0o700)
     check_folder(path)
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_checked_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a file of the cache and return its descriptor; the caller closes it.
 
-    What is opened was checked by this very descriptor. Raises CacheError if the file, or a folder on the way to it,
+    The file is checked through this descriptor. Raises CacheError if the file, or a folder on the way to it,
     cannot be trusted, and OSError if it cannot be opened.
     """
     check_folder(path.parent)
@@ -130,10 +130,10 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
             raise CacheError(f"{path} is a link; expected a file: remove it") from None
         raise
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise CacheError(f"{path} is not a regular file: remove it")
-        _check(path, found, above=False)
+        _check(path, status, above=False)
     except BaseException:
         os.close(handle)
         raise
@@ -144,14 +144,14 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in a file of the cache, as `open_file` opens it."""
-    with open(open_file(path), "rb") as file:
+    """Return the contents of a file of the cache, checked as in `open_checked_file`."""
+    with open(open_checked_file(path), "rb") as file:
         return file.read()
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file of the cache that only this user can read; it appears whole."""
-    make_folder(path.parent)
+def write_private_file(path: Path, data: bytes) -> None:
+    """Write a file of the cache that only this user can read; it appears complete."""
+    make_private_folder(path.parent)
     remove_stale(path.parent, path.name)  # what a process that was killed left
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with atomic_path(path) as part, open(os.open(part, flags, 0o600), "wb") as file:
@@ -170,10 +170,10 @@ def lock(path: Path, work: str) -> Iterator[None]:
     """
     import fcntl  # not on every system
 
-    make_folder(path.parent)
-    handle = open_file(path, os.O_RDWR | os.O_CREAT)
+    make_private_folder(path.parent)
+    handle = open_checked_file(path, os.O_RDWR | os.O_CREAT)
     try:
-        begun, said = time.monotonic(), False
+        begun, warned = time.monotonic(), False
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,11 +184,11 @@ def lock(path: Path, work: str) -> Iterator[None]:
                     f"{_holder(handle)} has been {work} for more than {GIVE_UP_AFTER:.0f} s and holds {path}: start "
                     "again when it is done, or end it"
                 )
-            if waited >= WARN_AFTER and not said:
+            if waited >= WARN_AFTER and not warned:
                 warnings.warn(
                     f"waiting for {_holder(handle)}, which is {work} and holds {path}", HeedfulWarning, stacklevel=4
                 )
-                said = True
+                warned = True
             time.sleep(0.05)
         with suppress(OSError):  # a full disk: others wait for a process without a number
             os.ftruncate(handle, 0)
@@ -199,6 +199,6 @@ def lock(path: Path, work: str) -> Iterator[None]:
 
 
 def _holder(handle: int) -> str:
-    """The process that wrote its number into a lock, in words."""
+    """Describe the process that wrote its number into a lock."""
     number = os.pread(handle, 20, 0).strip()
     return f"process {int(number)}" if number.isdigit() else "another process"

@@ -74,7 +74,7 @@ class HeedfulWarning(UserWarning):
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """A value's repr, cut after `most` characters; for values from untrusted files.
+    """Return a value's repr, cut after `most` characters; for values from untrusted files.
 
     >>> quoted("a name"), quoted("x" * 1000, most=5)
     ("'a name'", "'xxxx…")
@@ -83,9 +83,9 @@ def quoted(value: object, most: int = 80) -> str:
     return text if len(text) <= most + 2 else text[:most] + "…"
 
 
-def did_you_mean(given: str, known: "list[str] | tuple[str, ...]") -> str:
-    """' (did you mean "x"?)' when one of the known names is close to the given one, else ''."""
+def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:
+    """Return ' (did you mean "x"?)' if one of the known names is close to `name`, else ''."""
     from difflib import get_close_matches
 
-    close = get_close_matches(given, known, n=1, cutoff=0.6) if len(given) < 200 else []
+    close = get_close_matches(name, known, n=1, cutoff=0.6) if len(name) < 200 else []
     return f' (did you mean "{close[0]}"?)' if close else ""

@@ -1,8 +1,8 @@
-"""Typed settings from and to TOML, JSON and `--a.b=c`: what is not understood is refused, in words that help.
+"""Typed settings from and to TOML, JSON and `--a.b=c`; unknown or invalid settings raise an error that says what to do.
 
-Settings are frozen, keyword-only dataclasses without defaults for what must be given. They may nest and hold text,
+Settings are frozen, keyword-only dataclasses; required fields have no default. They may nest and hold text,
 numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field
-`kind`. A base class with a list MEMBERS stands for the union of the listed classes. TOML has no null: where
+`kind`. A base class with a list MEMBERS is the union of the listed classes. TOML has no null: where
 None is allowed, the word "none" means it, in every format.
 """
 
@@ -44,14 +44,14 @@ _FORGET: list[Callable[[], None]] = []  # clears a cache
 
 
 def cache_by_class(function: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    """Cache what is derived from a class of settings, until `forget_types`."""
+    """Cache a function of a class of settings, until `clear_type_caches`."""
     cached = cache(function)
     _FORGET.append(cached.cache_clear)
     return cached
 
 
 def clear_type_caches() -> None:
-    """Clear what was derived from classes of settings, after a union has got another member."""
+    """Clear the caches of `cache_by_class`, after a union has got another member."""
     for clear in _FORGET:
         clear()
 
@@ -105,12 +105,12 @@ def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[S
 
 
 def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
-    """A settings dataclass from a .toml or .json file."""
+    """Read a settings dataclass from a .toml or .json file."""
     return from_mapping(cls, load_mapping(path), source=str(path))
 
 
 def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
-    """The plain data of a .toml or .json file: small, UTF-8, not too deep, no key twice, finite numbers."""
+    """Read the plain data of a .toml or .json file: small, UTF-8, not too deep, no key twice, finite numbers."""
     path = Path(path)
     if path.suffix not in (".toml", ".json"):
         raise HeedfulError(f"{path}: a settings file ends in .toml or .json")
@@ -142,7 +142,7 @@ def merge(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
 
     Args:
         table: Settings as plain data.
-        data: What is laid over them. A setting of an exclusive group in it unsets the others of the group.
+        data: Their new values. A setting of an exclusive group in it unsets the others of the group.
         classes: Dataclasses of which the table may be one.
     """
     if "kind" in data and table.get("kind") != data["kind"]:
@@ -163,7 +163,7 @@ def exclusive(cls: Any) -> Exclusive:
 
 
 def is_set(value: object) -> bool:
-    """Whether plain data is a value, and not none."""
+    """Whether plain data is a value, and not None or "none"."""
     return value is not None and value != "none"
 
 
@@ -179,22 +179,22 @@ def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
 
 def _tables(kind: Any) -> list[Any]:
     """The dataclasses among a type or the members of a union."""
-    return [each for each in (get_args(kind) if _is_union(kind) else (kind,)) if dataclasses.is_dataclass(each)]
+    return [cls for cls in (get_args(kind) if _is_union(kind) else (kind,)) if dataclasses.is_dataclass(cls)]
 
 
 # ---------------------------------------------------------------------------------------------------- writing
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
-    """Settings as plain data that JSON can hold: the inverse of `read`."""
+    """Return settings as plain data for JSON: the inverse of `from_mapping`."""
     return {field.name: _data(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init}
 
 
 def to_toml(settings: Any) -> str:
-    """Settings as the text of a TOML file: every setting, checked to read back the same."""
+    """Return all settings as the text of a TOML file, checked to read back the same."""
     text = "\n".join(toml_lines(to_mapping(settings), ())) + "\n"
     if from_mapping(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
-        raise HeedfulError('to_toml: the text "none" stands where None is allowed and would be read as None')
+        raise HeedfulError('to_toml: the text "none" would be read as None; use another text')
     return text
 
 
@@ -203,9 +203,9 @@ def _data(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case tuple() | list():
-            return [_data(each) for each in value]
+            return [_data(item) for item in value]
         case dict():
-            return {key: _data(each) for key, each in value.items()}
+            return {key: _data(item) for key, item in value.items()}
     return to_mapping(value)
 
 
@@ -284,7 +284,7 @@ def _by_kind(members: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
         if dataclasses.is_dataclass(member)
         for kind in get_args(type_hints(member).get("kind")) or [""]
     }
-    return tables, [each for each in members if each is not types.NoneType and not dataclasses.is_dataclass(each)]
+    return tables, [cls for cls in members if cls is not types.NoneType and not dataclasses.is_dataclass(cls)]
 
 
 def _tag(value: Any, tables: dict[str, Any]) -> str | None:
@@ -313,10 +313,10 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the path and a sentence for each problem."""
-    for each in error.errors(include_url=False):
-        extra, wrong = each["type"] == "extra_forbidden", each.get("ctx", {}).get("error")
-        place, kind, value = _locate(cls, plain, each["loc"][:-1] if extra else each["loc"])
+    """Yield the path and a sentence for detail problem."""
+    for detail in error.errors(include_url=False):
+        extra, wrong = detail["type"] == "extra_forbidden", detail.get("ctx", {}).get("error")
+        place, kind, value = _locate(cls, plain, detail["loc"][:-1] if extra else detail["loc"])
         path, name = tuple(place), format_path(place)
         if isinstance(wrong, AssertionError):  # our own mistake
             raise wrong
@@ -325,26 +325,26 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
                 (kind,) = _by_kind(get_args(kind))[0].values()
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
-            key = cut(str(each["loc"][-1]))
+            key = cut(str(detail["loc"][-1]))
             yield (*path, key), f"{format_path((*path, key))} is not a setting{did_you_mean(key, names) or known}"
         elif wrong:  # from __post_init__
             yield _field_of_message(kind, place, str(wrong))
-        elif each["type"].startswith("union_tag") and isinstance(value, dict):
+        elif detail["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
-            given = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
+            state = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
             hint = did_you_mean(cut(str(value.get("kind"))), kinds)
             expected = f"expected one of {', '.join(map(shown, kinds))}{hint}"
-            yield (*path, "kind"), f"{name}.kind {given}, {expected}"
+            yield (*path, "kind"), f"{name}.kind {state}, {expected}"
         else:
-            given = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
-            yield path, f"{name} {given}, expected {_expected(kind)}"
+            state = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
+            yield path, f"{name} {state}, expected {_expected(kind)}"
 
 
 def _field_of_message(kind: Any, place: Sequence[str | int], message: str) -> tuple[tuple[str | int, ...], str]:
     """The path and the text of an error of __post_init__, whose message begins with the field that is wrong."""
     tables = _by_kind(get_args(kind))[0].values() if _is_union(kind) else [kind]
     field, _, rest = message.partition(" ")
-    if any(field == each.name for table in tables for each in _fields(table)) and rest.startswith(("is ", "would ")):
+    if any(field == known.name for table in tables for known in _fields(table)) and rest.startswith(("is ", "would ")):
         path = (*place, field)
         return path, f"{format_path(path)} {rest}"
     return tuple(place), f"{format_path(place)}: {message}" if place else message
@@ -368,7 +368,7 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
         if dataclasses.is_dataclass(kind):
             kind = type_hints(kind)[str(part)]
         else:
-            arguments = [each for each in get_args(kind) if each is not ...]
+            arguments = [argument for argument in get_args(kind) if argument is not ...]
             kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]
         value = value[part] if isinstance(part, int) else value.get(part, dataclasses.MISSING)
         place.append(part)
@@ -376,7 +376,7 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
 
 
 def _expected(kind: Any) -> str:
-    """A type in the user's words.
+    """Describe a type for users.
 
     >>> _expected(int | tuple[float, ...] | None)
     'a whole number, a list or "none"'

@@ -1,4 +1,4 @@
-"""Plain data, as text of TOML or JSON and back: anything else is refused, in messages that repeat a little of it."""
+"""Plain data from and to TOML and JSON; messages about other data quote a little of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEXT = re.compile(
 
 
 def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Any]:
-    """A table from text; `source` says in messages where it came from."""
+    """Parse a table; `source` is the origin of the text, for messages."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table: dict[str, Any] = {}
@@ -75,9 +75,9 @@ def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
         case Mapping():
             if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
                 raise HeedfulError(f"{source}: {format_path(path)} has the key {shown(strange[0])}, expected text")
-            return {key: to_plain_data(each, (*path, key), source) for key, each in value.items()}
+            return {key: to_plain_data(item, (*path, key), source) for key, item in value.items()}
         case list() | tuple():
-            return [to_plain_data(each, (*path, number), source) for number, each in enumerate(value)]
+            return [to_plain_data(item, (*path, number), source) for number, item in enumerate(value)]
         case str() if _writable(value):
             return value
         case float() if not math.isfinite(value):
@@ -98,7 +98,7 @@ def _writable(text: str) -> bool:
 
 
 def toml_lines(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a table that lies at that path; tables inside it come last."""
+    """Yield the lines of the table at a path; tables inside it come last."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
             yield f"{_key(key)} = {_value(value)}"
@@ -115,7 +115,7 @@ def _value(value: Any) -> str:
         case list():
             return f"[{', '.join(map(_value, value))}]"
         case dict():
-            return f"{{{', '.join(f'{_key(key)} = {_value(each)}' for key, each in value.items())}}}"
+            return f"{{{', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())}}}"
         case float():
             return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # JSON's text, numbers, truth are TOML's
@@ -129,16 +129,16 @@ def _key(key: str) -> str:
 
 
 def format_path(path: Sequence[str | int]) -> str:
-    """A place in words: "train.steps"."""
+    """Return the dotted path of a value, such as "train.max_steps"."""
     return ".".join(cut(str(key)) for key in path) or "the top level"
 
 
 def shown(value: Any) -> str:
-    """A value as JSON writes it, cut."""
+    """Return a value as JSON, cut, for messages."""
     return cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def cut(text: str) -> str:
-    """At most so many characters, all of them printable."""
+    """Return at most LONGEST_ECHO characters, all of them printable."""
     text = text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 1] + "…"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

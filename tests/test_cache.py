@@ -91,7 +91,7 @@ def test_without_a_home_folder_there_is_no_cache(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("bits", "whose"), [(0o770, "its group"), (0o707, "everybody"), (0o1777, "everybody")])
 def test_a_folder_that_others_may_write_to_is_refused(here: Path, bits: int, whose: str) -> None:
     here.chmod(bits)
-    for work in (cache.check_folder, cache.make_folder):
+    for work in (cache.check_folder, cache.make_private_folder):
         with pytest.raises(CacheError, match=rf"can be written by {whose} \(mode {bits:o}\): run chmod go-w "):
             work(here)
 
@@ -109,9 +109,9 @@ def test_a_folder_above_may_be_shared_if_it_is_sticky(here: Path, bits: int, ref
     for path in (inner, inner.parent / "not there yet"):
         if refused:
             with pytest.raises(CacheError, match=r"above can be written by "):
-                cache.make_folder(path)
+                cache.make_private_folder(path)
         else:
-            cache.make_folder(path)
+            cache.make_private_folder(path)
     assert (inner.parent / "not there yet").exists() != refused
 
 
@@ -136,9 +136,9 @@ def test_links_in_a_circle_are_an_error_of_the_system(here: Path) -> None:
 
 
 def test_what_is_made_is_for_this_user_alone(here: Path) -> None:
-    cache.write_file(here / "x" / "y" / "file.json", b"")
+    cache.write_private_file(here / "x" / "y" / "file.json", b"")
     (here / "x" / "y" / f".file.json.{2**22 + 1}.part").touch()  # of a process that is not there
-    cache.write_file(here / "x" / "y" / "file.json", b"text")
+    cache.write_private_file(here / "x" / "y" / "file.json", b"text")
     with cache.lock(here / "x" / "lock", "working"):
         assert [mode(here / each) for each in ("x", "x/y")] == [0o700] * 2
         assert [mode(here / each) for each in ("x/y/file.json", "x/lock")] == [0o600] * 2
@@ -147,9 +147,9 @@ def test_what_is_made_is_for_this_user_alone(here: Path) -> None:
 
 
 def test_a_file_in_place_of_the_folder_is_an_error_of_the_system(here: Path) -> None:
-    cache.write_file(here / "file", b"")
+    cache.write_private_file(here / "file", b"")
     with pytest.raises(NotADirectoryError):
-        cache.make_folder(here / "file")
+        cache.make_private_folder(here / "file")
 
 
 def linked(path: Path) -> None:
@@ -180,7 +180,7 @@ def filed(path: Path) -> None:
 )
 def test_files_that_are_not_trusted(here: Path, change: Callable[[Path], None], message: str) -> None:
     path = here / "file"
-    cache.write_file(path, b"text")
+    cache.write_private_file(path, b"text")
     change(path)
     with pytest.raises(CacheError, match=message):
         cache.read_file(path)
@@ -202,14 +202,14 @@ def test_what_belongs_to_another_user_is_refused_on_every_step_of_the_way(here: 
     cache.check_folder(here / "above" / "link")
     give(here / given)
     with pytest.raises(CacheError, match=rf"{given} belongs to user {OTHER}, but this is user 0"):
-        cache.make_folder(here / "above" / "link" / "new")
+        cache.make_private_folder(here / "above" / "link" / "new")
 
 
 @as_root
 def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
     for name, (of_folder, of_file) in caches.items():
-        cache.write_file(shared / name / "file", name.encode())
+        cache.write_private_file(shared / name / "file", name.encode())
         (shared / name).chmod(0o755)
         (shared / name / "file").chmod(0o644)
         give(shared / name / "file", of_file)
@@ -228,7 +228,7 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
     assert f"theirs belongs to user {OTHER}, but this is user {USER}" in theirs
     assert f"mixed/file belongs to user {OTHER}" in mixed
     assert "no home folder" in as_user(USER, cache.folder)
-    assert as_user(USER, lambda: cache.write_file(shared / "mine" / "deep" / "er", b"")) is None
+    assert as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
     assert (shared / "mine" / "deep" / "er").stat().st_uid == USER and mode(shared / "mine" / "deep") == 0o700
 
 

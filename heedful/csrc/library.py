@@ -202,7 +202,7 @@ def load(path: Path) -> Kernels:
         CacheError: If others than this user and root may have written it.
         HeedfulError: If it is damaged, or is another library.
     """
-    handle = cache.open_file(path)
+    handle = cache.open_checked_file(path)
     try:
         with open(handle, "rb", closefd=False) as file:
             if not _ends_in_digest(file.read()):

@@ -1,7 +1,7 @@
-"""What every objective shares: samples, batches, and a loss that is a sum with its count.
+"""Base classes of objectives: samples, batches, and a loss that is a sum with its count.
 
-The trainer divides the sum over all micro-batches and ranks by the count over all of them, once; so an update does
-not depend on how a step was cut up.
+The trainer divides the sum over all micro-batches and ranks by their count, once; so an update does not depend on how
+a step was split.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from heedful.checkpoint import ModelBundle
 from heedful.nn import cpu_ops
 from heedful.packed import Packed
 
-CHUNK = 32  # rows of scores that are treated at once, so that they stay near the processor
+CHUNK = 32  # rows of scores that are computed at once, so that they fit into the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The sum over the targets of a batch, with its graph, and how many targets there are (or what they weigh)."""
+    """The sum of the losses of a batch's targets, with its graph, and their count or total weight."""
 
     sum: Tensor
     count: float
@@ -37,22 +37,22 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
-    """What is learned from at once, compactly: one or more sequences of tokens and their target."""
+    """The smallest unit of training data: one or more sequences of tokens and their target."""
 
     tokens: NDArray[np.int32]  # all sequences end to end
     types: NDArray[np.uint8]
     bounds: tuple[int, ...]  # sequences + 1
-    target: Any = None  # what the objective makes of it
+    target: Any = None  # of a type that the objective chooses
     weight: float = 1.0  # in the loss: 1 / windows for one window of a text
-    filler: int = 0  # tokens at its end that only fill it up
+    filler: int = 0  # tokens of padding at its end
 
     def __len__(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens, padding included."""
         return len(self.tokens)
 
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], **rest: Any) -> Sample:
-        """A sample of sequences of token ids and types.
+        """Return a sample of sequences of token ids and types.
 
         >>> Sample.of([[5, 6], [7]], [[0, 0], [1]], target=1).bounds
         (0, 2, 3)
@@ -67,22 +67,22 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """Samples as one packed batch, with what the loss needs; targets are the objective's own."""
+    """Samples as one packed batch, with the inputs of the loss; the meaning of targets is the objective's."""
 
     packed: Packed
     targets: Tensor
     weights: Tensor  # one for each target
-    target: Packed | None = None  # what a decoder beside an encoder reads
+    target: Packed | None = None  # input of a decoder beside an encoder
     rows: Tensor | None = None  # the rows that are scored; None: all of them, or whole sequences
-    groups: tuple[int, ...] = ()  # how many sequences belong together, where several do
+    groups: tuple[int, ...] = ()  # number of sequences of each group, where several belong together
     labels: Tensor | None = None  # one for each sequence, beside the targets
-    draws: Tensor | None = None  # a random number for each target, where the loss draws: of its sample's key alone
-    words: Any = None  # which rows are which words, where the objective asks
-    counts: tuple[float, ...] = ()  # of the targets of each term, where the loss has several
-    scales: tuple[float, ...] = ()  # what the trainer multiplies their sums by; (): as if the batch were the whole step
+    draws: Tensor | None = None  # a random number for each target, if the loss samples; from the sample's key alone
+    words: Any = None  # alignment of rows with words, for objectives that use it
+    counts: tuple[float, ...] = ()  # number of targets of each term, if the loss has several
+    scales: tuple[float, ...] = ()  # factors of their sums, set by the trainer; (): the batch is the whole step
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on the given device."""
+        """Return the batch on a device."""
         return replace(
             self,
             packed=self.packed.to(device),
@@ -96,91 +96,96 @@ class Batch:
 
 
 class PerEpochSamples(ABC, Sequence[Sample]):
-    """Samples that are made anew for each epoch; there are as many in each."""
+    """Samples that differ from epoch to epoch, equally many in each."""
 
     @abstractmethod
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Those of an epoch, counted from 0; a pure function of it."""
+        """Return the samples of an epoch, counted from 0; a pure function of it."""
 
     def __getitem__(self, number: Any) -> Any:
-        """One of the first epoch."""
+        """Return a sample of the first epoch."""
         return self.at(0)[number]
 
 
 class Objective(ABC):
-    """What is learned: the trainer knows this and nothing else of a model's purpose."""
+    """Base class of objectives: batches of samples, and their loss."""
 
-    together: int = 1  # samples that one loss sees; they are never parted over micro-batches or ranks
-    balance: tuple[float, ...] = (1.0,)  # what each term of the loss weighs, as a mean over its own targets
-    num_static_masks: int | None = None  # draws of a sample, used in turn; None: new ones in each epoch
-    beside: nn.Module | None = None  # what learns with the model; it may share tensors with it
+    group_size: int = 1  # samples that one loss compares; never split over micro-batches or ranks
+    term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss, a mean over its own targets
+    num_static_masks: int | None = None  # random masks of a sample, used in turn; None: new ones in each epoch
+    extra_module: nn.Module | None = None  # trained with the model; it may share tensors with it
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Samples as a batch; each key depends on (seed, epoch, sample) alone and decides what is drawn for it."""
+        """Return samples as a batch.
+
+        Args:
+            samples: One or more.
+            keys: The seed of each sample's random choices; a function of (seed, epoch, sample) alone.
+        """
 
     @abstractmethod
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """The sum of the losses of the batch's targets and their weight."""
+        """Return the sum of the losses of the batch's targets, and their weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One term of a loss: what is lost at each target, in float32 with its graph; without gradients also the found."""
+    """One term of a loss: the loss of each target in float32; `right` (correct predictions) only under no_grad."""
 
     name: str
     losses: Float[Tensor, " targets"]
-    right: Bool[Tensor, " targets"] | None = None  # None: nothing is right or wrong
-    weights: Float[Tensor, " targets"] | None = None  # 1, or 0 for what only fills up; None: all 1
+    right: Bool[Tensor, " targets"] | None = None  # None: unknown, or not defined
+    weights: Float[Tensor, " targets"] | None = None  # 0 for padding, else 1; None: all 1
 
     @property
     def sum(self) -> Tensor:
-        """Of the losses."""
+        """The sum of the losses."""
         return (self.losses if self.weights is None else self.losses * self.weights).sum()
 
     @property
     def count(self) -> float:
-        """Of the targets."""
+        """The number of targets."""
         return float(len(self.losses) if self.weights is None else self.weights.sum())
 
 
 class SelfSupervised(Objective):
-    """An objective that makes its own targets of texts, so that nobody has to label them."""
+    """An objective whose targets are made from the text itself, without labels."""
 
-    head: str = "masked_lm"  # which one of the family it trains
+    head: str = "masked_lm"  # kind of the head that it trains
 
     @abstractmethod
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """The terms of the loss, in the order of `balance`."""
+        """Return the terms of the loss, in the order of `term_weights`."""
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Sum over the terms of balance times mean, written as a sum over the targets of the first term that has some.
+        """Return the sum over terms of weight times mean, as a sum over the targets of the first term that has targets.
 
-        The trainer divides by their count over all micro-batches and ranks, and sets the scales so that every other
-        term is divided by its own.
+        The trainer divides it by their count over all micro-batches and ranks, and sets `Batch.scales` so that every
+        other term is divided by its own count.
         """
         first, *others = self.terms(loaded, batch)
         counts = batch.counts or (first.count,)
         scales = batch.scales or term_scales(counts)
-        total = first.sum * self.balance[0]
-        for term, balance, scale in zip(others, self.balance[1:], scales[1:], strict=True):
-            total = total + term.sum * (balance * scale)
+        total = first.sum * self.term_weights[0]
+        for term, weight, scale in zip(others, self.term_weights[1:], scales[1:], strict=True):
+            total = total + term.sum * (weight * scale)
         return Loss(total, counts[next((place for place, scale in enumerate(scales) if scale), 0)])
 
     @torch.no_grad()
     def measure(self, loaded: ModelBundle, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Sum and count by name: the loss of each term, and the targets that were found."""
-        found = {}
+        """Return sum and count of each term's loss, and of its correct predictions, by name."""
+        sums = {}
         for term in self.terms(loaded, batch):
-            found[f"{term.name}_loss"] = (float(term.sum), term.count)
+            sums[f"{term.name}_loss"] = (float(term.sum), term.count)
             if term.right is not None:
                 right = term.right if term.weights is None else term.right * term.weights
-                found[f"{term.name}_accuracy"] = (float(right.sum()), term.count)
-        return found
+                sums[f"{term.name}_accuracy"] = (float(right.sum()), term.count)
+        return sums
 
 
 def term_scales(counts: Sequence[float]) -> tuple[float, ...]:
-    """What turns sums into means over as many targets as the first term that has some; 0 where a term has none.
+    """Return factors that turn sums into means times the count of the first term that has targets; 0 without targets.
 
     >>> term_scales((6.0, 2.0, 0.0)), term_scales((0.0, 2.0, 4.0))
     ((1.0, 3.0, 0.0), (0.0, 1.0, 0.5))
@@ -195,7 +200,7 @@ def cross_entropy_term(
     targets: Int[Tensor, " targets"],
     weights: Float[Tensor, " targets"] | None = None,
 ) -> Term:
-    """Cross-entropy at each target, -log softmax(scores)[target]; without gradients also which ones were found."""
+    """Return -log softmax(scores)[target] of each target; under no_grad also which predictions are correct."""
     if torch.is_grad_enabled():
         losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
         return Term(name, losses, None, weights)
@@ -204,20 +209,20 @@ def cross_entropy_term(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The same with its gradient, softmax(scores) - onehot(target), made at once, a few rows at a time.
+    """Cross-entropy that computes its gradient, softmax(scores) - onehot(target), in the forward pass, row by row.
 
-    Over a vocabulary the scores are the largest tensor of a step: so they are read once, and only one more is written.
+    Scores over a vocabulary are the largest tensor of a step: they are read once, and one tensor more is written.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, targets: Tensor) -> Tensor:
-        if (made := cpu_ops.cross_entropy(scores, targets)) is not None:
-            losses, gradients = made
+        if (fused := cpu_ops.cross_entropy(scores, targets)) is not None:
+            losses, gradients = fused
             ctx.save_for_backward(gradients)
             return losses
         gradients = torch.empty_like(scores)
         losses = scores.new_empty(len(scores), dtype=torch.promote_types(scores.dtype, torch.float32))
-        chunk = CHUNK if scores.device.type == "cpu" else max(1, len(scores))  # elsewhere launches are what costs
+        chunk = CHUNK if scores.device.type == "cpu" else max(1, len(scores))  # on a GPU kernel launches cost most
         for start in range(0, len(scores), chunk):
             rows = slice(start, start + chunk)
             at = targets[rows, None]
@@ -232,13 +237,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (gradients,) = ctx.saved_tensors
-        return gradients * given[0][:, None].to(gradients.dtype), None
+        return gradients * grad_outputs[0][:, None].to(gradients.dtype), None
 
 
 def pack_samples(samples: Sequence[Sample]) -> Packed:
-    """The sequences of all samples end to end."""
+    """Return the sequences of all samples end to end."""
     lengths = [stop - start for sample in samples for start, stop in pairwise(sample.bounds)]
     positions = [np.arange(length) for length in lengths]
     return Packed(
@@ -250,25 +255,25 @@ def pack_samples(samples: Sequence[Sample]) -> Packed:
 
 
 def sample_weights(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
-    """The weight of each sample, float32."""
+    """Return the weight of each sample, in float32."""
     return torch.tensor([sample.weight for sample in samples], dtype=torch.float32)
 
 
 def upcast(scores: Tensor) -> Tensor:
-    """Scores in float32 at least: losses are never of half precision."""
+    """Return scores in float32 or more, in which losses are computed."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def full_precision(scores: Tensor) -> AbstractContextManager[None]:
-    """Where products in a loss are of the precision of their factors, whatever the model's are computed in."""
+    """Context without autocast: products in a loss have the precision of their factors."""
     return torch.autocast(scores.device.type, enabled=False)
 
 
 def weighted_loss(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets"]) -> Loss:
-    """Sum of loss times weight, and the sum of the weights."""
+    """Return the sum of loss times weight, and the sum of the weights."""
     return Loss((losses * weights).sum(), float(weights.sum(dtype=torch.float64)))
 
 
 def concat_long(parts: Sequence[NDArray[Any]]) -> Tensor:
-    """Arrays end to end, int64."""
+    """Concatenate arrays into one int64 tensor."""
     return torch.from_numpy(np.concatenate(parts).astype(np.int64)) if parts else torch.zeros(0, dtype=torch.long)

@@ -223,7 +223,7 @@ class MaskedLMWithPairs(MaskedLM):
 
     name: Literal["nsp", "sop"] = "nsp"  # of the second term
     head: str = field(default="pretraining", init=False)
-    balance: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
+    term_weights: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The same with the label of each pair."""

@@ -44,8 +44,8 @@ class ReplacedTokenDetection(SelfSupervised):
     generator: ModelBundle  # learns beside the model
     mask_prob: float = 0.15
     disc_weight: float = 50.0  # weight of the discriminator's loss
-    beside: ModelBundle = field(init=False, repr=False)
-    balance: tuple[float, ...] = field(init=False, repr=False)
+    extra_module: ModelBundle = field(init=False, repr=False)
+    term_weights: tuple[float, ...] = field(init=False, repr=False)
     head = "replaced_token_detection"
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class ReplacedTokenDetection(SelfSupervised):
             raise HeedfulError("this tokenizer has no mask token: the generator of replaced tokens needs one")
         if not 0 < self.mask_prob < 1:
             raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
-        object.__setattr__(self, "beside", self.generator)
-        object.__setattr__(self, "balance", (1.0, self.disc_weight))
+        object.__setattr__(self, "extra_module", self.generator)
+        object.__setattr__(self, "term_weights", (1.0, self.disc_weight))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch with tokens hidden, the originals as targets, and a number by which each is drawn."""

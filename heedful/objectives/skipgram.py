@@ -40,7 +40,7 @@ class SkipGram(Objective):
     negatives: int = 5
     frequent: float = 1e-3  # t; 1e-5 in the paper, for a billion words
     power: float = 0.75
-    beside: nn.Module | None = field(init=False, default=None)  # u, from zeros
+    extra_module: nn.Module | None = field(init=False, default=None)  # u, from zeros
 
     def __post_init__(self) -> None:
         for name in ("window", "negatives", "width"):
@@ -52,7 +52,7 @@ class SkipGram(Objective):
             raise HeedfulError("no word is counted: there is nothing to learn vectors from")
         out = nn.Embedding(len(self.counts), self.width)
         nn.init.zeros_(out.weight)
-        object.__setattr__(self, "beside", out)
+        object.__setattr__(self, "extra_module", out)
 
     @classmethod
     def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
@@ -101,9 +101,9 @@ class SkipGram(Objective):
         )
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        assert batch.rows is not None and self.beside is not None
+        assert batch.rows is not None and self.extra_module is not None
         v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
-        u = self.beside(batch.targets)
+        u = self.extra_module(batch.targets)
         return Loss((pair_losses(upcast(v), upcast(u)) * batch.weights).sum(), float(len(batch.rows)))
 
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

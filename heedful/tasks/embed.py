@@ -86,7 +86,7 @@ class Embed(Task):
     """Embeddings from positive pairs, or from pairs with similarity scores.
 
     With scores: (cos(a, b) - score)², scores scaled to [0, 1] (Reimers and Gurevych 2019). Without: cross-entropy of
-    scale cos(a, b) over the second texts of all `together` pairs of a group, in-batch negatives (Henderson et al.
+    scale cos(a, b) over the second texts of all `group_size` pairs of a group, in-batch negatives (Henderson et al.
     2017), except those that equal b; a group is never split, so the loss depends on neither micro-batches nor ranks.
     The last group of an epoch may be smaller.
     """
@@ -108,8 +108,8 @@ class Embed(Task):
             raise HeedfulError(f'long_inputs is "{self.long_inputs}", but a text has one vector: set it to "truncate"')
         if self.scored and not self.low < self.high:
             raise HeedfulError(f"scores go from {self.low} to {self.high}: low must be below high")
-        if not self.scored and self.together < 2:
-            raise HeedfulError(f"together is {self.together}, but in-batch negatives need groups of 2 or more pairs")
+        if not self.scored and self.group_size < 2:
+            raise HeedfulError(f"group_size is {self.group_size}, but in-batch negatives need groups of 2 or more pairs")
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -156,7 +156,7 @@ class Embed(Task):
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
             return ((a * b).sum(-1) - batch.targets.to(a)).square()
-        groups = zip(*(tensor.split(self.together) for tensor in (a, b, batch.targets)), strict=True)
+        groups = zip(*(tensor.split(self.group_size) for tensor in (a, b, batch.targets)), strict=True)
         return torch.cat([self._in_batch_losses(x, y, texts) for x, y, texts in groups])
 
     def _in_batch_losses(self, x: Tensor, y: Tensor, texts: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class Embed(Task):
 def comparison(survey: DatasetStats, group_size: int = 2) -> dict[str, Any]:
     """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
     if survey.low is None or survey.high is None:
-        return {"scored": False, "together": group_size}
+        return {"scored": False, "group_size": group_size}
     low = min(0.0, survey.low)
     return {"scored": True, "low": low, "high": survey.high if survey.high > low else 1.0}
 

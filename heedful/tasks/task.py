@@ -173,7 +173,7 @@ class Task(Objective, ABC):
     limit: int | None  # tokens of a sequence
     labels: tuple[str, ...] = ()
     metric: str  # name of the number that models are compared by; larger is better
-    together: int = 1
+    group_size: int = 1
     long_inputs: LongInputs = "stride"  # in training and evaluation
 
     @classmethod

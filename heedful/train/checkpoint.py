@@ -224,9 +224,9 @@ class CheckpointManager:
         """Remove all but the `keep_last` newest; later ones, which are damaged, stay until their step is passed."""
         until = [entry for entry in self._entries() if entry <= newest]
         sound = {entry.step: entry for entry in until if entry == newest or entry.path not in self._damaged}
-        kept = list(sound.values())[-self.keep_last :]
+        newest_sound = list(sound.values())[-self.keep_last :]
         for entry in until:
-            if entry not in kept:
+            if entry not in newest_sound:
                 remove(entry.path)
 
 

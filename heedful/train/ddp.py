@@ -103,7 +103,7 @@ class Replicated:
             for name, part, had in zip(bucket.names, parts, bucket.had_grad, strict=True):
                 gradients[name], had_grad[name] = part.view_as(self._named[name]), had
         anywhere = map(any, zip(*self.ranks.all_gather_scalars(*(had_grad[name] for name in self._named)), strict=True))
-        return {name: gradients[name] for name, found in zip(self._named, anywhere, strict=True) if found}
+        return {name: gradients[name] for name, is_used in zip(self._named, anywhere, strict=True) if is_used}
 
     def global_norm(self, local_norm: float) -> float:
         """Return the norm of the whole gradient, given that of this rank's part."""

@@ -300,11 +300,11 @@ class _FitLoop(Generic[Share]):
             self.store.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
         trainer.ranks.barrier()
         saved = self.store.load(trainer.as_dtensors(state) if trainer.is_sharded else None)
-        found = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.count)
-        if any(of_rank != found[0] for of_rank in found):
+        starts = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.count)
+        if any(start != starts[0] for start in starts):
             raise RunError(
-                f"the ranks differ: the steps of their newest checkpoints and the numbers of their samples are {found},"
-                " by rank. Give all of them the same data and one folder"
+                f"the ranks differ: the steps of their newest checkpoints and the numbers of their samples are "
+                f"{starts}, by rank. Give all of them the same data and one folder"
             )
         if saved is not None:
             values = saved.values

@@ -96,8 +96,8 @@ class Sharded:
         anywhere = map(any, zip(*self.ranks.all_gather_scalars(*used), strict=True))
         return {
             name: parameter.grad.to_local()
-            for (name, parameter), found in zip(self._sharded.items(), anywhere, strict=True)
-            if found
+            for (name, parameter), is_used in zip(self._sharded.items(), anywhere, strict=True)
+            if is_used
         }
 
     def global_norm(self, local_norm: float) -> float:
@@ -140,14 +140,14 @@ class _LossModule(nn.Module):
 
     def __init__(self, loaded: ModelBundle, extra_module: nn.Module | None) -> None:
         super().__init__()
-        self.loaded, self.beside = loaded, extra_module
+        self.loaded, self.extra_module = loaded, extra_module
 
     def forward(self, objective: Objective, batch: Batch) -> tuple[Tensor, float, set[str]]:
         """Return the summed loss, its count, and the names of the parameters that it depends on."""
         loss = objective.loss(self.loaded, batch)
         leaves = _leaves(loss.sum)
         used, unused = set(), []
-        for name, parameter in trainable_parameters(self.loaded, self.beside).items():
+        for name, parameter in trainable_parameters(self.loaded, self.extra_module).items():
             if isinstance(parameter, DTensor) or id(parameter) in leaves:  # a block's: blocks are used as a whole
                 used.add(name)
             else:

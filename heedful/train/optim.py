@@ -393,8 +393,8 @@ class _PendingSteps:
     steps: list[tuple[float, float, float]] = field(default_factory=list)  # see `_step_factors`
 
 
-def _same_type(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.shape == other.shape and tensor.dtype == other.dtype
+def _same_type(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _described(tensor: Tensor) -> str:

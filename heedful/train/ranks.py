@@ -178,15 +178,15 @@ def _store_of_this_start(store: Store, rank: int, size: int, timeout: timedelta)
         return shared
     shared, end = _prefixed(store, name), time.monotonic() + timeout.total_seconds()
     answered: dict[int, bytes] = {}
-    while absent := [other for other in range(1, size) if not shared.check([f"here/{other}"])]:
+    while absent := [number for number in range(1, size) if not shared.check([f"here/{number}"])]:
         if time.monotonic() > end:
             raise dist.DistStoreError(f"no connection from {format_ranks(absent)}")
-        for other in absent:
-            if store.check([f"heedful/call/{other}"]):
-                call = store.get(f"heedful/call/{other}")
-                if answered.get(other) != call:  # it may be from an earlier start, and another call follows
+        for number in absent:
+            if store.check([f"heedful/call/{number}"]):
+                call = store.get(f"heedful/call/{number}")
+                if answered.get(number) != call:  # it may be from an earlier start, and another call follows
                     store.set(f"heedful/answer/{call.decode()}", name)
-                    answered[other] = call
+                    answered[number] = call
         time.sleep(0.02)
     shared.set("all", "")
     return shared

@@ -1,4 +1,4 @@
-"""Settings of training; imports nothing heavy, so that a wrong one is told at once."""
+"""Settings of training; imports nothing heavy, so that a wrong one is refused at once."""
 
 from __future__ import annotations
 
@@ -169,11 +169,15 @@ class TrainSettings:
         if isinstance(self.time_budget, str):
             object.__setattr__(self, "time_budget", parse_minutes(self.time_budget))
         names = ("epochs", "max_steps", "time_budget")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if len(given) != 1:
-            what = f"{' and '.join(given)} are given" if given else "none of epochs, max_steps and time_budget is given"
+        durations = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if len(durations) != 1:
+            what = (
+                f"{' and '.join(durations)} are given"
+                if durations
+                else "none of epochs, max_steps and time_budget is given"
+            )
             raise HeedfulError(f"{what}: give exactly one of {', '.join(names)}")
-        for name, value in given.items():
+        for name, value in durations.items():
             if not 0 < value < math.inf:
                 raise HeedfulError(f"{name} is {value}; expected a number above 0")
 
@@ -207,7 +211,7 @@ class TrainSettings:
         return replace(self, epochs=epochs, max_steps=max_steps, time_budget=time_budget)
 
 
-def parse_minutes(given: str) -> float:
+def parse_minutes(duration: str) -> float:
     """Return the minutes of a duration; a number without a unit is one of minutes.
 
     >>> parse_minutes("1h30m"), parse_minutes("90s"), parse_minutes("45")
@@ -216,11 +220,11 @@ def parse_minutes(given: str) -> float:
     Raises:
         HeedfulError: If it is not a duration above 0.
     """
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:m|$))?(?:(\d+(?:\.\d+)?)s)?", given.strip())
-    hours, whole, seconds = (float(each or 0) for each in (found.groups() if found else (0, 0, 0)))
-    total = 60 * hours + whole + seconds / 60
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:m|$))?(?:(\d+(?:\.\d+)?)s)?", duration.strip())
+    hours, minutes, seconds = (float(part or 0) for part in (match.groups() if match else (0, 0, 0)))
+    total = 60 * hours + minutes + seconds / 60
     if not total > 0:
-        raise HeedfulError(f'time_budget is "{given}"; expected a duration as 45s, 10m, 2h or 1h30m')
+        raise HeedfulError(f'time_budget is "{duration}"; expected a duration as 45s, 10m, 2h or 1h30m')
     return total
 
 

@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
     number: int  # from 1
     epoch: float  # passes over the samples, after this step
-    loss: float  # mean over all targets of the step; 0 if there are none
+    loss: float  # mean over all targets of the step; 0 without targets
     lr: float  # the largest learning rate of all parameters
     grad_norm: float  # before clipping
     tokens: int  # of all ranks

@@ -65,7 +65,7 @@ class Trainer:
     ) -> None:
         self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the current stage
         self._lazy_tables: list[nn.Embedding] = []
-        extra_module = objective.beside
+        extra_module = objective.extra_module
         self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
         self.loaded = loaded
         self.device = next(loaded.parameters()).device if settings.device is None else resolve_device(settings.device)
@@ -79,7 +79,7 @@ class Trainer:
         self._orders = [
             BatchSampler(
                 count=len(stage.samples),
-                batch=round_to_groups(stage.batch_size or settings.batch_size, of_stage.together),
+                batch=round_to_groups(stage.batch_size or settings.batch_size, of_stage.group_size),
                 seed=settings.seed,
             )
             for stage, of_stage in zip(self.stages, self._objectives, strict=True)
@@ -287,7 +287,7 @@ class Trainer:
         """
         samples = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
         taken = [samples[number] for number in turn.numbers.tolist()]
-        share = RankShare(taken, turn.keys, self.objective.together, self.ranks.rank, self.ranks.size)
+        share = RankShare(taken, turn.keys, self.objective.group_size, self.ranks.rank, self.ranks.size)
         scales = self._term_scales(share)
         while True:
             self._data_parallel.zero_grad()
@@ -331,7 +331,7 @@ class Trainer:
 
     def _term_scales(self, share: RankShare) -> tuple[float, ...]:
         """Factors that turn the sums of several loss terms into means over the whole step, on all ranks."""
-        terms = len(self.objective.balance)
+        terms = len(self.objective.term_weights)
         if terms == 1:
             return ()
         counts = self.objective.batch(share.samples, share.keys).counts if share.samples else (0.0,) * terms

@@ -157,7 +157,7 @@ def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Pa
 def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is exchanged between the check and loading it, and is not taken."""
     path = plant(tmp_path / "cache", built.read_bytes())
-    checked = cache.open_file
+    checked = cache.open_checked_file
 
     def exchanged(path: Path, flags: int = os.O_RDONLY) -> int:
         handle = checked(path, flags)
@@ -165,9 +165,9 @@ def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeyp
         path.write_bytes(b"junk")
         return handle
 
-    monkeypatch.setattr(cache, "open_file", exchanged)
+    monkeypatch.setattr(cache, "open_checked_file", exchanged)
     assert library.load(path).lanes > 0
-    monkeypatch.setattr(cache, "open_file", checked)
+    monkeypatch.setattr(cache, "open_checked_file", checked)
     with pytest.raises(HeedfulError, match="is damaged"):
         library.load(path)
 

@@ -39,11 +39,11 @@ def pairs(objective: SkipGram, batch: Any) -> list[tuple[int, int]]:
 def test_the_loss_is_the_formula() -> None:
     """log sigmoid(u_o v_c) + sum of log sigmoid(-u_n v_c), with a word that was drawn and is o itself left out."""
     loaded, learned = bare(BagPooling()), objective()
-    assert learned.beside is not None
-    learned.beside.weight.data.normal_(generator=torch.Generator().manual_seed(2))
+    assert learned.extra_module is not None
+    learned.extra_module.weight.data.normal_(generator=torch.Generator().manual_seed(2))
     batch = learned.batch(SAMPLES, [5, 6, 7, 8])
     loss = learned.loss(loaded, batch)
-    v, u = loaded.model.embedding.tokens.weight.detach(), learned.beside.weight.detach()
+    v, u = loaded.model.embedding.tokens.weight.detach(), learned.extra_module.weight.detach()
     total = 0.0
     for row, (target, *noise) in zip(batch.rows.tolist(), batch.targets.tolist(), strict=True):
         centre = v[batch.packed.tokens[row]]

@@ -394,7 +394,7 @@ def test_pairs_are_compared_on_their_own_scale() -> None:
     def scale(low: float | None, high: float | None) -> Any:
         return comparison(DatasetStats(counts={"test": 3}, labels=Counter(), low=low, high=high))
 
-    assert scale(None, None) == {"scored": False, "together": 2}
+    assert scale(None, None) == {"scored": False, "group_size": 2}
     assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}
     assert scale(-1.0, 0.0) == {"scored": True, "low": -1.0, "high": 0.0}
     assert scale(0.0, 0.0) == {"scored": True, "low": 0.0, "high": 1.0}

@@ -55,7 +55,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA is "meta", of which every number that is looked at is 1, and a run is over after a step."""
 
     def fit(trainer: Trainer, *given: Any, **more: Any) -> Any:
-        models = [trainer.loaded, *([] if trainer.objective.beside is None else [trainer.objective.beside])]
+        models = [trainer.loaded, *([] if trainer.objective.extra_module is None else [trainer.objective.extra_module])]
         assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
         with OneDevice():  # type: ignore[no-untyped-call]
             assert trainer.train_step().tokens

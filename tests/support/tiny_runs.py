@@ -181,8 +181,8 @@ def wave(trainer: Trainer) -> EvalResult:
 class Spy(Objective):
     """An objective that notes which samples it is given, and may do something before each loss."""
 
-    def __init__(self, trainer: Trainer, before: Callable[[Batch], None] = lambda batch: None, together: int = 1):
-        self.task, self.before, self.together = trainer.objective, before, together
+    def __init__(self, trainer: Trainer, before: Callable[[Batch], None] = lambda batch: None, group_size: int = 1):
+        self.task, self.before, self.group_size = trainer.objective, before, group_size
         self.numbers = {id(sample): number for number, sample in enumerate(trainer.samples)}
         self.seen: list[list[int]] = []
         self.keys: list[int] = []
@@ -305,7 +305,7 @@ class Faulty(Objective):
     def __init__(self, task: Objective, trainer: Trainer, fault: Any, at: int, steps: int = 1) -> None:
         self.task, self.trainer, self.fault = task, trainer, fault
         self.left = {at + number for number in range(steps)}
-        self.together = task.together
+        self.group_size = task.group_size
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         return self.task.batch(samples, keys)

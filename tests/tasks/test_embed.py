@@ -47,12 +47,12 @@ def model() -> ModelBundle:
 
 def task(**more: Any) -> Embed:
     """For the tiny model."""
-    return Embed(**{"tokenizer": tokenizer(), "limit": LIMIT, "scored": False, "together": 3} | more)
+    return Embed(**{"tokenizer": tokenizer(), "limit": LIMIT, "scored": False, "group_size": 3} | more)
 
 
 def scored(**more: Any) -> Embed:
     """With scores from 0 to 5."""
-    return task(**{"scored": True, "together": 1, "high": 5.0} | more)
+    return task(**{"scored": True, "group_size": 1, "high": 5.0} | more)
 
 
 @cache
@@ -89,7 +89,7 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"long_inputs": "stride"}, '^long_inputs is "stride", but a text has one vector: set it to "truncate"$'),
-    ({"together": 1}, "^together is 1, but in-batch negatives need groups of 2 or more pairs$"),
+    ({"group_size": 1}, "^group_size is 1, but in-batch negatives need groups of 2 or more pairs$"),
     ({"scored": True, "low": 2.0, "high": 2.0}, r"^scores go from 2\.0 to 2\.0: low must be below high$"),
 ]
 
@@ -128,14 +128,14 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
 
 def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
     pairs = [replace(each, positive=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
-    for together in (3, 7):
-        made, ours = task(together=together), model()
+    for group_size in (3, 7):
+        made, ours = task(group_size=group_size), model()
         with torch.no_grad():
             vectors = made.scores(ours, made.batch(made.encode_split(pairs).samples, [0] * 7))
         a, b = (F.normalize(vectors[side::2], dim=-1).numpy() for side in (0, 1))
         expected = 0.0
-        for start in range(0, 7, together):
-            group = range(start, min(start + together, 7))
+        for start in range(0, 7, group_size):
+            group = range(start, min(start + group_size, 7))
             for i in group:
                 rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].positive != pairs[i].positive]
                 own = np.exp(20 * a[i] @ b[i])
@@ -150,7 +150,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
 def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
     made, ours = task(), model()
     samples = made.encode_split(PAIRS).samples
-    groups = group(len(samples), made.together)
+    groups = group(len(samples), made.group_size)
 
     def run(budget: int) -> tuple[float, float, torch.Tensor, int]:
         ours.zero_grad()

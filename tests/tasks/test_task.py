@@ -87,7 +87,7 @@ TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "qa": (QuestionAnswering, "span", {"impossible": True}),
     "multiple-choice": (MultipleChoiceTask, "choice", {}),
     "scored": (Embed, "bare", {"scored": True}),
-    "pairs": (Embed, "bare", {"scored": False, "together": 2}),
+    "pairs": (Embed, "bare", {"scored": False, "group_size": 2}),
 }
 each_task = pytest.mark.parametrize("name", TASKS)
 

@@ -199,7 +199,7 @@ def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> Non
 
 def test_samples_that_belong_together_are_never_parted() -> None:
     made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
-    spy = Spy(made, together=3)
+    spy = Spy(made, group_size=3)
     made = Trainer(made.loaded, spy, made.samples, made.settings)
     assert made.order.batch == 6
     list(made)

@@ -59,7 +59,7 @@ def write_entry(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     try:
         path = _path(facts)
         if path is not None:
-            cache.write_file(path, text.encode())
+            cache.write_private_file(path, text.encode())
     except OSError:
         return
     except cache.CacheError as error:

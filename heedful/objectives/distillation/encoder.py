@@ -59,16 +59,16 @@ class EncoderDistillation(MaskedLM):
 
     teacher: EncoderTeacher
     modules: nn.ModuleDict  # what learns beside the model and is dropped: see `new_modules`
-    term_weights: Mapping[str, float] = field(default_factory=lambda: {"mlm": 1.0, "hidden_states": 10.0})
+    weight_by_term: Mapping[str, float] = field(default_factory=lambda: {"mlm": 1.0, "hidden_states": 10.0})
     masked_sequence_prob: float = 1.0
     vectors: VectorCache | None = None  # of all windows; None: the teacher runs in each step
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := set(self.term_weights) - set(TERMS):
-            raise HeedfulError(f"term_weights has {min(unknown)!r}; expected some of {', '.join(TERMS)}")
+        if unknown := set(self.weight_by_term) - set(TERMS):
+            raise HeedfulError(f"weight_by_term has {min(unknown)!r}; expected some of {', '.join(TERMS)}")
         if not self.names:
-            raise HeedfulError("term_weights has no weight above 0; give one to a term")
+            raise HeedfulError("weight_by_term has no weight above 0; give one to a term")
         if not 0 < self.masked_sequence_prob <= 1:
             raise HeedfulError(
                 f"masked_sequence_prob is {self.masked_sequence_prob}; expected a probability above 0, at most 1"
@@ -77,15 +77,15 @@ class EncoderDistillation(MaskedLM):
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The terms of the loss, in their order."""
-        return tuple(name for name in TERMS if self.term_weights.get(name, 0.0) > 0)
+        return tuple(name for name in TERMS if self.weight_by_term.get(name, 0.0) > 0)
 
     @cached_property
-    def balance(self) -> tuple[float, ...]:  # type: ignore[override]
+    def term_weights(self) -> tuple[float, ...]:  # type: ignore[override]
         """The weight of each term."""
-        return tuple(self.term_weights[name] for name in self.names)
+        return tuple(self.weight_by_term[name] for name in self.names)
 
     @property
-    def beside(self) -> nn.Module:  # type: ignore[override]
+    def extra_module(self) -> nn.Module:  # type: ignore[override]
         """The map of hidden states and the head for pairs."""
         return self.modules
 

@@ -98,14 +98,14 @@ def cosine_distance(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
 
 
 def similarity_matrix_loss(
-    student: Rows, teacher: Float[Tensor, "rows other"], together: int
+    student: Rows, teacher: Float[Tensor, "rows other"], group_size: int
 ) -> Float[Tensor, " rows"]:
     """The mean of (cos(s, s') - cos(t, t'))² over the other rows s' of the group, of each of so many rows together.
 
     So vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
     """
     found = []
-    for mine, theirs in zip(student.split(together), teacher.split(together), strict=True):
+    for mine, theirs in zip(student.split(group_size), teacher.split(group_size), strict=True):
         a, b = F.normalize(upcast(mine), dim=-1), F.normalize(upcast(theirs), dim=-1)
         with full_precision(a):
             found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))

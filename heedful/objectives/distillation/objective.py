@@ -118,9 +118,9 @@ class Distillation(SelfSupervised):
     first: Literal["kd", "label"] = "kd"  # the term that is named first
 
     @property
-    def together(self) -> int:  # type: ignore[override]
+    def group_size(self) -> int:  # type: ignore[override]
         """What the task, or the comparison of vectors, sees at once."""
-        return max(getattr(self.learner, "together", 1), self.group)
+        return max(getattr(self.learner, "group_size", 1), self.group)
 
     @property
     def num_static_masks(self) -> int | None:  # type: ignore[override]
@@ -128,12 +128,12 @@ class Distillation(SelfSupervised):
         return getattr(self.learner, "num_static_masks", None)
 
     @property
-    def beside(self) -> nn.Module | None:  # type: ignore[override]
+    def extra_module(self) -> nn.Module | None:  # type: ignore[override]
         """The maps."""
         return self.project if len(self.project) else None
 
     @cached_property
-    def balance(self) -> tuple[float, ...]:  # type: ignore[override]
+    def term_weights(self) -> tuple[float, ...]:  # type: ignore[override]
         """The weights of the terms that there are."""
         return tuple(weight for _, weight in self._weights)
 
@@ -191,7 +191,7 @@ class Distillation(SelfSupervised):
         return fits * shares
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """All terms, in the order of `balance`."""
+        """All terms, in the order of `term_weights`."""
         asked: TeacherRequest = batch.words
         rows, mine = capture(loaded, batch.packed, self.losses.wanted(0))
         scores = self.learner.scores(loaded, batch, rows)

@@ -312,7 +312,7 @@ class TeacherLearner:
             self._inputs = self._make_inputs(task, model)
         inputs, kind, batch_size = self._inputs, self.plan.kind, self._settings.train.batch_size
         own_group = GROUP if batch_size % GROUP == 0 else max(2, batch_size)
-        group_size = task.together if task.together > 1 else own_group  # vectors are compared in the task's groups
+        group_size = task.group_size if task.group_size > 1 else own_group  # vectors are compared in the task's groups
         compares_vectors = kind == "vectors" and sentence_vector_width(model) != sentence_vector_width(
             self.plan.teacher
         )
@@ -325,7 +325,7 @@ class TeacherLearner:
             project=state_projections(losses, widths, derive_seed(seed, PROJECT)),
             group=group_size if compares_vectors else 1,
         )
-        check_batch_groups(self._settings.train, objective.together)
+        check_batch_groups(self._settings.train, objective.group_size)
         samples = objective.prepared(inputs.reading.samples, inputs.reading.owners, inputs.labelled)
         return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
 

@@ -41,7 +41,7 @@ def training_time_note(
     Steps are made with a copy of the model, so that training is the same to the last bit. An objective that trains
     modules of its own is not timed, since that would change them.
     """
-    if settings.time_budget is not None or settings.compile or objective.beside is not None:
+    if settings.time_budget is not None or settings.compile or objective.extra_module is not None:
         return ""
     try:
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)

@@ -48,7 +48,7 @@ def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[f
     terms = [name for name in names if name.endswith("_loss")]
     if not terms or terms[0] not in numbers:
         raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")
-    loss = sum(balance * numbers.get(name, 0.0) for balance, name in zip(objective.balance, terms, strict=True))
+    loss = sum(weight * numbers.get(name, 0.0) for weight, name in zip(objective.term_weights, terms, strict=True))
     total = {"loss": loss}
     if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
         total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))

@@ -279,7 +279,7 @@ class PretrainTraining:
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
         save(model, folder / RUN_MODEL, overwrite=True)
-        if isinstance(generator := trainer.objective.beside, ModelBundle):
+        if isinstance(generator := trainer.objective.extra_module, ModelBundle):
             save(generator, folder / GENERATOR, overwrite=True)
         learned = {
             "task": "pretrain",

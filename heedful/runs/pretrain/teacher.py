@@ -177,7 +177,7 @@ class TeacherRun:
             tokenizer=self.tokenizer,
             teacher=self.teacher,
             modules=modules,
-            term_weights={term: getattr(weights, term) for term in weights.names},
+            weight_by_term={term: getattr(weights, term) for term in weights.names},
             masked_sequence_prob=asked.masked_sequence_prob,
             vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
             mask_prob=asked.mask_prob,

@@ -404,7 +404,7 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
     t = s + 0.02 * drawn(16, 32, seed=1)
     tokenizer = load(folders("bare")).tokenizer
     assert tokenizer is not None
-    pairs = Embed(tokenizer=tokenizer, limit=None, scored=False, together=16)
+    pairs = Embed(tokenizer=tokenizer, limit=None, scored=False, group_size=16)
     for loss in (
         lambda x: like.similarity_matrix_loss(x, t, 16),
         lambda x: like.relation_kl((x, x), (t, t), (0, 16), 4),

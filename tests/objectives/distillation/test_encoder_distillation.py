@@ -126,7 +126,7 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
 def test_the_loss_is_a_plain_loops() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
-    objective = distillation(teacher, FEW, 8, term_weights={"mlm": 1.0, "hidden_states": 3.0})
+    objective = distillation(teacher, FEW, 8, weight_by_term={"mlm": 1.0, "hidden_states": 3.0})
     given = samples(FEW)
     teacher.prepare(given[:2], objective.free)
     batch = objective.batch(given, [1, 2, 3, 4])
@@ -187,7 +187,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
     assert all(torch.equal(each, before[name]) for name, each in teacher.loaded.named_tensors().items())
     project: Any = objective.modules["states"]
     assert project.weight.grad is not None and bool(project.weight.grad.any())
-    assert objective.beside is objective.modules
+    assert objective.extra_module is objective.modules
     reached = {
         name for name, each in student.named_tensors().items() if each.grad is not None and bool(each.grad.any())
     }
@@ -247,8 +247,8 @@ def test_the_head_is_that_of_masked_tokens() -> None:
     assert isinstance(with_head(bare(FEW, 8), "masked_lm").config.head, MaskedTokens)
     teacher = EncoderTeacher(bare(MANY, 8), FEW)
     weights = {"hidden_states": 2.0, "mlm": 1.0, "pair_similarity": 0.0}
-    objective = distillation(teacher, FEW, 8, term_weights=weights)
-    assert (objective.names, objective.balance) == (("mlm", "hidden_states"), (1.0, 2.0))
+    objective = distillation(teacher, FEW, 8, weight_by_term=weights)
+    assert (objective.names, objective.term_weights) == (("mlm", "hidden_states"), (1.0, 2.0))
 
 
 # -- texts and pairs --------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_nearest_texts_are_those_of_a_plain_search() -> None:
 def test_each_term_equals_a_plain_loop() -> None:
     """The teacher reads both texts of a pair by themselves; the student reads them as one packed sequence."""
     teacher, student = EncoderTeacher(bare(MANY, 12), FEW), with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
-    objective = distillation(teacher, FEW, 8, term_weights=ALL, masked_sequence_prob=0.6)
+    objective = distillation(teacher, FEW, 8, weight_by_term=ALL, masked_sequence_prob=0.6)
     rows = rows_of(planned())
     given = [rows[number] for number in range(12)]
     teacher.prepare(given, objective.free)
@@ -372,7 +372,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     monkeypatch.setattr(vector_cache, "CHUNK", 8)
     teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
     weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
-    live = distillation(teacher, FEW, 8, term_weights=weights)
+    live = distillation(teacher, FEW, 8, weight_by_term=weights)
     cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), made.windows)
     calls: list[int] = []
 
@@ -407,8 +407,8 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"term_weights": {"word_states": 1.0}}, "word_states"),
-        ({"term_weights": {"mlm": 0.0}}, "no weight above 0"),
+        ({"weight_by_term": {"word_states": 1.0}}, "word_states"),
+        ({"weight_by_term": {"mlm": 0.0}}, "no weight above 0"),
         ({"masked_sequence_prob": 0.0}, "masked_sequence_prob is 0.0"),
     ],
 )
