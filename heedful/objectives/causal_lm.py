@@ -18,26 +18,26 @@ from heedful.tokenizer import Tokenizer
 class CausalLM(SelfSupervised):
     """The mean of -log p(token | the tokens of its sequence before it), over all tokens but the first of each.
 
-    Nothing is drawn, so every epoch asks for the same.
+    Nothing is random, so that every epoch has the same targets.
     """
 
     tokenizer: Tokenizer
     head = "language_model"
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """The batch as it is, and the rows that have a next token: all but the last of each sequence."""
+        """Return the batch, and the rows that have a next token: all but the last of each sequence."""
         packed = pack_samples(samples)
         followed = np.ones(packed.bounds[-1], dtype=np.bool_)
-        if len(followed):  # before an empty sequence stands a last row too, and before the first one the last of all
+        if len(followed):  # an empty sequence marks the last row before it; the first one, the last row of all
             followed[np.array(packed.bounds[1:]) - 1] = False
         rows = torch.from_numpy(followed.nonzero()[0])
         return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """One: the next tokens."""
+        """Return one term: the next tokens."""
         decoder = loaded.config.model.decoder
         if decoder is None or not decoder.causal:
-            raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
+            raise HeedfulError("the rows of this model attend to later tokens: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
         return (cross_entropy_term("clm", loaded.head(rows, batch.packed), batch.targets),)

@@ -28,11 +28,11 @@ class PermutationLM(SelfSupervised):
     """The mean of -log p(token | all tokens before it in a random order), over the last of the order of each sequence.
 
     Targets are a share of the text's tokens, 1 / K. With `spans`, as in pre-training (section 3.1), they are spans of
-    1 to 5 tokens, each length as likely, each anywhere in a context of its own that is K times as long (in their
-    code a length n has a chance in proportion to 1 / n, and spans begin where words do); else any tokens. What is no
-    target is context, special tokens too: it comes first in the order, and, as in the published code, all of it sees
-    all of it, but no target. A target sees itself, the context and the targets before it; the row
-    that predicts it sees the same without itself. Sequences may have any length.
+    1 to 5 tokens, all lengths equally likely, each at a random position in a context of its own that is K times as
+    long (in the published code a length n has a probability in proportion to 1 / n, and spans begin at words); else
+    any tokens. All other tokens are context, special tokens too: context comes first in the order, and, as in the
+    published code, attends to all context, but to no target. A target attends to itself, the context and the targets
+    before it; the row that predicts it, to the same without itself. Sequences may have any length.
     """
 
     tokenizer: Tokenizer
@@ -45,19 +45,19 @@ class PermutationLM(SelfSupervised):
             raise HeedfulError(f"share is {self.share}; expected more than 0 and less than 1")
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Each sequence with the rows that predict its targets after it, and what each row sees."""
-        given, text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
+        """Return each sequence followed by the rows that predict its targets, with the visibility of each row."""
+        original, text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
         draws = [np.zeros((3, 0))]
         for sample, key in zip(samples, keys, strict=True):
             text.append(is_text_token(sample.tokens, self.tokenizer))
             draws.append(uniform(key, 3 * len(sample)).reshape(3, -1))
-        targets, sees = self._orders(given.bounds, np.concatenate(text), np.concatenate(draws, 1))
-        counts = [len(each) for each in targets]
-        ends = [stop + after for stop, after in zip(given.bounds[1:], accumulate(counts), strict=True)]
+        targets, sees = self._orders(original.bounds, np.concatenate(text), np.concatenate(draws, 1))
+        counts = [len(positions) for positions in targets]
+        ends = [stop + after for stop, after in zip(original.bounds[1:], accumulate(counts), strict=True)]
         rows = concat_long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
         return Batch(
-            packed=_with_queries(given, concat_long(targets), rows, (0, *ends), sees),
-            targets=given.tokens[concat_long(targets)],
+            packed=_with_queries(original, concat_long(targets), rows, (0, *ends), sees),
+            targets=original.tokens[concat_long(targets)],
             weights=torch.ones(len(rows)),
             rows=rows,
         )
@@ -65,8 +65,8 @@ class PermutationLM(SelfSupervised):
     def _orders(
         self, bounds: Sequence[int], text: NDArray[np.bool_], draws: NDArray[np.float64]
     ) -> tuple[list[Positions], tuple[Tensor, ...]]:
-        """The targets of each sequence, as places in all of them, and what its rows and those of its targets see."""
-        found, sees = [], []
+        """Positions of each sequence's targets in the batch, and the visibility of its rows and its targets' rows."""
+        positions, sees = [], []
         for start, stop in pairwise(bounds):
             inner, drawn = text[start:stop].nonzero()[0], draws[:, start:stop]
             targets = inner[
@@ -76,22 +76,22 @@ class PermutationLM(SelfSupervised):
             rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
             before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
             queries = before[torch.from_numpy(targets)]
-            found.append(start + targets)
+            positions.append(start + targets)
             sees.append(torch.cat([before.fill_diagonal_(True), queries]))
-        return found, tuple(sees)
+        return positions, tuple(sees)
 
     def _any(self, drawn: NDArray[np.float64]) -> Positions:
-        """A share of so many tokens, those with the smallest numbers, in order."""
+        """A share of the tokens, those with the smallest random numbers, in order."""
         count = max(1, round(len(drawn) * self.share))
         return np.sort(drawn.argsort(kind="stable")[:count])
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """One: the targets."""
+        """Return one term: the targets."""
         encoder = loaded.config.model.encoder
         if not loaded.config.model.embedding.query or not isinstance(encoder and encoder.relation, TransformerXl):
             raise HeedfulError(
-                "permuted pre-training needs a model of two streams: embedding.query = true, and the relation "
-                '"transformer_xl", which alone heeds what each row may see'
+                "permutation language modelling needs two-stream attention: embedding.query = true, and the relation "
+                '"transformer_xl"'
             )
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
@@ -99,7 +99,7 @@ class PermutationLM(SelfSupervised):
 
 
 def draw_spans(drawn: NDArray[np.float64], share: float) -> Positions:
-    """Spans in contexts that lie end to end; of what is left, the last context, the same share, and one at least.
+    """Return positions of spans in contexts end to end; the last context has the same share, and at least one token.
 
     >>> draw_spans(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
     [0, 1, 5, 7]
@@ -120,23 +120,24 @@ def draw_spans(drawn: NDArray[np.float64], share: float) -> Positions:
 
 
 def _with_queries(
-    given: Packed, targets: Tensor, rows: Tensor, bounds: tuple[int, ...], sees: tuple[Tensor, ...]
+    original: Packed, targets: Tensor, rows: Tensor, bounds: tuple[int, ...], sees: tuple[Tensor, ...]
 ) -> Packed:
-    """The sequences, each with rows after it that stand at the places of its targets; their tokens are not read."""
+    """The sequences, each followed by rows at the positions of its targets, whose tokens are not read."""
     known = torch.ones(bounds[-1], dtype=torch.bool)
     known[rows] = False
 
     def joined(values: Tensor, queries: Tensor | int) -> Tensor:
+        """The values of the text's rows, and those of the rows that predict."""
         every = torch.empty(bounds[-1], dtype=torch.long)
         every[known] = values
         every[rows] = queries
         return every
 
     return Packed(
-        tokens=joined(given.tokens, 0),
-        positions=joined(given.positions, given.positions[targets]),
-        types=joined(given.types, given.types[targets]),
+        tokens=joined(original.tokens, 0),
+        positions=joined(original.positions, original.positions[targets]),
+        types=joined(original.types, original.types[targets]),
         bounds=bounds,
-        key_lengths=tuple(given.lengths),
+        key_lengths=tuple(original.lengths),
         visibility=sees,
     )

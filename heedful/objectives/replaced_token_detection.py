@@ -1,4 +1,4 @@
-"""Replaced token detection: which tokens has a small generator put into a text? (Clark et al. 2020, section 2)."""
+"""Replaced token detection: find tokens that a small generator has replaced (Clark et al. 2020, section 2)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from heedful.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokenDetection(SelfSupervised):
-    """Generator: the mean of -log p(token) where tokens are hidden; model: whether each token was replaced.
+    """The generator predicts masked tokens; the model predicts for each token whether the generator replaced it.
 
-    A share of the text's tokens is hidden, all of them behind the mask token, as the paper says (not 80 %). In their
-    place come tokens drawn from what the generator thinks; one that is drawn right was not replaced. No gradient goes
-    through the draw. The model judges all tokens, special ones too, as the published code does: loss = generator's mean
-    + 50 times the mean of the binary cross-entropy.
+    A share of the text's tokens is masked, all of them by the mask token, as in the paper (not 80 %). They are replaced
+    by tokens sampled from the generator; one that equals the original is not replaced. No gradient goes through the
+    sampling. The model classifies all tokens, special ones too, as in the published code: loss = the generator's mean
+    cross-entropy + 50 times the mean binary cross-entropy.
     """
 
     tokenizer: Tokenizer
-    generator: ModelBundle  # learns beside the model
+    generator: ModelBundle  # trained beside the model
     mask_prob: float = 0.15
     disc_weight: float = 50.0  # weight of the discriminator's loss
     extra_module: ModelBundle = field(init=False, repr=False)
@@ -57,7 +57,7 @@ class ReplacedTokenDetection(SelfSupervised):
         object.__setattr__(self, "term_weights", (1.0, self.disc_weight))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """The batch with tokens hidden, the originals as targets, and a number by which each is drawn."""
+        """Return the masked batch, the original tokens as targets, and a random number for each replacement."""
         packed, start = pack_samples(samples), 0
         rows: list[NDArray[np.int64]] = []
         draws = [np.zeros(0)]
@@ -82,23 +82,23 @@ class ReplacedTokenDetection(SelfSupervised):
         )
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """The generator's and the model's."""
-        head, judge = self.generator.head, loaded.head
-        assert head is not None and judge is not None and batch.rows is not None and batch.draws is not None
+        """Return the generator's term and the model's."""
+        head, discriminator = self.generator.head, loaded.head
+        assert head is not None and discriminator is not None and batch.rows is not None and batch.draws is not None
         scores = head(self.generator.hidden_states(batch.packed, output_rows=batch.rows), batch.packed)
         corrupted, replaced = corrupt(batch, sample_tokens(scores.detach(), batch.draws))
-        judged = upcast(judge(loaded.hidden_states(corrupted), corrupted))
-        losses = F.binary_cross_entropy_with_logits(judged, replaced.to(judged), reduction="none")
-        found = (judged.detach() > 0) == replaced
-        return cross_entropy_term("generator", scores, batch.targets), Term("rtd", losses, found)
+        logits = upcast(discriminator(loaded.hidden_states(corrupted), corrupted))
+        losses = F.binary_cross_entropy_with_logits(logits, replaced.to(logits), reduction="none")
+        right = (logits.detach() > 0) == replaced
+        return cross_entropy_term("generator", scores, batch.targets), Term("rtd", losses, right)
 
 
 def sample_tokens(
     scores: Float[Tensor, "targets vocabulary"], draws: Float[Tensor, " targets"]
 ) -> Int[Tensor, " targets"]:
-    """A token of each softmax(scores): the first one up to which probabilities sum to more than the number drawn.
+    """Sample a token from each softmax(scores): the first one whose cumulative probability exceeds the random number.
 
-    Such numbers belong to a sample, so the draw is the same in any company and on any rank, but for rounding.
+    The numbers belong to a sample, so that its tokens are the same in any batch and on any rank, up to rounding.
     """
     sums = upcast(scores).softmax(-1).cumsum(-1)
     reached = draws.to(sums)[:, None] * sums[:, -1:]
@@ -106,7 +106,7 @@ def sample_tokens(
 
 
 def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
-    """The text with those tokens where some are hidden, and which of all its tokens are not the original ones."""
+    """Return the text with the sampled tokens at masked positions, and which of its tokens differ from the original."""
     assert batch.rows is not None
     text = batch.packed.tokens.clone()
     text[batch.rows] = tokens
@@ -116,10 +116,10 @@ def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tens
 
 
 def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: int = 0) -> ModelBundle:
-    """A generator beside a model: as deep, a part as wide, and with the model's own embeddings (section 3.2).
+    """Return a generator for a model: as deep, narrower, and with the model's embeddings (section 3.2).
 
-    Both share the tensors of tokens, places, types and their norm, as the published models do; what projects them to
-    the generator's width is its own. It has a part of the heads, which are as wide, and of the MLP's inner width.
+    Both share the embeddings of tokens, positions and types and their norm, as the published models do; the generator
+    has its own projection to its width. It has a share of the heads, of the same width, and of the MLP's inner width.
     """
     model = loaded.config.model
     stack = model.encoder
@@ -132,18 +132,20 @@ def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: i
     inner = max(1, stack.inner_width * width // stack.width)
     smaller = replace(model, encoder=replace(stack, width=width, heads=heads, inner_width=inner))
     config = BundleConfig(family=loaded.config.family, model=smaller)
-    made = create(replace(config, head=make_head_config(config, "masked_lm")), loaded.tokenizer, seed=seed)
+    generator = create(replace(config, head=make_head_config(config, "masked_lm")), loaded.tokenizer, seed=seed)
     like = next(loaded.parameters())
-    made.to(device=like.device, dtype=like.dtype)
-    _share(made, loaded)
-    return made.train(loaded.training)
+    generator.to(device=like.device, dtype=like.dtype)
+    _tie_embeddings(generator, loaded)
+    return generator.train(loaded.training)
 
 
-def _share(made: ModelBundle, loaded: ModelBundle) -> None:
-    """The embedding's tensors of the second one stand in the first one too, wherever it uses them."""
-    own, theirs = made.model.embedding, loaded.model.embedding
+def _tie_embeddings(generator: ModelBundle, loaded: ModelBundle) -> None:
+    """Replace the generator's embedding tensors by the model's, wherever the generator uses them."""
+    own, shared_embedding = generator.model.embedding, loaded.model.embedding
     names = [name for name, _ in own.named_parameters() if not name.startswith("project.")]
-    shared: dict[int, nn.Parameter] = {id(own.get_parameter(name)): theirs.get_parameter(name) for name in names}
-    for module in made.modules():
+    shared: dict[int, nn.Parameter] = {
+        id(own.get_parameter(name)): shared_embedding.get_parameter(name) for name in names
+    }
+    for module in generator.modules():
         for name, parameter in module._parameters.items():
             module._parameters[name] = shared.get(id(parameter), parameter)

@@ -1,4 +1,4 @@
-"""Skip-gram with negative sampling: a word's vector tells the words around it (Mikolov et al. 2013, NIPS)."""
+"""Skip-gram with negative sampling: word vectors that predict the words around a word (Mikolov et al. 2013, NIPS)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, full_precision, pack_samples, upcast
 from heedful.objectives.random_numbers import scale_to_integers, uniform
 
-NOISE = 1  # what a key is mixed with for the words that are not there
+NOISE = 1  # mixed into a key, for negative samples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SkipGram(Objective):
     """-log sigmoid(u_o v_c) - sum of log sigmoid(-u_n v_c), over words c and their neighbours o.
 
-    v are the model's embedding, which stays, and u are vectors beside it, which are thrown away. Frequent words are
-    left out before neighbours are found, with probability 1 - sqrt(t / f) of their share f (section 2.3); the words n
-    are drawn by count^0.75 (section 2.2), and one that is o itself counts nothing; neighbours are up to R places away,
-    R drawn from 1 to `window` for each c (Mikolov et al. 2013, ICLR, section 3.2). What is drawn depends on the key
+    v are rows of the model's embedding, and u are output vectors, which are dropped afterwards. Frequent words are
+    left out before neighbours are found, with probability 1 - sqrt(t / f) of their share f (section 2.3). The words n
+    are sampled by count^0.75 (section 2.2); one that equals o has weight 0. Neighbours are up to R positions away, R
+    from 1 to `window` at random for each c (Mikolov et al. 2013, ICLR, section 3.2). Random choices depend on the key
     of a sample alone.
     """
 
@@ -49,37 +49,44 @@ class SkipGram(Objective):
         if not self.frequent > 0:
             raise HeedfulError(f"frequent is {self.frequent}; expected a share of all words above 0")
         if not self.counts.any():
-            raise HeedfulError("no word is counted: there is nothing to learn vectors from")
+            raise HeedfulError("no word is counted: there is give texts with words")
         out = nn.Embedding(len(self.counts), self.width)
         nn.init.zeros_(out.weight)
         object.__setattr__(self, "extra_module", out)
 
     @classmethod
     def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
-        """For those samples of so many tokens; the ignored ones (what is unknown, say) are no words."""
+        """Return the objective for samples.
+
+        Args:
+            samples: All training samples.
+            size: Size of the vocabulary.
+            ignored: Tokens that are no words, such as the unknown token.
+            more: Fields of the objective.
+        """
         tokens = np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)])
         counts = np.bincount(tokens, minlength=size)
         counts[list(ignored)] = 0
         return cls(counts=counts, **more)
 
     @cached_property
-    def kept(self) -> NDArray[np.float64]:
-        """With which probability each token stays."""
+    def keep_probability(self) -> NDArray[np.float64]:
+        """The probability with which each token is kept."""
         share = self.counts / self.counts.sum()
-        stays: NDArray[np.float64] = np.sqrt(self.frequent / np.where(share > 0, share, 1.0))
-        kept: NDArray[np.float64] = np.where(share > 0, stays.clip(max=1.0), 0.0)
-        return kept
+        ratio: NDArray[np.float64] = np.sqrt(self.frequent / np.where(share > 0, share, 1.0))
+        probability: NDArray[np.float64] = np.where(share > 0, ratio.clip(max=1.0), 0.0)
+        return probability
 
     @cached_property
     def _noise(self) -> NDArray[np.float64]:
-        """The share of all tokens up to each one, by which tokens are drawn."""
+        """The cumulative distribution from which negative samples are drawn."""
         weights = np.where(self.counts > 0, self.counts.astype(np.float64) ** self.power, 0.0)
         summed: NDArray[np.float64] = np.cumsum(weights)
         summed /= summed[-1]
         return summed
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Pairs of neighbours: the rows of c, and for each o and the words that are not there."""
+        """Return pairs of neighbours: the rows of c, and for each its o and its negative samples as targets."""
         rows: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
         start = 0
@@ -90,12 +97,12 @@ class SkipGram(Objective):
             rows.append(start + centres)
             targets.append(np.concatenate([sample.tokens[neighbours][:, None], noise], 1))
             start += len(sample)
-        found = torch.from_numpy(np.concatenate([np.zeros((0, 1 + self.negatives), np.int64), *targets]))
-        weights = (found != found[:, :1]).float()
+        words = torch.from_numpy(np.concatenate([np.zeros((0, 1 + self.negatives), np.int64), *targets]))
+        weights = (words != words[:, :1]).float()
         weights[:, 0] = 1.0
         return Batch(
             packed=pack_samples(samples),
-            targets=found,
+            targets=words,
             weights=weights,
             rows=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *rows])),
         )
@@ -107,23 +114,23 @@ class SkipGram(Objective):
         return Loss((pair_losses(upcast(v), upcast(u)) * batch.weights).sum(), float(len(batch.rows)))
 
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The places of words and of their neighbours, for each word in order; sequences of a sample stay apart."""
+        """Positions of words and of their neighbours in the same sequence, for each word in order."""
         drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-        places = np.flatnonzero(drawn[0] < self.kept[sample.tokens])
+        places = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
         owner = np.searchsorted(sample.bounds, places, side="right")
         reach = 1 + scale_to_integers(drawn[1, places], self.window)
         steps = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
-        other = np.arange(len(places))[:, None] + steps
-        inside = (other >= 0) & (other < len(places)) & (abs(steps) <= reach[:, None])
-        inside &= owner[other.clip(0, max(len(places) - 1, 0))] == owner[:, None] if len(places) else False
+        neighbour = np.arange(len(places))[:, None] + steps
+        inside = (neighbour >= 0) & (neighbour < len(places)) & (abs(steps) <= reach[:, None])
+        inside &= owner[neighbour.clip(0, max(len(places) - 1, 0))] == owner[:, None] if len(places) else False
         centre, step = np.nonzero(inside)
-        return places[centre], places[other[centre, step]]
+        return places[centre], places[neighbour[centre, step]]
 
 
 def pair_losses(
     v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
 ) -> Float[Tensor, "pairs targets"]:
-    """-log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
+    """Return -log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
     with full_precision(v):
         scores = torch.einsum("pd,ptd->pt", v, u)
     signs = torch.ones_like(scores)

@@ -20,13 +20,13 @@ from heedful.tokenizer.settings import SENTINEL
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruption(SelfSupervised):
-    """A share of each text's tokens is taken out in spans of 3 on average; each leaves a sentinel in its place.
+    """A share of each text's tokens is removed in spans of 3 on average; a sentinel replaces each span.
 
-    "Thank you <X> me to your party <Y> week </s>" is read, "<X> for inviting <Y> last </s>" is to be written. How long
-    spans and what stands between them are is any partition, all as likely. A text begins with what is kept and ends
-    with a span, so that, as in the published code, no sentinel follows the last span, which the paper's figure has.
-    The special tokens around a text stay in the source. A text of fewer than two tokens stays whole, and nothing is
-    asked of it.
+    The encoder reads "Thank you <X> me to your party <Y> week </s>", and the decoder writes "<X> for inviting <Y> last
+    </s>". The lengths of spans and of the text between them are a random partition, all equally likely. A text begins
+    with text and ends with a span, so that no sentinel follows the last span, as in the published code (the paper's
+    figure has one). Special tokens stay in the source. A text of fewer than two tokens is not changed, and has no
+    targets.
     """
 
     tokenizer: Tokenizer
@@ -46,7 +46,7 @@ class SpanCorruption(SelfSupervised):
             raise HeedfulError(
                 f"this tokenizer has no token {SENTINEL.format(0)}: span corruption puts {SENTINEL.format(0)}, "
                 f"{SENTINEL.format(1)}, ... in place of spans; add them as special tokens (100 are usual), or use the "
-                "tokenizer of a model that was pre-trained so"
+                "tokenizer of a model that was pre-trained with span corruption"
             )
         if special.separator is None:
             raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
@@ -59,7 +59,7 @@ class SpanCorruption(SelfSupervised):
         object.__setattr__(self, "_stop", special.separator)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Sources, what the decoder reads (the spans, one place to the right), and the spans as targets."""
+        """Return sources, decoder inputs (the spans, shifted right), and the spans as targets."""
         parts = [self.corrupted(sample, key) for sample, key in zip(samples, keys, strict=True)]
         spans = pack_samples([target for _, target in parts])
         return Batch(
@@ -70,25 +70,29 @@ class SpanCorruption(SelfSupervised):
         )
 
     def corrupted(self, sample: Sample, key: int) -> tuple[Sample, Sample]:
-        """The source of each sequence, and what is to be written for it."""
-        noise, firsts, sentinels = self._taken(sample, key)
+        """Return a sample of the sources, and one of their targets."""
+        noise, firsts, sentinels = self._spans(sample, key)
         bounds = np.array(sample.bounds)
-        kept, source = ~noise, sample.tokens.copy()
-        kept[firsts], source[firsts] = True, sentinels
-        tokens = _before(noise)[bounds]  # that were taken before each sequence
+        in_source, source = ~noise, sample.tokens.copy()
+        in_source[firsts], source[firsts] = True, sentinels
+        tokens = _before(noise)[bounds]  # number of removed tokens before each sequence
         asked = np.diff(tokens) > 0
         stops = tokens[1:][asked]
-        # where several are put into one place they come in this order: the end of a text, the next one's sentinel
+        # inserts at one position keep this order: the end of a text, the sentinel of the next one
         at = np.concatenate([stops, _before(noise)[firsts]])
         target = np.insert(sample.tokens[noise], at, np.concatenate([np.full(len(stops), self._stop), sentinels]))
         ends = tokens + np.searchsorted(firsts, bounds) + _before(asked)
         return (
-            Sample(tokens=source[kept], types=sample.types[kept], bounds=tuple(_before(kept)[bounds].tolist())),
+            Sample(
+                tokens=source[in_source],
+                types=sample.types[in_source],
+                bounds=tuple(_before(in_source)[bounds].tolist()),
+            ),
             Sample(tokens=target, types=np.zeros(len(target), dtype=np.uint8), bounds=tuple(ends.tolist())),
         )
 
-    def _taken(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
-        """Which tokens are in a span, where spans begin, and their sentinels."""
+    def _spans(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
+        """Mark the tokens of spans; the first position of each span, and its sentinel."""
         text = is_text_token(sample.tokens, self.tokenizer)
         shares = uniform(key, len(text))
         noise = np.zeros(len(text), dtype=np.bool_)
@@ -106,17 +110,17 @@ class SpanCorruption(SelfSupervised):
         return noise, np.concatenate(firsts), self._sentinels[np.concatenate(numbers)]
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """One: the tokens of the spans, their sentinels and the end."""
+        """Return one term: the tokens of the spans, their sentinels and the end."""
         assert loaded.head is not None and batch.target is not None
         rows = loaded.hidden_states(batch.packed, batch.target)
         return (cross_entropy_term("span_corruption", loaded.head(rows, batch.target), batch.targets),)
 
 
 def span_edges(shares: NDArray[np.float64], rate: float, mean: float, most: int) -> NDArray[np.int64]:
-    """Where a text of len(shares) + 2 tokens changes: at the first kept one, the first of a span, and so on in turn.
+    """Return the positions at which text and spans begin, in turn, in a text of len(shares) + 2 tokens.
 
-    As published: round(n rate) tokens, from 1 to n - 1, in round(tokens / mean) spans, from 1; no more than there are
-    sentinels, and kept tokens to stand before each.
+    As published: round(n rate) tokens, from 1 to n - 1, in round(tokens / mean) spans, from 1 to
+    `most`, the number of sentinels, and at least one token of text before each.
 
     >>> span_edges(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
     [0, 1, 3, 6]
@@ -124,16 +128,16 @@ def span_edges(shares: NDArray[np.float64], rate: float, mean: float, most: int)
     n = len(shares) + 2
     noise = min(max(round(n * rate), 1), n - 1)
     count = max(1, min(round(noise / mean), noise, n - noise, most))
-    taken, kept = _lengths(shares[: noise - 1], count), _lengths(shares[noise - 1 :], count)
-    return np.concatenate([[0], np.stack([kept, taken], 1).ravel().cumsum()[:-1]])
+    span_lengths, text_lengths = _lengths(shares[: noise - 1], count), _lengths(shares[noise - 1 :], count)
+    return np.concatenate([[0], np.stack([text_lengths, span_lengths], 1).ravel().cumsum()[:-1]])
 
 
 def _lengths(shares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The lengths of so many parts of len(shares) + 1 things: cut where the shares are smallest."""
+    """The lengths of `count` parts of len(shares) + 1 tokens, cut where the shares are smallest."""
     cuts = np.sort(shares.argsort(kind="stable")[: count - 1]) + 1
     return np.diff(cuts, prepend=0, append=len(shares) + 1)
 
 
 def _before(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many are marked before each place, and in all."""
+    """The number of marked positions before each position, and in all."""
     return np.concatenate([np.zeros(1, dtype=np.int64), marked.cumsum()])

@@ -1,4 +1,4 @@
-"""The special tokens around a text or a pair, so that token ids become sequences as the tokenizer would make them."""
+"""Templates of the special tokens around a text or a pair of texts, as a tokenizer adds them."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ Types = NDArray[np.uint8]
 class SpecialTokenTemplate:
     """Runs of special tokens with gaps between them for the texts: special, text, special, ...; runs may be empty."""
 
-    runs: tuple[tuple[Ids, Types], ...]  # one more than there are texts
+    runs: tuple[tuple[Ids, Types], ...]  # texts + 1
     kinds: tuple[int, ...]  # the type of each text's tokens
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, pair: bool) -> SpecialTokenTemplate:
-        """What this tokenizer puts around a text, or a pair of texts."""
+        """Return the template of a tokenizer for a text, or for a pair of texts."""
         encoded = tokenizer.encode(("a", "a") if pair else "a")
         parts = list(zip(encoded.segments, encoded.ids, encoded.types, strict=True))
         runs: list[tuple[Ids, Types]] = [special_run([])]
         kinds: list[int] = []
         for segment, group in groupby(parts, key=lambda part: part[0]):
-            several = list(group)
+            tokens = list(group)
             if segment is None:
-                runs[-1] = special_run([(id, kind) for _, id, kind in several])
+                runs[-1] = special_run([(id, kind) for _, id, kind in tokens])
             else:
                 if segment != len(kinds):
-                    raise HeedfulError("this tokenizer does not keep the texts of a pair in their order")
-                kinds.append(several[0][2])
+                    raise HeedfulError("this tokenizer swaps the texts of a pair: use another one")
+                kinds.append(tokens[0][2])
                 runs.append(special_run([]))
         return cls(runs=tuple(runs), kinds=tuple(kinds))
 
     @property
     def width(self) -> int:
-        """How many special tokens there are."""
+        """Number of special tokens."""
         return sum(len(ids) for ids, _ in self.runs)
 
     @property
     def opening(self) -> SpecialTokenTemplate:
-        """The same without what stands after the last text: for a text that goes on."""
+        """The template without the special tokens after the last text, for a text that continues."""
         return replace(self, runs=(*self.runs[:-1], special_run([])))
 
     def room(self, length: int) -> int:
-        """How many tokens of text a sequence of that length holds."""
+        """Return the number of tokens of text in a sequence of `length` tokens."""
         room = length - self.width
         if room < 2 * len(self.kinds):
             raise HeedfulError(
@@ -61,7 +61,7 @@ class SpecialTokenTemplate:
         return room
 
     def fill(self, *texts: Ids) -> tuple[Ids, Types]:
-        """Tokens and types of a sequence.
+        """Return tokens and types of a sequence.
 
         >>> frame = SpecialTokenTemplate(runs=(special_run([(2, 0)]), special_run([(3, 0)])), kinds=(0,))
         >>> frame.fill(np.array([7, 8], dtype=np.int32))[0].tolist()
@@ -75,5 +75,6 @@ class SpecialTokenTemplate:
 
 
 def special_run(parts: list[tuple[int, int]]) -> tuple[Ids, Types]:
+    """Return arrays of ids and types."""
     ids, types = [id for id, _ in parts], [kind for _, kind in parts]
     return np.array(ids, dtype=np.int32), np.array(types, dtype=np.uint8)

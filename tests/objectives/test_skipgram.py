@@ -88,7 +88,7 @@ def test_frequent_words_and_noise_have_their_shares() -> None:
     tokens = [1] * 700 + [2] * 200 + [3] * 100
     learned = SkipGram.of([sample(tokens)], 5, width=2, window=1, negatives=4, frequent=0.05)
     wanted = [0.0, *(min(1.0, math.sqrt(0.05 / share)) for share in (0.7, 0.2, 0.1)), 0.0]
-    assert learned.kept.tolist() == pytest.approx(wanted)
+    assert learned.keep_probability.tolist() == pytest.approx(wanted)
     noise = np.concatenate([learned.batch([sample(tokens)], [key]).targets[:, 1:].numpy().ravel() for key in range(8)])
     weights = np.array([0, *(count**0.75 for count in (700, 200, 100)), 0])
     shares, found = weights / weights.sum(), np.bincount(noise, minlength=5) / len(noise)

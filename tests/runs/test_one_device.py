@@ -167,7 +167,7 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
     def ask(numbers: Sequence[int], keys: Sequence[int]) -> Any:
         return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
 
-    pairing = SampleAlignment(same=False, theirs=[(), (0,)], words=[None, slice(0, 2)])
+    pairing = SampleAlignment(same=False, teacher_numbers=[(), (0,)], words=[None, slice(0, 2)])
     given: Any = {"learner": None, "ask": ask, "project": torch.nn.ModuleDict()}
     found = Distillation(kind="tokens", losses=DistillationLosses(), pairing=pairing, **given)
     none = torch.ones(0)

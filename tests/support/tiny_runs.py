@@ -67,11 +67,11 @@ def tokenizer() -> Tokenizer:
     )
 
 
-def created(head: Head, dropout: float) -> ModelBundle:
-    """A fresh model of two layers, 16 wide."""
+def created(head: Head, dropout: float, width: int = 16) -> ModelBundle:
+    """A fresh model of two layers with two heads."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size,
-        width=16,
+        width=width,
         positions=Learned(count=48),
         types=2,
         padding=tokenizer().special.pad,
@@ -79,15 +79,18 @@ def created(head: Head, dropout: float) -> ModelBundle:
         dropout=dropout,
     )
     encoder = StackConfig(
-        width=16, layers=2, heads=2, head_width=8, inner_width=32, dropout=dropout, attention_dropout=dropout
-    )
+        width=width, layers=2, heads=2, head_width=width // 2, inner_width=2 * width, dropout=dropout,
+        attention_dropout=dropout,
+    )  # fmt: skip
     model = ModelConfig(embedding=embedding, encoder=encoder)
     return create(BundleConfig(family="heedful", model=model, head=head), tokenizer(), seed=1)
 
 
-def classify(dropout: float = 0.1, weights: tuple[float, ...] = ()) -> tuple[ModelBundle, Task, list[Sample]]:
+def classify(
+    dropout: float = 0.1, weights: tuple[float, ...] = (), width: int = 16
+) -> tuple[ModelBundle, Task, list[Sample]]:
     """A model, its task, and 16 samples of 4 to 19 tokens."""
-    loaded = created(Classes(labels=LABELS, dropout=dropout), dropout)
+    loaded = created(Classes(labels=LABELS, dropout=dropout), dropout, width)
     task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS, weights=weights)
     parts = [line.rpartition(" ") for line in LINES]
     return (

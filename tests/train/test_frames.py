@@ -11,10 +11,11 @@ import pytest
 
 import heedful
 from heedful.csrc import Kernels, library
-from tests.support.tiny_runs import trainer
+from heedful.train.trainer import Trainer
+from tests.support.tiny_runs import classify, settings
 
 PACKAGE = str(Path(heedful.__file__).parent)
-MAX_FRAMES = 16  # 8 of them in train and tasks, 8 in checkpoint, model and nn
+MAX_FRAMES = 14  # 6 of them in train and tasks, 8 in checkpoint, model and nn
 
 
 def frames() -> list[str]:
@@ -38,7 +39,8 @@ def test_a_training_step_reaches_the_attention_kernel_in_few_frames(
 
     counting = replace(native, attention=attention)
     monkeypatch.setattr(library, "_library_or_reason", lambda: counting)
-    for step in trainer("classify", 0.1, max_steps=1):
+    model, task, samples = classify(width=64)  # heads as wide as the kernel needs them on any processor
+    for step in Trainer(model, task, samples, settings({"max_steps": 1}, {})[0]):
         assert step.loss > 0
     assert seen, "attention was computed by the kernel"
     assert max(map(len, seen)) <= MAX_FRAMES, max(seen, key=len)

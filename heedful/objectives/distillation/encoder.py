@@ -58,7 +58,7 @@ class EncoderDistillation(MaskedLM):
     """
 
     teacher: EncoderTeacher
-    modules: nn.ModuleDict  # what learns beside the model and is dropped: see `new_modules`
+    modules: nn.ModuleDict  # trained with the model and then dropped: see `new_modules`
     weight_by_term: Mapping[str, float] = field(default_factory=lambda: {"mlm": 1.0, "hidden_states": 10.0})
     masked_sequence_prob: float = 1.0
     vectors: VectorCache | None = None  # of all windows; None: the teacher runs in each step
@@ -90,11 +90,11 @@ class EncoderDistillation(MaskedLM):
         return self.modules
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """A masked batch with the words and texts that the teacher's targets belong to."""
+        """Return a masked batch with the words and texts that the teacher's targets belong to."""
         masked = super().batch(samples, keys)
         packed = pack_samples(samples)
-        told = [self._columns(sample) for sample in samples]
-        columns = np.concatenate(told) if told else np.zeros((0, 3), dtype=np.int64)
+        parts = [self._columns(sample) for sample in samples]
+        columns = np.concatenate(parts) if parts else np.zeros((0, 3), dtype=np.int64)
         starts = np.array(packed.bounds[:-1], dtype=np.int64)
         second = columns[:, SECOND]
         is_pair = second > 0
@@ -121,25 +121,25 @@ class EncoderDistillation(MaskedLM):
         return replace(masked, words=targets, counts=tuple(counts[name] for name in self.names))
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """The terms of `names`, each with one loss for each target."""
+        """Return the terms of `names`, each with one loss for each target."""
         targets: EncoderTargets = batch.words
         rows = loaded.hidden_states(batch.packed)
         assert batch.rows is not None
-        theirs = None if targets.words is None else self.teacher.rows(targets.words)
-        vectors = self._vectors(targets, theirs, rows)
-        found: dict[str, Term] = {}
+        taught = None if targets.words is None else self.teacher.rows(targets.words)
+        vectors = self._vectors(targets, taught, rows)
+        terms: dict[str, Term] = {}
         for name in self.names:
             match name:
                 case "mlm":
-                    found[name] = self.masked_term(loaded, rows[batch.rows], batch)
+                    terms[name] = self.masked_term(loaded, rows[batch.rows], batch)
                 case "hidden_states":
-                    assert targets.words is not None and theirs is not None
-                    found[name] = Term(name, self._state_losses(rows, targets.words, theirs))
+                    assert targets.words is not None and taught is not None
+                    terms[name] = Term(name, self._state_losses(rows, targets.words, taught))
                 case "sentence_embedding":
-                    found[name] = Term(name, self._vector_losses(rows, batch, targets, vectors))
+                    terms[name] = Term(name, self._vector_losses(rows, batch, targets, vectors))
                 case "pair_similarity":
-                    found[name] = Term(name, self._pair_losses(rows, batch, targets, vectors))
-        return tuple(found.values())
+                    terms[name] = Term(name, self._pair_losses(rows, batch, targets, vectors))
+        return tuple(terms.values())
 
     def _columns(self, sample: Sample) -> NDArray[np.int64]:
         """The target columns of a row, [sequences, 3]; zeros (single texts) for a sample without a target."""
@@ -148,20 +148,20 @@ class EncoderDistillation(MaskedLM):
         columns: NDArray[np.int64] = sample.target
         return columns
 
-    def _vectors(self, targets: EncoderTargets, theirs: Tensor | None, rows: Tensor) -> Tensor:
+    def _vectors(self, targets: EncoderTargets, taught: Tensor | None, rows: Tensor) -> Tensor:
         """The teacher's vector of each text."""
         if not {"sentence_embedding", "pair_similarity"} & set(self.names):
             return rows.new_zeros(0, self.teacher.width)
-        if theirs is not None:
+        if taught is not None:
             assert targets.words is not None
-            return self.teacher.pooled(theirs, targets.words.taught)
+            return self.teacher.pooled(taught, targets.words.taught)
         assert self.vectors is not None
         return self.vectors[targets.windows].to(rows.device)
 
-    def _state_losses(self, rows: Tensor, words: AlignedWords, theirs: Tensor) -> Float[Tensor, " words"]:
-        ours = mean_rows(rows, words.places, words.owners, words.count)
-        states = self.teacher.states(words, theirs).to(rows.device)
-        mapped: Tensor = self.modules["states"](ours)
+    def _state_losses(self, rows: Tensor, words: AlignedWords, taught: Tensor) -> Float[Tensor, " words"]:
+        own = mean_rows(rows, words.places, words.owners, words.count)
+        states = self.teacher.states(words, taught).to(rows.device)
+        mapped: Tensor = self.modules["states"](own)
         return ((mapped.float() - states) ** 2).mean(-1)
 
     def _vector_losses(
@@ -169,8 +169,8 @@ class EncoderDistillation(MaskedLM):
     ) -> Float[Tensor, " singles"]:
         singles = torch.from_numpy(targets.singles).to(rows.device)
         first = torch.from_numpy(targets.texts[targets.singles]).to(rows.device)
-        ours = pool(rows, batch.packed, "mean")[singles].float()
-        return 1.0 - F.cosine_similarity(ours, self.teacher.projected(vectors[first], ours.shape[1]), dim=-1)
+        own = pool(rows, batch.packed, "mean")[singles].float()
+        return 1.0 - F.cosine_similarity(own, self.teacher.projected(vectors[first], own.shape[1]), dim=-1)
 
     def _pair_losses(
         self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
@@ -181,7 +181,7 @@ class EncoderDistillation(MaskedLM):
         return (scores.float()[:, 0] - (vectors[first] * vectors[first + 1]).sum(-1)) ** 2
 
     def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:
-        """Ordinary tokens of the sequences that are drawn to be masked."""
+        """Ordinary tokens of the sequences that are sampled for masking."""
         free = super()._maskable(sample, key)
         if self.masked_sequence_prob == 1:
             return free
@@ -191,7 +191,7 @@ class EncoderDistillation(MaskedLM):
 
 
 def new_modules(width: int, teacher_width: int, seed: int) -> nn.ModuleDict:
-    """Fresh modules that learn beside a student of that width: the map of states, and the head for pairs."""
+    """Return new modules to train beside a student of that width: the map of states, and the head for pairs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head: list[Any] = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]

@@ -37,13 +37,13 @@ class AlignedWords:
     count: int
     places: NDArray[np.int64]  # the student's rows that belong to a word
     owners: NDArray[np.int64]  # the word of each of these rows
-    taught: Packed  # what the teacher reads
+    taught: Packed  # input of the teacher
     taught_places: NDArray[np.int64]
     taught_owners: NDArray[np.int64]
 
 
 class EncoderTeacher:
-    """A frozen encoder that gives targets for texts which are tokenised by `tokenizer`.
+    """A frozen encoder that computes targets for texts tokenised by `tokenizer`.
 
     States of words are standardised: each feature less its mean over a sample of words, divided by its deviation there.
     Sentence vectors have unit length and, where the student is narrower, are projected on their principal components.
@@ -147,19 +147,19 @@ class EncoderTeacher:
         ids: list[NDArray[np.int32]] = []
         owners: list[NDArray[np.int64]] = []
         lengths: list[int] = []
-        kept = np.zeros(len(first), dtype=np.bool_)
+        fits = np.zeros(len(first), dtype=np.bool_)
         edges = np.searchsorted(owner, np.arange(len(bounds)))
         for low, high in pairwise(edges.tolist()):
             high = low + int(np.searchsorted(np.cumsum(sizes[low:high]), self._room, side="right"))
-            kept[low:high] = True
+            fits[low:high] = True
             ids += [self._before, *pieces[low:high], self._after]
-            mine = np.repeat(np.arange(low, high), sizes[low:high])
-            owners += [np.full(len(self._before), -1), mine, np.full(len(self._after), -1)]
-            lengths.append(len(self._before) + len(mine) + len(self._after))
-        renumbered = np.where(kept, np.cumsum(kept) - 1, -1)
-        ours = renumbered[word[places]]
-        theirs = np.concatenate([*owners, np.zeros(0)]).astype(np.int64)
-        theirs = np.where(theirs >= 0, renumbered[theirs], -1)
+            own = np.repeat(np.arange(low, high), sizes[low:high])
+            owners += [np.full(len(self._before), -1), own, np.full(len(self._after), -1)]
+            lengths.append(len(self._before) + len(own) + len(self._after))
+        renumbered = np.where(fits, np.cumsum(fits) - 1, -1)
+        student_owners = renumbered[word[places]]
+        teacher_owners = np.concatenate([*owners, np.zeros(0)]).astype(np.int64)
+        teacher_owners = np.where(teacher_owners >= 0, renumbered[teacher_owners], -1)
         ends = (0, *accumulate(lengths))
         taught = Packed(
             tokens=concat_long(ids),
@@ -167,23 +167,23 @@ class EncoderTeacher:
             types=torch.zeros(ends[-1], dtype=torch.long),
             bounds=ends,
         )
-        at = np.flatnonzero(theirs >= 0)
+        at = np.flatnonzero(teacher_owners >= 0)
         return AlignedWords(
-            count=int(kept.sum()),
-            places=places[ours >= 0],
-            owners=ours[ours >= 0],
+            count=int(fits.sum()),
+            places=places[student_owners >= 0],
+            owners=student_owners[student_owners >= 0],
             taught=taught,
             taught_places=at,
-            taught_owners=theirs[at],
+            taught_owners=teacher_owners[at],
         )
 
     def _pieces(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """The teacher's tokens of a word that has these tokens of the student's."""
         key = ids.tobytes()
         if key not in self._known:
-            (found,) = self.vocabulary.ids([self._written(ids.tolist())])
+            (pieces,) = self.vocabulary.ids([self._written(ids.tolist())])
             unknown = self.vocabulary.special.unknown
-            self._known[key] = found if len(found) else np.array([unknown or 0], dtype=np.int32)
+            self._known[key] = pieces if len(pieces) else np.array([unknown or 0], dtype=np.int32)
         return self._known[key]
 
     def _written(self, ids: list[int]) -> str:

@@ -1,6 +1,6 @@
-"""How unlike a student is to its teacher: losses of scores, of hidden states and of relations; equal ones give 0.
+"""Losses of a student against its teacher: of scores, hidden states and relations; 0 where both are equal.
 
-Letters: T the temperature, s and t the scores of student and teacher, p and q what softmax makes of them.
+Letters: T the temperature, s and t the scores of student and teacher, p and q their softmax or its logarithm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = Float[Tensor, "rows width"]
 def kd_kl(
     student: Float[Tensor, "targets classes"], teacher: Float[Tensor, "targets classes"], temperature: float = 1.0
 ) -> Float[Tensor, " targets"]:
-    """T² KL(softmax(t / T), softmax(s / T)) of each target (Hinton et al. 2015, section 2).
+    """Return T² KL(softmax(t / T), softmax(s / T)) of each target (Hinton et al. 2015, section 2).
 
     T² keeps the size of the gradient, which falls with 1 / T².
 
@@ -36,18 +36,20 @@ def kd_kl(
 def kd_kl_multi_label(
     student: Float[Tensor, "targets labels"], teacher: Float[Tensor, "targets labels"], temperature: float = 1.0
 ) -> Float[Tensor, " targets"]:
-    """The same where each label is a question of its own: the mean over the labels, with sigmoid for softmax."""
-    pairs = []
+    """Return the mean over labels of T² KL between sigmoids, for labels that do not exclude each other."""
+    parts = []
     for sign in (1.0, -1.0):
         p, q = F.logsigmoid(sign * teacher / temperature), F.logsigmoid(sign * student / temperature)
-        pairs.append(p.exp() * (p - q))
-    return temperature**2 * (pairs[0] + pairs[1]).mean(-1)
+        parts.append(p.exp() * (p - q))
+    return temperature**2 * (parts[0] + parts[1]).mean(-1)
 
 
 def kd_kl_spans(student: Rows, teacher: Rows, bounds: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """The same over the rows of each sequence, for its start and its end: the mean of both."""
-    each = [kd_kl(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)]
-    return torch.stack(each)
+    """Return `kd_kl` over the rows of each sequence, the mean of its start and end scores."""
+    losses = [
+        kd_kl(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)
+    ]
+    return torch.stack(losses)
 
 
 def kd_kl_choices(
@@ -56,18 +58,18 @@ def kd_kl_choices(
     groups: Sequence[int],
     temperature: float = 1.0,
 ) -> Tensor:
-    """The same over the candidates of each prompt."""
+    """Return `kd_kl` over the candidates of each prompt."""
     pairs = zip(student.split(list(groups)), teacher.split(list(groups)), strict=True)
-    return torch.cat([kd_kl(mine[None], theirs[None], temperature) for mine, theirs in pairs])
+    return torch.cat([kd_kl(s[None], t[None], temperature) for s, t in pairs])
 
 
 def topk_with_rest(
     teacher: Float[Tensor, "targets classes"], count: int, temperature: float = 1.0
 ) -> tuple[Int[Tensor, "targets count"], Float[Tensor, "targets count_and_one"]]:
-    """The classes that score most, and log p of each of them and, last, of all others together."""
+    """Return the top classes, and log p of each and, in the last column, of all other classes together."""
     p = (teacher / temperature).log_softmax(-1)
-    found, ids = p.topk(min(count, p.shape[-1]), -1)
-    return ids, torch.cat([found, _others(p, ids)], -1)
+    top, ids = p.topk(min(count, p.shape[-1]), -1)
+    return ids, torch.cat([top, _others(p, ids)], -1)
 
 
 def kd_kl_topk(
@@ -76,11 +78,10 @@ def kd_kl_topk(
     p: Float[Tensor, "targets count_and_one"],
     temperature: float = 1.0,
 ) -> Float[Tensor, " targets"]:
-    """T² KL where the teacher's p is known of those classes and of all others together, which count as one."""
+    """Return T² KL over the teacher's top classes and one class for all others; `p` is from `topk_with_rest`."""
     q = (student / temperature).log_softmax(-1)
-    mine = torch.cat([q.gather(-1, ids), _others(q, ids)], -1)
-    each = torch.where(p > -torch.inf, p.exp() * (p - mine), 0.0)
-    return temperature**2 * each.sum(-1)
+    q = torch.cat([q.gather(-1, ids), _others(q, ids)], -1)
+    return temperature**2 * torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
 
 
 def _others(log_shares: Tensor, ids: Tensor) -> Tensor:
@@ -88,36 +89,36 @@ def _others(log_shares: Tensor, ids: Tensor) -> Tensor:
 
 
 def row_mse(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
-    """The mean over its numbers of (s - t)², of each row."""
+    """Return the mean over features of (s - t)², of each row."""
     return (student - teacher).square().mean(-1)
 
 
 def cosine_distance(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
-    """1 - cos(s, t) of each row (Sanh et al. 2019, section 3)."""
+    """Return 1 - cos(s, t) of each row (Sanh et al. 2019, section 3)."""
     return 1 - F.cosine_similarity(student, teacher, dim=-1)
 
 
 def similarity_matrix_loss(
     student: Rows, teacher: Float[Tensor, "rows other"], group_size: int
 ) -> Float[Tensor, " rows"]:
-    """The mean of (cos(s, s') - cos(t, t'))² over the other rows s' of the group, of each of so many rows together.
+    """Return the mean of (cos(s, s') - cos(t, t'))² over the other rows s' of a group, of each row.
 
-    So vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
+    Vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
     """
-    found = []
-    for mine, theirs in zip(student.split(group_size), teacher.split(group_size), strict=True):
-        a, b = F.normalize(upcast(mine), dim=-1), F.normalize(upcast(theirs), dim=-1)
+    losses = []
+    for s, t in zip(student.split(group_size), teacher.split(group_size), strict=True):
+        a, b = F.normalize(upcast(s), dim=-1), F.normalize(upcast(t), dim=-1)
         with full_precision(a):
-            found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
-    return torch.cat(found)
+            losses.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
+    return torch.cat(losses)
 
 
 def relation_scores(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
-    """x y / sqrt(d) of the rows of one sequence, whose numbers are parted into so many heads, d wide each.
+    """Return x y / sqrt(d) of the rows of one sequence, split into `heads` heads of width d.
 
     The heads need not be those of the model: they are regrouped (Wang et al. 2021, section 3.2).
     """
-    a, b = (each.unflatten(-1, (heads, -1)) for each in (x, y))
+    a, b = (rows.unflatten(-1, (heads, -1)) for rows in (x, y))
     with full_precision(a):
         scores: Tensor = torch.einsum("ihd,jhd->hij", a, b) / a.shape[-1] ** 0.5
     return scores
@@ -131,16 +132,16 @@ def relation_kl(
     *,
     squares: bool = False,
 ) -> Float[Tensor, " rows"]:
-    """KL(softmax(R_t), softmax(R_s)) of each row, the mean over the heads (Wang et al. 2021, equation 6).
+    """Return KL(softmax(R_t), softmax(R_s)) of each row, the mean over the heads (Wang et al. 2021, equation 6).
 
     With `squares`, (R_t - R_s)² before the softmax, the mean over heads and keys (Jiao et al. 2020, equation 7).
     """
-    found = []
+    losses = []
     for start, stop in pairwise(bounds):
-        mine, theirs = (relation_scores(x[start:stop], y[start:stop], heads) for x, y in (student, teacher))
+        r_s, r_t = (relation_scores(x[start:stop], y[start:stop], heads) for x, y in (student, teacher))
         if squares:
-            found.append((mine - theirs).square().mean((0, 2)))
+            losses.append((r_s - r_t).square().mean((0, 2)))
         else:
-            p, q = theirs.log_softmax(-1), mine.log_softmax(-1)
-            found.append((p.exp() * (p - q)).sum(-1).mean(0))
-    return torch.cat(found)
+            p, q = r_t.log_softmax(-1), r_s.log_softmax(-1)
+            losses.append((p.exp() * (p - q)).sum(-1).mean(0))
+    return torch.cat(losses)

@@ -1,7 +1,7 @@
-"""A student learns what its teacher says, and what labels say where there are some (Hinton et al. 2015).
+"""Distillation: a student learns its teacher's scores and states, and labels where there are any (Hinton et al. 2015).
 
-Every term is a mean over its own targets of the whole step: soft labels over what is scored (sequences, words, hidden
-tokens), hard labels over what has one, states and relations over tokens.
+Each term is a mean over its own targets in the whole step: soft labels over scored items (sequences, words, masked
+tokens), labels over items that have one, states and relations over tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUP = 16  # samples whose vectors are compared with each other, where student 
 
 
 class DistillationTarget(NamedTuple):
-    """What stands in the place of a sample's target."""
+    """Replaces a sample's target during distillation: its label and the number of the teacher's output."""
 
     target: Any  # the task's own
     number: int
@@ -55,7 +55,7 @@ class DistillationTarget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HiddenStateLoss:
-    """Hidden states of pairs of layers, student's and teacher's."""
+    """Loss of hidden states, for pairs of layers of student and teacher."""
 
     weight: float
     how: Literal["mse", "cosine"]
@@ -64,7 +64,7 @@ class HiddenStateLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelationLoss:
-    """What is related to what in an attention layer of each, "qk" being attention, and in how many heads."""
+    """Loss of relations between queries, keys and values of an attention layer of each; "qk" is attention."""
 
     weight: float
     of: tuple[str, ...]
@@ -75,7 +75,7 @@ class RelationLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationLosses:
-    """What is learned of the teacher, and what of labels; what weighs 0 is left out."""
+    """Weights of the losses; one of weight 0 is left out."""
 
     kd: float = 1.0  # weight of the term over soft labels
     temperature: float = 2.0
@@ -84,28 +84,28 @@ class DistillationLosses:
     relations: tuple[RelationLoss, ...] = ()
 
     def wanted(self, side: int) -> CaptureSpec:
-        """What is looked at in the student (0) or in the teacher (1)."""
-        states = {pair[side] for each in self.states for pair in each.pairs}
+        """Return the layers to capture in the student (side 0) or the teacher (side 1)."""
+        states = {pair[side] for loss in self.states for pair in loss.pairs}
         return CaptureSpec(
-            states=tuple(sorted(states)), attention=tuple(sorted({each.pair[side] for each in self.relations}))
+            states=tuple(sorted(states)), attention=tuple(sorted({loss.pair[side] for loss in self.relations}))
         )
 
 
 class TeacherRequest(NamedTuple):
-    """What a batch has beside the task's own."""
+    """Inputs of the distillation terms, beside the batch of the task."""
 
     samples: Sequence[Sample]  # the task's
     numbers: list[int]
     keys: list[int]
-    label: Tensor  # what each target of the task weighs: 0 without a label
-    kd: Tensor  # what each target of the kd term weighs
+    label: Tensor  # weight of each target of the task: 0 without a label
+    kd: Tensor  # weight of each target of the kd term
     sizes: list[int]  # scores of each sample
-    rows: Tensor | None  # what each row weighs in losses of states and relations: 0 where it only fills up; None: 1
+    rows: Tensor | None  # weight of each row in losses of states and relations: 0 for padding; None: 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(SelfSupervised):
-    """A task, or masked tokens, and the teacher beside it."""
+    """The objective of a task, or masked language modelling, with terms of a teacher."""
 
     learner: ScoringObjective  # of the student
     kind: ScoreKind
@@ -114,41 +114,48 @@ class Distillation(SelfSupervised):
     pairing: SampleAlignment
     project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
     group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
-    classes: int | None = None  # of a vocabulary: the scores that are compared, which both have; none: all
+    classes: int | None = None  # number of scores that are compared, of a vocabulary that both have; None: all
     first: Literal["kd", "label"] = "kd"  # the term that is named first
 
     @property
     def group_size(self) -> int:  # type: ignore[override]
-        """What the task, or the comparison of vectors, sees at once."""
+        """Samples that the task, or the comparison of vectors, compares."""
         return max(getattr(self.learner, "group_size", 1), self.group)
 
     @property
     def num_static_masks(self) -> int | None:  # type: ignore[override]
-        """Those of the task."""
+        """The static masks of the task."""
         return getattr(self.learner, "num_static_masks", None)
 
     @property
     def extra_module(self) -> nn.Module | None:  # type: ignore[override]
-        """The maps."""
+        """The maps of states; None without any."""
         return self.project if len(self.project) else None
 
     @cached_property
     def term_weights(self) -> tuple[float, ...]:  # type: ignore[override]
-        """The weights of the terms that there are."""
+        """The weight of each term."""
         return tuple(weight for _, weight in self._weights)
 
     @cached_property
     def _weights(self) -> list[tuple[str, float]]:
-        found = [("kd", self.losses.kd), ("label", self.losses.label)]
+        """Names and weights of the terms; those of states and relations are named by their numbers."""
+        scores = [("kd", self.losses.kd), ("label", self.losses.label)]
         if self.first == "label":
-            found = found[::-1]
-        found = [each for each in found if each[1] > 0 or (each[0], self.first) == ("label", "label")]
+            scores = scores[::-1]
+        scores = [(name, weight) for name, weight in scores if weight > 0 or (name, self.first) == ("label", "label")]
         inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
-        at = 0 if not found or (found[0][0] == "label" and self.first == "kd") else 1
-        return [*found[:at], *((str(number), each.weight) for number, each in enumerate(inside)), *found[at:]]
+        at = 0 if not scores or (scores[0][0] == "label" and self.first == "kd") else 1
+        return [*scores[:at], *((str(number), loss.weight) for number, loss in enumerate(inside)), *scores[at:]]
 
     def prepared(self, samples: Sequence[Sample], owners: Sequence[int], labelled: Sequence[bool]) -> list[Sample]:
-        """The samples of the task with what the teacher is asked about them."""
+        """Return the task's samples with `DistillationTarget`s.
+
+        Args:
+            samples: Of the task.
+            owners: The number of each one's example.
+            labelled: Whether each example has a label.
+        """
         windows: dict[int, int] = {}
         for owner in owners:
             windows[owner] = windows.get(owner, 0) + 1
@@ -158,31 +165,31 @@ class Distillation(SelfSupervised):
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """The task's batch, and which of the teacher's samples go with it."""
-        known = [sample.target for sample in samples]
+        """Return the task's batch with a `TeacherRequest`."""
+        targets: list[DistillationTarget] = [sample.target for sample in samples]
         plain = [replace(sample, target=sample.target.target) for sample in samples]
         batch = self.learner.batch(plain, keys)
         sizes = score_counts(plain, batch, self.kind)
-        each = torch.tensor(sizes) if len(batch.weights) != len(plain) else torch.ones(len(plain), dtype=torch.long)
-        labelled = torch.tensor([float(one.labelled) for one in known])
-        label = batch.weights * labelled.repeat_interleave(each)
-        asked = TeacherRequest(
+        counts = torch.tensor(sizes) if len(batch.weights) != len(plain) else torch.ones(len(plain), dtype=torch.long)
+        labelled = torch.tensor([float(target.labelled) for target in targets])
+        label = batch.weights * labelled.repeat_interleave(counts)
+        request = TeacherRequest(
             samples=plain,
-            numbers=[one.number for one in known],
+            numbers=[target.number for target in targets],
             keys=list(keys),
             label=label,
-            kd=self._kd_weights(known, batch, sizes),
+            kd=self._kd_weights(targets, batch, sizes),
             sizes=sizes,
             rows=_without_filler(plain),
         )
-        rows = float(batch.packed.bounds[-1]) if asked.rows is None else _total(asked.rows)
-        count = {"kd": _total(asked.kd), "label": _total(label)}
-        return replace(batch, words=asked, counts=tuple(count.get(name, rows) for name, _ in self._weights))
+        rows = float(batch.packed.bounds[-1]) if request.rows is None else _total(request.rows)
+        count = {"kd": _total(request.kd), "label": _total(label)}
+        return replace(batch, words=request, counts=tuple(count.get(name, rows) for name, _ in self._weights))
 
-    def _kd_weights(self, known: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
-        """Of each target: a window counts 1 / windows, a word or a hidden token 1, each vector 1."""
-        fits = torch.tensor([float(self.pairing.fits(one.number)) for one in known])
-        shares = torch.tensor([one.share for one in known])
+    def _kd_weights(self, targets: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
+        """The weight of each target: 1 / windows for a window, 1 for a word, a masked token or a vector."""
+        fits = torch.tensor([float(self.pairing.fits(target.number)) for target in targets])
+        shares = torch.tensor([target.share for target in targets])
         match self.kind:
             case "masked":
                 return batch.weights
@@ -191,22 +198,22 @@ class Distillation(SelfSupervised):
         return fits * shares
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """All terms, in the order of `term_weights`."""
-        asked: TeacherRequest = batch.words
-        rows, mine = capture(loaded, batch.packed, self.losses.wanted(0))
+        """Return all terms, in the order of `term_weights`."""
+        request: TeacherRequest = batch.words
+        rows, own = capture(loaded, batch.packed, self.losses.wanted(0))
         scores = self.learner.scores(loaded, batch, rows)
-        theirs = self._said(asked, scores.detach()) if self._asks else {}
+        taught = self._teacher_outputs(request, scores.detach()) if self._asks else {}
         inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
-        found = []
+        terms = []
         for name, _ in self._weights:
             if name == "kd":
-                losses = self._softened(scores[..., : self.classes], theirs, batch)
-                found.append(Term("kd", losses, None, asked.kd.to(losses)))
+                losses = self._kd_losses(scores[..., : self.classes], taught, batch)
+                terms.append(Term("kd", losses, None, request.kd.to(losses)))
             elif name == "label":
-                found.append(self._label_term(loaded, rows, scores, batch))
+                terms.append(self._label_term(loaded, rows, scores, batch))
             else:
-                found.append(self._inside(int(name), inside[int(name)], mine, theirs, batch))
-        return tuple(found)
+                terms.append(self._inside_term(int(name), inside[int(name)], own, taught, batch))
+        return tuple(terms)
 
     @property
     def _asks(self) -> bool:
@@ -215,103 +222,101 @@ class Distillation(SelfSupervised):
     def _label_term(self, loaded: ModelBundle, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         losses = self.learner.target_losses(scores, batch)
         if isinstance(loaded.head, PooledClassesHead):
-            assert rows is not None  # `look` gives them for such a head
+            assert rows is not None  # `capture` returns them for such a head
             losses = losses + loaded.head.penalty(rows, batch.packed)
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
         return Term("mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses))
 
-    def _said(self, asked: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
-        """What the teacher says of the samples of the batch, end to end."""
-        pairs = [self.pairing.theirs[number] for number in asked.numbers]
-        keys = [key for key, several in zip(asked.keys, pairs, strict=True) for _ in several]
-        numbers = list(dict.fromkeys(zip((number for several in pairs for number in several), keys, strict=True)))
-        said = self.ask([number for number, _ in numbers], [key for _, key in numbers]) if numbers else {"scores": []}
-        place = {pair: at for at, pair in enumerate(numbers)}
-        found: dict[str, Tensor] = {}
-        for name, each in said.items():
+    def _teacher_outputs(self, request: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
+        """The teacher's outputs for the samples of a batch, end to end, by name."""
+        groups = [self.pairing.teacher_numbers[number] for number in request.numbers]
+        keys = [key for key, group in zip(request.keys, groups, strict=True) for _ in group]
+        asked = list(dict.fromkeys(zip((number for group in groups for number in group), keys, strict=True)))
+        outputs = self.ask([number for number, _ in asked], [key for _, key in asked]) if asked else {"scores": []}
+        index = {pair: at for at, pair in enumerate(asked)}
+        joined: dict[str, Tensor] = {}
+        for name, tensors in outputs.items():
             parts = []
-            for number, several, key, size in zip(asked.numbers, pairs, asked.keys, asked.sizes, strict=True):
+            for number, group, key, size in zip(request.numbers, groups, request.keys, request.sizes, strict=True):
                 if self.pairing.fits(number):
-                    held = [each[place[one, key]] for one in several]
-                    parts.append(held[0] if name != "scores" else self.pairing.scores(number, held))
+                    windows = [tensors[index[window, key]] for window in group]
+                    parts.append(windows[0] if name != "scores" else self.pairing.scores(number, windows))
                 else:
-                    like = each[0] if each else scores
+                    like = tensors[0] if tensors else scores
                     parts.append(like.new_zeros(size, scores.shape[-1]))
-            found[name] = torch.cat(parts).to(scores.device)
-        return found
+            joined[name] = torch.cat(parts).to(scores.device)
+        return joined
 
-    def _softened(self, scores: Tensor, theirs: dict[str, Tensor], batch: Batch) -> Tensor:
-        """A loss for each target of the kd term."""
-        heat, asked = self.losses.temperature, batch.words
-        if "ids" in theirs:
-            return kd_kl_topk(scores, theirs["ids"].long(), theirs["scores"].float(), heat)
-        taught = upcast(theirs["scores"])
+    def _kd_losses(self, scores: Tensor, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        """The loss of each target of the kd term."""
+        temperature = self.losses.temperature
+        if "ids" in outputs:
+            return kd_kl_topk(scores, outputs["ids"].long(), outputs["scores"].float(), temperature)
+        taught = upcast(outputs["scores"])
         match self.kind:
             case "multiple":
-                return kd_kl_multi_label(scores, taught, heat)
+                return kd_kl_multi_label(scores, taught, temperature)
             case "numbers":
                 return row_mse(scores, taught)
             case "span":
-                return kd_kl_spans(scores, taught, batch.packed.bounds, heat)
+                return kd_kl_spans(scores, taught, batch.packed.bounds, temperature)
             case "choice":
-                return kd_kl_choices(scores, taught, asked.sizes, heat)
+                return kd_kl_choices(scores, taught, batch.words.sizes, temperature)
             case "vectors" if self.group > 1:
                 return similarity_matrix_loss(scores, taught, 2 * self.group)
             case "vectors":
                 return cosine_distance(scores, taught)
-        return kd_kl(scores, taught, heat)
+        return kd_kl(scores, taught, temperature)
 
-    def _inside(
+    def _inside_term(
         self,
         number: int,
         loss: HiddenStateLoss | RelationLoss,
-        mine: dict[str, Tensor],
-        theirs: dict[str, Tensor],
+        student: dict[str, Tensor],
+        teacher: dict[str, Tensor],
         batch: Batch,
     ) -> Term:
-        """A loss for each row: of states, the mean over the pairs of layers; of relations, over what is related."""
+        """The loss of each row: the mean over pairs of layers for states, over kinds of relations for relations."""
         parts = []
         if isinstance(loss, HiddenStateLoss):
             compare = row_mse if loss.how == "mse" else cosine_distance
-            for ours, taught in loss.pairs:
-                state, name = mine[f"states.{ours}"], f"{ours} {taught}"
+            for layer, teacher_layer in loss.pairs:
+                state, name = student[f"states.{layer}"], f"{layer} {teacher_layer}"
                 state = self.project[name](state).float() if name in self.project else state
-                parts.append(compare(state, theirs[f"states.{taught}"].float()))
+                parts.append(compare(state, teacher[f"states.{teacher_layer}"].float()))
         else:
-            ours, taught = loss.pair
-            for two in loss.of:
-                x, y = two[0], two[1]
-                pairs = [
-                    (held[f"{x}.{layer}"].float(), held[f"{y}.{layer}"].float())
-                    for held, layer in ((mine, ours), (theirs, taught))
-                ]
+            sides = ((student, loss.pair[0]), (teacher, loss.pair[1]))
+            for kinds in loss.of:
+                x, y = kinds[0], kinds[1]
+                pairs = [(side[f"{x}.{layer}"].float(), side[f"{y}.{layer}"].float()) for side, layer in sides]
                 bounds = batch.packed.bounds
                 parts.append(relation_kl(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
-        kind, lost = "states" if isinstance(loss, HiddenStateLoss) else "relations", torch.stack(parts).mean(0)
-        rows = batch.words.rows
-        return Term(f"{kind}_{number + 1}", lost, None, None if rows is None else rows.to(lost))
+        kind, losses = "states" if isinstance(loss, HiddenStateLoss) else "relations", torch.stack(parts).mean(0)
+        weights = batch.words.rows
+        return Term(f"{kind}_{number + 1}", losses, None, None if weights is None else weights.to(losses))
 
 
 def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
-    """Linear maps of the student's states to the teacher's width, one for each pair of layers, where these differ."""
-    found = nn.ModuleDict()
+    """Return linear maps of states to the teacher's width, by pair of layers; none if the `widths` are equal."""
+    maps = nn.ModuleDict()
     if widths[0] != widths[1]:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            for ours, taught in dict.fromkeys(pair for each in losses.states for pair in each.pairs):
-                found[f"{ours} {taught}"] = nn.Linear(widths[0], widths[1])
-    return found
+            for layer, teacher_layer in dict.fromkeys(pair for loss in losses.states for pair in loss.pairs):
+                maps[f"{layer} {teacher_layer}"] = nn.Linear(widths[0], widths[1])
+    return maps
 
 
 def _without_filler(samples: Sequence[Sample]) -> Tensor | None:
+    """The weight of each row, 0 for padding; None if no sample is padded."""
     if not any(sample.filler for sample in samples):
         return None
-    each = [torch.ones(len(sample)) for sample in samples]
-    for weights, sample in zip(each, samples, strict=True):
+    parts = [torch.ones(len(sample)) for sample in samples]
+    for weights, sample in zip(parts, samples, strict=True):
         weights[len(sample) - sample.filler :] = 0
-    return torch.cat(each)
+    return torch.cat(parts)
 
 
 def _total(weights: Tensor) -> float:

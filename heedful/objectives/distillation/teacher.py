@@ -1,4 +1,4 @@
-"""What a teacher says of samples: its scores, the states of some layers, queries, keys and values of others."""
+"""Outputs of a teacher for samples: scores, hidden states of some layers, queries, keys and values of others."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ LEVELS: dict[ScoreKind, ScoreLevel] = {"span": "rows", "tokens": "places", "mask
 
 @runtime_checkable
 class ScoringObjective(Protocol):
-    """An objective whose loss is one of scores."""
+    """An objective whose loss is a function of scores."""
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Samples as a batch."""
+        """Return samples as a batch."""
 
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """What the head says of the model's rows."""
+        """Return the head's scores; `rows` are the model's last hidden states, if they are known."""
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """A loss for each target."""
+        """Return the loss of each target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptureSpec:
-    """What is asked of a model beside its scores."""
+    """The layers whose hidden states and attention inputs are captured beside the scores."""
 
-    states: tuple[int, ...] = ()  # layers: 0 is what enters the first block, the number of layers what leaves the last
-    attention: tuple[int, ...] = ()  # layers, from 0, of which queries, keys and values are wanted
+    states: tuple[
+        int, ...
+    ] = ()  # layers: 0 is the input of the first block, the number of layers the output of the last
+    attention: tuple[int, ...] = ()  # layers, from 0, whose queries, keys and values are captured
 
     @property
     def names(self) -> list[str]:
-        """As they are called."""
+        """The names of the captured tensors, such as "states.6" and "q.5"."""
         return [*(f"states.{layer}" for layer in self.states), *(f"{x}.{n}" for n in self.attention for x in "qkv")]
 
 
 @dataclass(kw_only=True, eq=False)
 class CaptureTrace(Trace):
-    """A trace that keeps what it is shown as it is: all rows end to end, with their graph."""
+    """A trace that keeps tensors unchanged: all rows end to end, with their graph."""
 
     wanted: CaptureSpec
     held: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -62,28 +64,28 @@ class CaptureTrace(Trace):
     def record_attention(
         self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
     ) -> None:
-        """Queries, keys and values of a layer, the heads side by side."""
+        """Keep queries, keys and values of a layer, the heads side by side."""
         if part != "cross" and layer in self.wanted.attention:
-            self.held |= {f"{name}.{layer}": each.flatten(1) for name, each in zip("qkv", (q, k, v), strict=True)}
+            self.held |= {f"{name}.{layer}": rows.flatten(1) for name, rows in zip("qkv", (q, k, v), strict=True)}
 
     def record_states(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
-        """Rows before a block, or after the last one."""
+        """Keep the rows before a block, or after the last one."""
         if layer in self.wanted.states:
             self.held[f"states.{layer}"] = x
 
 
 def capture(loaded: ModelBundle, packed: Packed, wanted: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """What is wanted of a model's inside, in float32, and with it the last rows; None where only scores are wanted."""
+    """Return the last hidden states, and captured tensors in float32; None and {} if only scores are wanted."""
     if not wanted.names and not isinstance(loaded.head, PooledClassesHead):
         return None, {}
     inside = CaptureTrace(what=(), wanted=wanted)
     rows = loaded.hidden_states(packed, trace=inside)
-    count = packed.bounds[-1]  # a batch may have been filled up
+    count = packed.bounds[-1]  # without padding
     return rows, {name: inside.held[name][:count].float() for name in wanted.names}
 
 
 class Teacher:
-    """A trained model in eval mode that says what it makes of its own samples; it learns nothing, in float32."""
+    """A frozen float32 model in eval mode that produces distillation targets."""
 
     def __init__(
         self,
@@ -94,11 +96,11 @@ class Teacher:
         classes: int | None = None,
     ) -> None:
         self.loaded, self.learner, self.kind, self.wanted = loaded.requires_grad_(False).eval(), learner, kind, wanted
-        self.classes = classes  # of a vocabulary: the scores that are said; none: all
+        self.classes = classes  # number of scores that are returned, of a vocabulary; None: all
 
     @torch.no_grad()
-    def says(self, samples: Sequence[Sample], keys: Sequence[int]) -> TeacherOutputs:
-        """Of each sample: its scores, and what is wanted of its rows."""
+    def outputs(self, samples: Sequence[Sample], keys: Sequence[int]) -> TeacherOutputs:
+        """Return the scores and the captured tensors of each sample."""
         assert not self.loaded.training
         device = next(self.loaded.parameters()).device
         batch = self.learner.batch(samples, keys).to(device)
@@ -106,12 +108,12 @@ class Teacher:
             rows, inside = capture(self.loaded, batch.packed, self.wanted)
             scores = self.learner.scores(self.loaded, batch, rows)[..., : self.classes]
         sizes = [len(sample) for sample in samples]
-        found = {name: list(each.split(sizes)) for name, each in inside.items()}
-        return found | {"scores": list(scores.split(score_counts(samples, batch, self.kind)))}
+        outputs = {name: list(rows.split(sizes)) for name, rows in inside.items()}
+        return outputs | {"scores": list(scores.split(score_counts(samples, batch, self.kind)))}
 
 
 def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> list[int]:
-    """How many scores each sample has."""
+    """Return the number of scores of each sample."""
     match LEVELS.get(kind, "sequences"):
         case "rows":
             return [len(sample) for sample in samples]
@@ -124,7 +126,7 @@ def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> li
     return [len(sample.bounds) - 1 for sample in samples]
 
 
-# -- which of the teacher's samples a student's sample goes with ---------------------------------------------------
+# -- alignment of the student's samples with the teacher's ---------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,73 +134,84 @@ class SampleAlignment:
     """For each sample of the student, the samples of the same example that the teacher reads."""
 
     same: bool  # token for token
-    theirs: list[tuple[int, ...]]
+    teacher_numbers: list[tuple[int, ...]]  # of the teacher's samples
     words: list[slice | None] | None  # of tags in other tokens: which of the example's words; None: they do not fit
 
     def fits(self, number: int) -> bool:
-        """Whether the teacher says something of it."""
+        """Whether the teacher has outputs for the sample."""
         return self.words is None or self.words[number] is not None
 
-    def scores(self, number: int, said: Sequence[Tensor]) -> Tensor:
-        """The scores for a sample that fits, of those of its teacher's samples: the mean over windows."""
+    def scores(self, number: int, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the scores for a sample that fits, from those of the teacher's samples: the mean over windows."""
         if self.same:
-            return said[0]
+            return outputs[0]
         if self.words is None:
-            return torch.stack(list(said)).mean(0)
+            return torch.stack(list(outputs)).mean(0)
         part = self.words[number]
         assert part is not None
-        return torch.cat(list(said))[part]
+        return torch.cat(list(outputs))[part]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OwnedSamples:
-    """Samples, and of each the number of its example."""
+    """Samples, and the number of each one's example."""
 
     samples: Sequence[Sample]
     owners: Sequence[int]
 
 
 def align_samples(
-    mine: OwnedSamples, theirs: OwnedSamples, kind: ScoreKind, needs: Sequence[str] = ()
+    student_samples: OwnedSamples, teacher_samples: OwnedSamples, kind: ScoreKind, needs: Sequence[str] = ()
 ) -> SampleAlignment:
-    """What goes with what; `needs` are losses that compare token with token.
+    """Align the student's samples with the teacher's.
 
-    What the teacher scores as a whole, or word by word, may be parted into other tokens.
+    Args:
+        student_samples: Of the student.
+        teacher_samples: Of the teacher. They may have other tokens if texts are scored as a whole, or word by word.
+        kind: Kind of scores.
+        needs: Names of losses that compare token with token.
+
+    Raises:
+        HeedfulError: If tokens differ, but have to be compared.
     """
-    if _same(mine, theirs):
-        return SampleAlignment(same=True, theirs=[(number,) for number in range(len(mine.samples))], words=None)
+    if _same(student_samples, teacher_samples):
+        return SampleAlignment(
+            same=True, teacher_numbers=[(number,) for number in range(len(student_samples.samples))], words=None
+        )
     needs = [*needs, *([f"soft labels of {kind}"] if kind in ("span", "masked") else [])]
     if needs:
         raise HeedfulError(
-            f"student and teacher part texts into other tokens, or other windows, but {' and '.join(needs)} compare "
+            f"student and teacher split texts into different tokens or windows, but {' and '.join(needs)} compare "
             "token with token: give the student the teacher's vocabulary and a max_length that both read, or leave "
             "these losses out"
         )
     of: dict[int, list[int]] = {}
-    for number, owner in enumerate(theirs.owners):
+    for number, owner in enumerate(teacher_samples.owners):
         of.setdefault(owner, []).append(number)
-    several = [tuple(of.get(owner, ())) for owner in mine.owners]
-    words = _words(mine, theirs, several) if kind == "tokens" else None
-    return SampleAlignment(same=False, theirs=several, words=words)
+    several = [tuple(of.get(owner, ())) for owner in student_samples.owners]
+    words = _words(student_samples, teacher_samples, several) if kind == "tokens" else None
+    return SampleAlignment(same=False, teacher_numbers=several, words=words)
 
 
-def _same(mine: OwnedSamples, theirs: OwnedSamples) -> bool:
-    return len(mine.samples) == len(theirs.samples) and all(
+def _same(student_samples: OwnedSamples, teacher_samples: OwnedSamples) -> bool:
+    return len(student_samples.samples) == len(teacher_samples.samples) and all(
         a.bounds == b.bounds and np.array_equal(a.tokens, b.tokens)
-        for a, b in zip(mine.samples, theirs.samples, strict=True)
+        for a, b in zip(student_samples.samples, teacher_samples.samples, strict=True)
     )
 
 
-def _words(mine: OwnedSamples, theirs: OwnedSamples, several: Sequence[tuple[int, ...]]) -> list[slice | None]:
-    """Where the words of each sample stand among those of its example, where both have as many."""
-    counts = [len(sample.target[0]) for sample in mine.samples]
+def _words(
+    student_samples: OwnedSamples, teacher_samples: OwnedSamples, several: Sequence[tuple[int, ...]]
+) -> list[slice | None]:
+    """The words of each sample among those of its example; None if teacher and student have other numbers of words."""
+    counts = [len(sample.target[0]) for sample in student_samples.samples]
     totals: dict[int, int] = {}
     starts = []
-    for owner, count in zip(mine.owners, counts, strict=True):
+    for owner, count in zip(student_samples.owners, counts, strict=True):
         starts.append(totals.get(owner, 0))
         totals[owner] = starts[-1] + count
-    found: list[slice | None] = []
-    for owner, numbers, start, count in zip(mine.owners, several, starts, counts, strict=True):
-        taught = sum(len(theirs.samples[number].target[0]) for number in numbers)
-        found.append(slice(start, start + count) if taught == totals[owner] else None)
-    return found
+    parts: list[slice | None] = []
+    for owner, numbers, start, count in zip(student_samples.owners, several, starts, counts, strict=True):
+        count_of_teacher = sum(len(teacher_samples.samples[number].target[0]) for number in numbers)
+        parts.append(slice(start, start + count) if count_of_teacher == totals[owner] else None)
+    return parts

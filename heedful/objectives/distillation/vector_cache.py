@@ -75,13 +75,13 @@ class VectorCache:
                 on_progress(stop, len(self))
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> Float[Tensor, "windows width"]:
-        """The vectors of these windows, float32."""
-        found = np.empty((len(numbers), self.teacher.width), dtype=np.float32)
+        """Return the vectors of these windows, in float32."""
+        vectors = np.empty((len(numbers), self.teacher.width), dtype=np.float32)
         chunks = numbers // CHUNK
         for chunk in np.unique(chunks).tolist():
             here = chunks == chunk
-            found[here] = self._chunk(chunk)[numbers[here] - chunk * CHUNK]
-        return torch.from_numpy(found)
+            vectors[here] = self._chunk(chunk)[numbers[here] - chunk * CHUNK]
+        return torch.from_numpy(vectors)
 
     def _chunk(self, number: int) -> NDArray[np.float16]:
         if number not in self._open:
@@ -89,8 +89,8 @@ class VectorCache:
         return self._open[number]
 
     def _encode(self, ranges: NDArray[np.int64], free: NDArray[np.bool_]) -> NDArray[np.float16]:
-        """Vectors of texts, read in batches of similar length."""
-        made = np.empty((len(ranges), self.teacher.width), dtype=np.float16)
+        """Encode texts in batches of similar length."""
+        vectors = np.empty((len(ranges), self.teacher.width), dtype=np.float16)
         lengths = ranges[:, 1] - ranges[:, 0]
         batch: list[int] = []
         tokens = 0
@@ -99,9 +99,9 @@ class VectorCache:
             batch.append(number)
             tokens += int(lengths[number]) + self._frame.width
             if tokens >= BATCH_TOKENS or place + 1 == len(by_length):
-                made[batch] = self._vectors(ranges[batch], free).cpu().numpy().astype(np.float16)
+                vectors[batch] = self._vectors(ranges[batch], free).cpu().numpy().astype(np.float16)
                 batch, tokens = [], 0
-        return made
+        return vectors
 
     def _vectors(self, ranges: NDArray[np.int64], free: NDArray[np.bool_]) -> Tensor:
         filled = [self._frame.fill(self.corpus.tokens(int(start), int(stop))) for start, stop in ranges]
@@ -113,7 +113,7 @@ class VectorCache:
         return self.folder / f"vectors-{chunk:05d}.npy"
 
     def _check(self) -> None:
-        """Write down what the cache is of, or refuse that of something else."""
+        """Record the teacher, corpus and windows of the cache; refuse a folder with others."""
         make_folder(self.folder)
         path = self.folder / ABOUT
         if path.exists():
@@ -128,12 +128,12 @@ class VectorCache:
 
 
 def nearest_texts(vectors: NDArray[np.float32], rows: int = 1024) -> NDArray[np.int64]:
-    """For each vector of unit length [texts, width], the number of the most similar other one; `rows` at a time."""
+    """Return the number of the most similar other vector, for unit vectors [texts, width]; `rows` at a time."""
     every = torch.from_numpy(vectors)
-    found = []
+    nearest = []
     for start in range(0, len(every), rows):
         scores = every[start : start + rows] @ every.T
         own = torch.arange(len(scores))
         scores[own, start + own] = -2.0
-        found.append(scores.argmax(-1))
-    return torch.cat(found).numpy() if found else np.zeros(0, dtype=np.int64)
+        nearest.append(scores.argmax(-1))
+    return torch.cat(nearest).numpy() if nearest else np.zeros(0, dtype=np.int64)

@@ -284,7 +284,7 @@ class MlmTeacherLearner:
             kind="masked",
             losses=losses,
             ask=self._outputs(teacher, samples),
-            pairing=SampleAlignment(same=True, theirs=[(number,) for number in range(total)], words=None),
+            pairing=SampleAlignment(same=True, teacher_numbers=[(number,) for number in range(total)], words=None),
             project=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, PROJECT)),
             first="label",
             classes=vocab_size,

@@ -44,7 +44,7 @@ def online_teacher(
     teacher: Teacher, samples: Sequence[Sample]
 ) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
     """Return a function that computes the teacher's outputs for numbers of samples when they are needed."""
-    return lambda numbers, keys: teacher.says([samples[number] for number in numbers], keys)
+    return lambda numbers, keys: teacher.outputs([samples[number] for number in numbers], keys)
 
 
 class CachedOutputs:
@@ -175,7 +175,7 @@ def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], f
     """The tensors of a part: values of all samples, concatenated by name, and the number of each sample."""
     found: dict[str, list[Tensor]] = {}
     for group in split_microbatches([len(sample) for sample in samples], TOKENS):
-        said = teacher.says([samples[number] for number in group], [keys[number] for number in group])
+        said = teacher.outputs([samples[number] for number in group], [keys[number] for number in group])
         if form.top is not None:
             ids, shares = zip(
                 *(topk_with_rest(each, form.top, form.temperature) for each in said["scores"]), strict=True

@@ -195,7 +195,7 @@ def objective(
     learner = task(tokenizer=student.tokenizer, limit=48)
     samples = samples_of(name, target)
     ask = online_teacher(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
-    pairing = SampleAlignment(same=True, theirs=[(number,) for number in range(3)], words=None)
+    pairing = SampleAlignment(same=True, teacher_numbers=[(number,) for number in range(3)], words=None)
     widths = student.config.model.width, teacher.config.model.width
     given: Any = {"ask": ask, "project": state_projections(losses, widths, 1)} | more
     found = Distillation(learner=learner, kind=kind, losses=losses, pairing=pairing, **given)
@@ -262,7 +262,7 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
     assert teacher.tokenizer is not None
     task = Classify(labels=LABELS, tokenizer=teacher.tokenizer, limit=48)
     asked = Teacher(teacher, task, "classes", CaptureSpec())
-    said = asked.says(samples, [0, 0, 0])["scores"]
+    said = asked.outputs(samples, [0, 0, 0])["scores"]
     packed = Packed.of([each.tokens.tolist() for each in samples], [each.types.tolist() for each in samples])
     plain = replace(packed, types=torch.zeros_like(packed.types))
     with torch.no_grad():
@@ -335,7 +335,7 @@ def test_other_tokens_are_paired_by_example_or_refused() -> None:
     mine = OwnedSamples(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
     theirs = OwnedSamples(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
     found = align_samples(mine, theirs, "classes")
-    assert found.theirs == [(0, 1), (2,)] and not found.same
+    assert found.teacher_numbers == [(0, 1), (2,)] and not found.same
     said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
     assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
     with pytest.raises(Exception, match="other tokens, or other windows, but states compare token with token"):
@@ -420,7 +420,7 @@ def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders:
     teacher = load(folders("tag"))
     student = student_from_layers(teacher, LayersStudent(layers=1))
     found, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
-    found = replace(found, pairing=SampleAlignment(same=False, theirs=[()] * 3, words=[None] * 3))
+    found = replace(found, pairing=SampleAlignment(same=False, teacher_numbers=[()] * 3, words=[None] * 3))
     batch = found.batch(samples, [1, 2, 3])
     assert batch.counts == (0.0, 4.0)
     loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)
