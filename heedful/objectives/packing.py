@@ -1,7 +1,7 @@
-"""Rows: samples of one number of tokens, each of several whole sequences that were fitted together.
+"""Packed rows: samples of about the same number of tokens, each of several whole sequences.
 
-A step of so many rows has the same number of tokens every time, and nothing is padded: windows of documents and pairs
-of segments are planned as ranges of the corpus, and put into rows by best fit.
+Steps of equally many rows have about equally many tokens without padding: windows of documents and pairs of segments
+are planned as ranges of the corpus, and packed into rows by best fit.
 """
 
 from __future__ import annotations
@@ -22,41 +22,49 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError
 from heedful.objectives.base import PerEpochSamples, Sample
-from heedful.objectives.special_tokens import SpecialTokenTemplate
+from heedful.objectives.special_tokens import Ids, SpecialTokenTemplate, Types
+from heedful.random_streams import Stream
 
-PLAN, FILL, HELD = 3, 4, 5  # what a seed is mixed with here
-BLOCK = 2048  # sequences that are fitted together
-FULL = 0.99  # the share of a row from which it is left as it is
-SHORT = 0.1  # the probability that the pairs of a document are shorter
+BLOCK = 2048  # sequences that are packed at a time
+FULL = 0.99  # used share of a row from which it is complete
+SHORT = 0.1  # probability that the pairs of a document are shorter
 Range = tuple[int, int]
-Ranges = NDArray[np.int64]  # [sequences, texts, 2]: where in the corpus each text begins and ends
+Ranges = NDArray[np.int64]  # [sequences, texts, 2]: begin and end of each text in the corpus
 
 
 class PackedRows(Sequence[Sample]):
-    """Rows of at most `size` tokens, of sequences that are ranges of a corpus; targets are their labels, if any.
+    """Rows of sequences that are ranges of a corpus; targets are the labels of the sequences, if any.
 
-    `inner` is the frame of sequences after which their document goes on; None: that of all. With `pair`, the frame of
-    two texts, ranges have two texts, and a sequence whose second text is empty is one text.
+    Args:
+        corpus: The corpus.
+        template: Special tokens around a sequence.
+        ranges: Of the sequences; with `pair` each has two texts, of which the second may be empty.
+        size: Tokens of a row, at most.
+        seed: Of the order in which sequences are packed.
+        labels: One for each sequence.
+        shape: The shape of all rows; None: as many sequences as fit.
+        continued: The template of sequences after which their document continues; None: `template`.
+        pair: The template of two texts.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        frame: SpecialTokenTemplate,
+        template: SpecialTokenTemplate,
         ranges: Ranges,
         size: int,
         seed: int,
         labels: NDArray[np.int64] | None = None,
-        steady: FixedShape | None = None,
-        inner: SpecialTokenTemplate | None = None,
+        shape: FixedShape | None = None,
+        continued: SpecialTokenTemplate | None = None,
         pair: SpecialTokenTemplate | None = None,
     ) -> None:
-        self.corpus, self.frame, self.ranges, self.labels = corpus, frame, ranges, labels
-        self.size, self.steady, self.inner = size, steady, inner or frame
-        self._goes_on = np.zeros(len(ranges), dtype=np.bool_)
-        if inner is not None:
-            self._goes_on = ~np.isin(ranges[:, -1, 1], corpus.segments[corpus.documents[1:]])
-        widths = np.where(self._goes_on, self.inner.width, frame.width)
+        self.corpus, self.template, self.ranges, self.labels = corpus, template, ranges, labels
+        self.size, self.shape, self.continued = size, shape, continued or template
+        self._continues = np.zeros(len(ranges), dtype=np.bool_)
+        if continued is not None:
+            self._continues = ~np.isin(ranges[:, -1, 1], corpus.segments[corpus.documents[1:]])
+        widths = np.where(self._continues, self.continued.width, template.width)
         self.pair = pair
         self._is_pair = np.zeros(len(ranges), dtype=np.bool_)
         if pair is not None:
@@ -64,51 +72,48 @@ class PackedRows(Sequence[Sample]):
             widths = np.where(self._is_pair, pair.width, widths)
         lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + widths
         self.tokens = int(lengths.sum())
-        room, most = (size, None) if steady is None else steady.room(size)
+        room, most = (size, None) if shape is None else shape.room(size)
         rows = pack_best_fit(lengths, room, seed, most)
         self._members = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
         self._bounds = np.array([0, *accumulate(map(len, rows))])
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self._bounds) - 1
 
     def __getitem__(self, number: Any) -> Any:
-        """A row; `target` holds the label of each of its sequences, where there are labels."""
+        """Return a row; its target has the label of each of its sequences, if there are labels."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         members = self._members[self._bounds[number] : self._bounds[number + 1]]
-        filled = [
-            frame.fill(
-                *(self.corpus.tokens(int(start), int(stop)) for start, stop in self.ranges[member][: len(frame.kinds)])
-            )
-            for member, frame in ((member, self._frame_of(member)) for member in members)
-        ]
+        filled = [self._sequence(member) for member in members]
         sample = Sample(
             tokens=np.concatenate([ids for ids, _ in filled]),
             types=np.concatenate([types for _, types in filled]),
             bounds=(0, *accumulate(len(ids) for ids, _ in filled)),
             target=None if self.labels is None else self.labels[members],
         )
-        return sample if self.steady is None else self.steady.filled(sample, self.size)
+        return sample if self.shape is None else self.shape.pad_sample(sample, self.size)
 
-    def _frame_of(self, member: int) -> SpecialTokenTemplate:
-        """The frame of a sequence."""
-        if self.pair is not None and self._is_pair[member]:
-            return self.pair
-        return self.inner if self._goes_on[member] else self.frame
+    def _sequence(self, number: int) -> tuple[Ids, Types]:
+        """Tokens and types of a sequence."""
+        template = self.continued if self._continues[number] else self.template
+        if self.pair is not None and self._is_pair[number]:
+            template = self.pair
+        texts = self.ranges[number][: len(template.kinds)]
+        return template.fill(*(self.corpus.tokens(int(start), int(stop)) for start, stop in texts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedShape:
-    """One shape for all rows: the same number of tokens and of sequences, reached by sequences of padding."""
+    """One number of tokens and of sequences for all rows, which are filled up by sequences of padding."""
 
     sequences: int  # at most `sequences - 1` of text
     pad: int  # token id
-    longest: int | None = None  # tokens of a sequence that the model has positions for; None: any number
+    longest: int | None = None  # tokens of a sequence, at most; None: any number
 
     def room(self, size: int) -> tuple[int, int]:
-        """The most tokens and sequences of text in a row of `size` tokens.
+        """Return the maximum numbers of tokens and sequences of text in a row of `size` tokens.
 
         Raises:
             HeedfulError: If `sequences` leaves no room for text.
@@ -120,11 +125,11 @@ class FixedShape:
         return size - self.total(size), self.sequences - 1
 
     def total(self, size: int) -> int:
-        """Sequences of a row, with enough of padding to fill a row without text."""
+        """Return the number of sequences of a row; those of padding can fill a row without text."""
         return self.sequences + (0 if self.longest is None else math.ceil(size / self.longest) - 1)
 
-    def filled(self, sample: Sample, size: int) -> Sample:
-        """The sample with padding, split evenly over its sequences of padding, whose labels are -1."""
+    def pad_sample(self, sample: Sample, size: int) -> Sample:
+        """Return the sample with padding, split evenly over its sequences of padding, whose labels are -1."""
         missing, free = self.total(size) - len(sample.bounds) + 1, size - len(sample)
         target = sample.target
         if target is not None:
@@ -139,24 +144,34 @@ class FixedShape:
 
 
 def pack_best_fit(lengths: NDArray[np.int64], size: int, seed: int, most: int | None = None) -> list[NDArray[np.int64]]:
-    """The numbers of sequences that share a row: best fit, longest first, over a random order of all of them.
+    """Pack sequences into rows by best fit, longest first, over blocks of a random order.
 
-    `most` is how many may share one; None: as many as fit.
-    Rows that are not full yet give their sequences back to the next block, the emptiest first and no more than a block
-    of them: where lengths are such that rows cannot be full, time does not grow with what is given back.
+    The sequences of rows that are not full are packed again in the next block, those of the emptiest rows first, and no
+    more than a block of them, so that time stays linear even if rows cannot be full.
+
+    Args:
+        lengths: Of the sequences.
+        size: Tokens of a row, at most.
+        seed: Of the order.
+        most: Sequences of a row, at most; None: as many as fit.
+
+    Returns:
+        The numbers of the sequences of each row.
 
     >>> [row.tolist() for row in pack_best_fit(np.array([3, 4, 1, 4]), 6, seed=0)]
     [[0], [3], [1, 2]]
     """
     if len(lengths) and lengths.max() > size:
-        raise HeedfulError(f"a sequence has {lengths.max()} tokens, but a row {size}: set row to that many at least")
-    shuffled = epoch_order(len(lengths), derive_seed(seed, FILL), 0)
+        raise HeedfulError(
+            f"a sequence has {lengths.max()} tokens, but a row has {size}: set pack_length to {lengths.max()} or more"
+        )
+    shuffled = epoch_order(len(lengths), derive_seed(seed, Stream.PACKING), 0)
     rows: list[NDArray[np.int64]] = []
     rest: list[int] = []
     for start in range(0, len(shuffled), BLOCK):
         block = [*rest, *shuffled[start : start + BLOCK].tolist()]
-        made, rest = _fit_block(block, lengths, size, most), []
-        for row, free in sorted(made, key=lambda each: -each[1]):
+        packed, rest = _fit_block(block, lengths, size, most), []
+        for row, free in sorted(packed, key=lambda row_and_free: -row_and_free[1]):
             if (
                 free <= (1 - FULL) * size
                 or len(row) == most
@@ -172,14 +187,14 @@ def pack_best_fit(lengths: NDArray[np.int64], size: int, seed: int, most: int | 
 def _fit_block(
     numbers: list[int], lengths: NDArray[np.int64], size: int, most: int | None
 ) -> list[tuple[list[int], int]]:
-    """Rows with what is free in each."""
-    full: list[tuple[int, int]] = []  # as the open ones
+    """Pack one block; returns rows, and the free tokens of each."""
+    full: list[tuple[int, int]] = []  # free tokens and number of each row with `most` sequences
     rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # of each open row, and its number; sorted
+    free: list[tuple[int, int]] = []  # free tokens and number of each open row; sorted
     sizes = lengths[numbers].tolist()
     for place in sorted(range(len(numbers)), key=lambda place: -sizes[place]):
-        found = bisect_left(free, (sizes[place], -1))
-        left, row = free.pop(found) if found < len(free) else (size, len(rows))
+        best = bisect_left(free, (sizes[place], -1))
+        left, row = free.pop(best) if best < len(free) else (size, len(rows))
         if row == len(rows):
             rows.append([])
         rows[row].append(numbers[place])
@@ -187,14 +202,14 @@ def _fit_block(
             full.append((left - sizes[place], row))
         else:
             insort(free, (left - sizes[place], row))
-    return [(rows[row], left) for left, row in sorted(full + free, key=lambda each: each[1])]
+    return [(rows[row], left) for left, row in sorted(full + free, key=lambda entry: entry[1])]
 
 
 # -- which documents --------------------------------------------------------------------------------------------
 
 
 def held_out(corpus: Corpus, share: float) -> NDArray[np.bool_]:
-    """Which documents are set aside: by their text alone, so that equal ones are on the same side."""
+    """Mark the documents of the validation split; equal documents are in the same split."""
     mark = np.uint64(0x9E3779B97F4A7C15)
     mixed_up = (np.asarray(corpus.hashes) ^ (np.asarray(corpus.hashes) >> np.uint64(29))) * mark
     return (mixed_up >> np.uint64(11)).astype(np.float64) < share * 2.0**53
@@ -204,8 +219,8 @@ def held_out(corpus: Corpus, share: float) -> NDArray[np.bool_]:
 
 
 def segment_windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
-    """Whole segments of a document up to `room` tokens, one window after the other; a longer segment is cut."""
-    found: list[tuple[int, int]] = []
+    """Cut documents into windows of whole segments, up to `room` tokens; a longer segment is cut."""
+    windows: list[tuple[int, int]] = []
     for document in documents.tolist():
         bounds = segment_bounds(corpus, document)
         start, stop = bounds[0], bounds[-1]
@@ -214,13 +229,13 @@ def segment_windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> 
             if end < stop:
                 whole = bounds[bisect_left(bounds, end + 1) - 1]
                 end = whole if whole > start else end
-            found.append((start, end))
+            windows.append((start, end))
             start = end
-    return np.array(found, dtype=np.int64).reshape(-1, 1, 2)
+    return np.array(windows, dtype=np.int64).reshape(-1, 1, 2)
 
 
 def segment_bounds(corpus: Corpus, document: int) -> list[int]:
-    """Where the segments of a document begin, and where the last one ends."""
+    """Return the first token of each segment of a document, and the end of the last one."""
     first, last = corpus.documents[document : document + 2].tolist()
     bounds: list[int] = corpus.segments[first : last + 1].tolist()
     return bounds
@@ -231,51 +246,53 @@ def segment_bounds(corpus: Corpus, document: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentPairs(PerEpochSamples):
-    """Pairs of segments with their labels, made anew for each epoch.
+    """Pairs of segments with their labels, other ones in each epoch.
 
-    `nsp`: the second part follows the first (0), or is from another document (1), as the published code of Devlin et
-    al. 2019 makes them: those of 10 % of the documents aim at one shorter length, drawn for the document, a random part
-    comes from anywhere in its document, what it displaced is used for the next pair, a chunk of one segment always gets
-    one, so more than half are not next; what is too long loses tokens at a random end of its longer part.
+    `nsp`: the second part follows the first (0), or is from another document (1), as in the published code of Devlin et
+    al. 2019: the pairs of 10 % of the documents have a shorter target length, sampled for the document; a part from
+    another document begins at a random segment; the text that it displaced is used for the next pair; a chunk of one
+    segment always gets such a part, so that more than half of the pairs are labelled 1; a pair that is too long loses
+    tokens at a random end of its longer part.
     `sop`: both parts are consecutive, as written (0) or swapped (1) (Lan et al. 2020, section 3.1); a chunk of one
-    segment is parted within.
-    Epochs differ a little in how many rows they fill; each has as many as the first, which a later one leaves out, or
-    repeats, from a place of its own.
+    segment is split in the middle.
+    Epochs fill slightly different numbers of rows. Each has as many as the first: a later one leaves out or repeats
+    rows, from a random row on.
     """
 
     corpus: Corpus
     documents: NDArray[np.int64]
-    frame: SpecialTokenTemplate
+    template: SpecialTokenTemplate
     length: int
     size: int
     seed: int
     swapped: bool = False  # sop, else nsp
     short_seq_prob: float = SHORT
-    steady: FixedShape | None = None
+    shape: FixedShape | None = None
 
     def __len__(self) -> int:
-        """How many rows an epoch has."""
-        return len(_planned(self, 0))
+        """Number of rows of an epoch."""
+        return len(_rows_of_epoch(self, 0))
 
     def at(self, epoch: int) -> Sequence[Sample]:
-        """The rows of an epoch."""
-        return _planned(self, epoch) if epoch == 0 else _Turned(_planned(self, epoch), len(self), self.seed, epoch)
+        """Return the rows of an epoch."""
+        rows = _rows_of_epoch(self, epoch)
+        return rows if epoch == 0 else _RotatedRows(rows, len(self), self.seed, epoch)
 
     def plan(self, epoch: int) -> tuple[Ranges, NDArray[np.int64]]:
-        """All pairs of an epoch and their labels."""
-        room = self.frame.room(self.length)
+        """Return all pairs of an epoch, and their labels."""
+        room = self.template.room(self.length)
         ranges: list[tuple[Range, Range]] = []
         labels: list[int] = []
         for place, document in enumerate(self.documents.tolist()):
-            draw = Random(derive_seed(self.seed, PLAN, epoch, document))
+            draw = Random(derive_seed(self.seed, Stream.SEGMENT_PAIRS, epoch, document))
             for pair, label in self._pairs(place, room, draw):
                 ranges.append(pair)
                 labels.append(label)
         return np.array(ranges, dtype=np.int64).reshape(-1, 2, 2), np.array(labels, dtype=np.int64)
 
     def _pairs(self, place: int, room: int, draw: Random) -> list[tuple[tuple[Range, Range], int]]:
-        """Those of the document in that place."""
-        bounds, found = segment_bounds(self.corpus, int(self.documents[place])), []
+        """The pairs of a document, by its index in `documents`."""
+        bounds, pairs = segment_bounds(self.corpus, int(self.documents[place])), []
         first, last = 0, len(bounds) - 1  # segments
         target = draw.randint(2, room) if draw.random() < self.short_seq_prob else room
         while first < last:
@@ -286,22 +303,22 @@ class SegmentPairs(PerEpochSamples):
             if self.swapped:
                 start, stop = bounds[first], bounds[end]
                 middle = bounds[cut] if cut < end else (start + stop) // 2
-                one, two, label = (start, middle), (middle, stop), int(draw.random() < 0.5)
-                one, two = (two, one) if label else (one, two)
+                a, b, label = (start, middle), (middle, stop), int(draw.random() < 0.5)
+                a, b = (b, a) if label else (a, b)
             elif end - first == 1 or draw.random() < 0.5:
-                one, label = (bounds[first], bounds[cut]), 1
-                two, end = self._other(place, target - (one[1] - one[0]), draw), cut
+                a, label = (bounds[first], bounds[cut]), 1
+                b, end = self._from_other_document(place, target - (a[1] - a[0]), draw), cut
             else:
-                one, two, label = (bounds[first], bounds[cut]), (bounds[cut], bounds[end]), 0
-            if two[0] < two[1] and one[0] < one[1]:
-                found.append((truncate_pair(one, two, room, draw), label))
+                a, b, label = (bounds[first], bounds[cut]), (bounds[cut], bounds[end]), 0
+            if a[0] < a[1] and b[0] < b[1]:
+                pairs.append((truncate_pair(a, b, room, draw), label))
             first = end
-        return found
+        return pairs
 
-    def _other(self, place: int, target: int, draw: Random) -> Range:
-        """Segments from a random place of another document."""
-        other = (place + 1 + draw.randrange(len(self.documents) - 1)) % len(self.documents)
-        bounds = segment_bounds(self.corpus, int(self.documents[other]))
+    def _from_other_document(self, place: int, target: int, draw: Random) -> Range:
+        """Segments of about `target` tokens from a random position of another document."""
+        document = (place + 1 + draw.randrange(len(self.documents) - 1)) % len(self.documents)
+        bounds = segment_bounds(self.corpus, int(self.documents[document]))
         first = draw.randrange(len(bounds) - 1)
         end = first + 1
         while end < len(bounds) - 1 and bounds[end] - bounds[first] < target:
@@ -309,10 +326,10 @@ class SegmentPairs(PerEpochSamples):
         return bounds[first], bounds[end]
 
 
-def truncate_pair(one: Range, two: Range, room: int, draw: Random) -> tuple[Range, Range]:
-    """Both in so much room: the longer one loses a token, at a random end, until they fit."""
-    ends = [list(one), list(two)]
-    for _ in range(max(0, one[1] - one[0] + two[1] - two[0] - room)):
+def truncate_pair(a: Range, b: Range, room: int, draw: Random) -> tuple[Range, Range]:
+    """Remove tokens at random ends of the longer text until both have at most `room` tokens."""
+    ends = [list(a), list(b)]
+    for _ in range(max(0, a[1] - a[0] + b[1] - b[0] - room)):
         longer = ends[0] if ends[0][1] - ends[0][0] > ends[1][1] - ends[1][0] else ends[1]
         if draw.random() < 0.5:
             longer[0] += 1
@@ -322,17 +339,17 @@ def truncate_pair(one: Range, two: Range, room: int, draw: Random) -> tuple[Rang
 
 
 @lru_cache(maxsize=4)
-def _planned(pairs: Any, epoch: int) -> PackedRows:  # Any: what checks types at run time asks a sequence for its length
+def _rows_of_epoch(pairs: Any, epoch: int) -> PackedRows:  # Any: a run-time type check would ask for its length
     ranges, labels = pairs.plan(epoch)
     seed = derive_seed(pairs.seed, epoch)
-    return PackedRows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels, pairs.steady)
+    return PackedRows(pairs.corpus, pairs.template, ranges, pairs.size, seed, labels, pairs.shape)
 
 
-class _Turned(Sequence[Sample]):
-    """So many rows of an epoch, from a random one on, around its end."""
+class _RotatedRows(Sequence[Sample]):
+    """`count` rows of an epoch, beginning at a random one and continuing at the first after the last."""
 
     def __init__(self, rows: PackedRows, count: int, seed: int, epoch: int) -> None:
-        self._rows, self._count, self._first = rows, count, derive_seed(seed, HELD, epoch)
+        self._rows, self._count, self._first = rows, count, derive_seed(seed, Stream.VALIDATION, epoch)
 
     def __len__(self) -> int:
         return self._count

@@ -17,14 +17,14 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.objectives.packing import Ranges, segment_bounds
 from heedful.objectives.special_tokens import SpecialTokenTemplate
+from heedful.random_streams import Stream
 
-PLAN, PAIRS, POOL = 11, 12, 13  # mixed into the seed for each kind of draw
 MIN_POOL_TOKENS = 5  # shorter texts have no meaning of their own to compare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSettings:
-    """How windows and pairs are drawn."""
+    """How windows and pairs are sampled."""
 
     short_window_prob: float = 0.5  # probability that a window has 1 to `max_sentences` sentences; else it is full
     max_sentences: int = 3
@@ -68,7 +68,11 @@ def plan_windows(
     count = len(windows)
     every = windows if neighbours is None else np.concatenate([windows, neighbours.texts])
     sizes = every[:, 0, 1] - every[:, 0, 0]
-    draw, room, shorts = Random(derive_seed(seed, PAIRS)), pair.room(length), np.flatnonzero(short).tolist()
+    draw, room, shorts = (
+        Random(derive_seed(seed, Stream.WINDOW_PAIRS)),
+        pair.room(length),
+        np.flatnonzero(short).tolist(),
+    )
     taken = np.zeros(count, dtype=np.bool_)
     couples: list[tuple[int, int]] = []
     for first in shorts:
@@ -77,18 +81,18 @@ def plan_windows(
         after = first + 1
         match draw.randrange(2 if neighbours is None else 3):
             case 0 if after < count and short[after] and follows[after] and not taken[after]:
-                one, two = first, after
+                a, b = first, after
             case 1:
-                one, two = first, shorts[draw.randrange(len(shorts))]
+                a, b = first, shorts[draw.randrange(len(shorts))]
             case 2:
                 assert neighbours is not None
                 number = draw.randrange(len(neighbours.nearest))
-                one, two = count + number, count + int(neighbours.nearest[number])
+                a, b = count + number, count + int(neighbours.nearest[number])
             case _:
                 continue
-        if one != two and sizes[one] + sizes[two] <= room:
-            couples.append((one, two))
-            taken[[number for number in (one, two) if number < count]] = True
+        if a != b and sizes[a] + sizes[b] <= room:
+            couples.append((a, b))
+            taken[[number for number in (a, b) if number < count]] = True
     lone, joined = np.flatnonzero(~taken), np.array(couples, dtype=np.int64).reshape(-1, 2)
     ranges = np.zeros((len(lone) + len(joined), 2, 2), dtype=np.int64)
     ranges[: len(lone), 0] = every[lone, 0]
@@ -104,7 +108,7 @@ def plan_windows(
 def cut_documents(
     corpus: Corpus, documents: NDArray[np.int64], room: int, settings: WindowSettings, seed: int
 ) -> tuple[Ranges, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Windows [windows, 1, 2], which of them are short, and which continue the one before them.
+    """Return windows [windows, 1, 2], which of them are short, and which continue the one before them.
 
     A sentence that is longer than `room` is cut.
     """
@@ -113,7 +117,7 @@ def cut_documents(
     follows: list[bool] = []
     for document in documents.tolist():
         bounds = segment_bounds(corpus, document)
-        draw = Random(derive_seed(seed, PLAN, document))
+        draw = Random(derive_seed(seed, Stream.SENTENCE_WINDOWS, document))
         start, stop = bounds[0], bounds[-1]
         begins = start
         while start < stop:
@@ -139,15 +143,15 @@ def cut_documents(
 def sample_texts(
     corpus: Corpus, documents: NDArray[np.int64], count: int, room: int, settings: WindowSettings, seed: int
 ) -> Ranges:
-    """At most `count` short windows from documents in random order, [texts, 1, 2]."""
-    found: list[Ranges] = []
+    """Return at most `count` short windows from documents in random order, [texts, 1, 2]."""
+    parts: list[Ranges] = []
     total = 0
     short = WindowSettings(short_window_prob=1.0, max_sentences=settings.max_sentences)
-    for at in epoch_order(len(documents), derive_seed(seed, POOL), 0).tolist():
+    for at in epoch_order(len(documents), derive_seed(seed, Stream.TEXT_POOL), 0).tolist():
         if total >= count:
             break
-        windows, _, _ = cut_documents(corpus, documents[at : at + 1], room, short, derive_seed(seed, POOL))
+        windows, _, _ = cut_documents(corpus, documents[at : at + 1], room, short, derive_seed(seed, Stream.TEXT_POOL))
         windows = windows[windows[:, 0, 1] - windows[:, 0, 0] >= MIN_POOL_TOKENS]
-        found.append(windows)
+        parts.append(windows)
         total += len(windows)
-    return np.concatenate([*found, np.zeros((0, 1, 2), dtype=np.int64)])[:count]
+    return np.concatenate([*parts, np.zeros((0, 1, 2), dtype=np.int64)])[:count]

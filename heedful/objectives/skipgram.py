@@ -19,8 +19,7 @@ from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Loss, Objective, Sample, full_precision, pack_samples, upcast
 from heedful.objectives.random_numbers import scale_to_integers, uniform
-
-NOISE = 1  # mixed into a key, for negative samples
+from heedful.random_streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +91,8 @@ class SkipGram(Objective):
         start = 0
         for sample, key in zip(samples, keys, strict=True):
             centres, neighbours = self._pairs(sample, key)
-            drawn = uniform(derive_seed(key, NOISE), len(centres) * self.negatives).reshape(-1, self.negatives)
-            noise = np.searchsorted(self._noise, drawn, side="right")
+            numbers = uniform(derive_seed(key, Stream.SKIPGRAM_NOISE), len(centres) * self.negatives)
+            noise = np.searchsorted(self._noise, numbers.reshape(-1, self.negatives), side="right")
             rows.append(start + centres)
             targets.append(np.concatenate([sample.tokens[neighbours][:, None], noise], 1))
             start += len(sample)

@@ -42,7 +42,7 @@ def test_rows_leave_room_for_what_fills_them_up() -> None:
 
 @pytest.mark.parametrize("lengths", [(10,), (8, 9, 30), (3, 3, 3, 3, 3)])
 def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
-    filled = STEADY.filled(sample(*lengths), 64)
+    filled = STEADY.pad_sample(sample(*lengths), 64)
     assert len(filled) == 64 and len(filled.bounds) == 7 and filled.filler == 64 - sum(lengths)
     assert all(start < stop for start, stop in zip(filled.bounds, filled.bounds[1:], strict=False))
     assert filled.target.tolist() == [number % 2 for number in range(len(lengths))] + [-1] * (6 - len(lengths))
@@ -58,7 +58,7 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("sequences", "lengths"), [(2, (30,)), (2, (3,)), (4, (3, 3, 3)), (4, (20, 20))])
 def test_no_padding_is_longer_than_the_model_has_positions(sequences: int, lengths: tuple[int, ...]) -> None:
     steady = FixedShape(sequences=sequences, pad=0, longest=32)
-    filled = steady.filled(sample(*lengths), 64)
+    filled = steady.pad_sample(sample(*lengths), 64)
     parts = np.diff(filled.bounds)
     assert len(filled) == 64 and len(parts) == steady.total(64) == sequences + 1
     assert parts.min() >= 1 and parts.max() <= 32
@@ -68,7 +68,7 @@ def test_no_padding_is_longer_than_the_model_has_positions(sequences: int, lengt
 def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    plain, filled = sample(8, 9), STEADY.filled(sample(8, 9), 39)
+    plain, filled = sample(8, 9), STEADY.pad_sample(sample(8, 9), 39)
     objective = MaskedLMWithPairs(
         tokenizer=tokenizer(), mask_prob=0.99, count=20
     )  # so that both choose all that there are

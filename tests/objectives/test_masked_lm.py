@@ -18,7 +18,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.base import term_scales
-from heedful.objectives.masked_lm import MOST, MaskedLM, MaskedLMWithPairs, _spans
+from heedful.objectives.masked_lm import MAX_SPAN_WORDS, MaskedLM, MaskedLMWithPairs, _spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, save_tiny
@@ -117,7 +117,7 @@ def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
         for run in runs:
             assert sum(run[0] < bound <= run[-1] for bound in sample.bounds) == 0
     assert inside > 100 and 0 < cut < 50
-    assert 1 < longest <= 3 * MOST * pieces  # neighbouring spans touch
+    assert 1 < longest <= 3 * MAX_SPAN_WORDS * pieces  # neighbouring spans touch
 
 
 def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:

@@ -137,7 +137,7 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
 ) -> None:
     frame, ranges = SpecialTokenTemplate.of(tokenizer, pair=False), segment_windows(corpus, np.arange(COUNT), 30)
     labels, owner = np.arange(len(ranges)), owners(corpus)
-    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, inner=frame.opening)
+    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, continued=frame.opening)
     closed = 0
     for number in range(len(rows)):
         sample = rows[number]
@@ -195,7 +195,7 @@ def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> SegmentPairs:
     """Of all documents."""
     given = {"length": 64, "size": 128, "seed": 5} | more
     frame = SpecialTokenTemplate.of(tokenizer, pair=True)
-    return SegmentPairs(corpus=corpus, documents=np.arange(len(corpus)), frame=frame, **given)
+    return SegmentPairs(corpus=corpus, documents=np.arange(len(corpus)), template=frame, **given)
 
 
 def planned(made: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
@@ -206,7 +206,7 @@ def planned(made: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
 
 def test_next_sentence_pairs_follow_or_do_not(corpus: Corpus, tokenizer: Tokenizer) -> None:
     owner, made = owners(corpus), pairs(corpus, tokenizer)
-    room = made.frame.room(64)
+    room = made.template.room(64)
     labels: Counter[int] = Counter()
     single = 0
     for epoch in range(20):
@@ -243,7 +243,7 @@ def test_pairs_lose_only_truncated_tokens(corpus: Corpus, tokenizer: Tokenizer) 
                 if swapped or label == 0:
                     used[c:d] += 1
             assert (used == 1).all()
-    room = made.frame.room(40)
+    room = made.template.room(40)
     for ((a, b), (c, d)), label in planned(pairs(corpus, tokenizer, length=40)):
         for start, stop in ((a, b), (c, d)):
             bounds = set(bounds_of(corpus, int(owners(corpus)[start])))
@@ -275,7 +275,7 @@ def test_a_tenth_of_the_pairs_is_short(tmp_path: Path, tokenizer: Tokenizer) -> 
         less = []
         for epoch in range(10):
             made = pairs(long, tokenizer, length=128, size=128, short_seq_prob=short, swapped=True)
-            room, lengths = made.frame.room(128), dict[int, list[int]]()
+            room, lengths = made.template.room(128), dict[int, list[int]]()
             for ((a, b), (c, d)), _ in planned(made, epoch):
                 lengths.setdefault(int(owner[a]), []).append((b - a) + (d - c))
             for each in lengths.values():
@@ -314,7 +314,7 @@ def test_order(corpus: Corpus, tokenizer: Tokenizer) -> None:
             first, second = (two, one) if label else (one, two)
             assert owner[first[0]] == owner[second[1] - 1] and first[1] <= second[0]
             if second[0] > first[1]:
-                assert (one[1] - one[0]) + (two[1] - two[0]) == made.frame.room(64), "only truncation parts them"
+                assert (one[1] - one[0]) + (two[1] - two[0]) == made.template.room(64), "only truncation parts them"
             labels[label] += 1
     assert abs(labels[1] / labels.total() - 0.5) < 4 * 0.5 / labels.total() ** 0.5
 

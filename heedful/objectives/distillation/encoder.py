@@ -33,10 +33,10 @@ from heedful.objectives.distillation.encoder_teacher import AlignedWords, Encode
 from heedful.objectives.distillation.vector_cache import VectorCache
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.random_numbers import uniform
+from heedful.random_streams import Stream
 
 TERMS = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
 SECOND, WINDOW_A, WINDOW_B = 0, 1, 2  # columns of a row's targets: see objectives.sentence_windows
-UNMASKED = 2  # mixed into a sample's key for the draw of sequences that stay unmasked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -186,7 +186,7 @@ class EncoderDistillation(MaskedLM):
         if self.masked_sequence_prob == 1:
             return free
         lengths = np.diff(sample.bounds)
-        masked = uniform(derive_seed(key, UNMASKED), len(lengths)) < self.masked_sequence_prob
+        masked = uniform(derive_seed(key, Stream.UNMASKED_SEQUENCES), len(lengths)) < self.masked_sequence_prob
         return free & np.repeat(masked, lengths)
 
 

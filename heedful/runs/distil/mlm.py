@@ -22,7 +22,7 @@ from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
 from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
 from heedful.objectives.masked_lm import MaskedLM
-from heedful.objectives.packing import HELD
+from heedful.random_streams import Stream
 from heedful.runs.card.pretrained import write_pretrained_card
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.plan import (
@@ -211,7 +211,7 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
         masked = build_objectives(components, model.to(CPU).eval(), samples)[0]
         correct = total = 0.0
         for number in range(len(validation)):
-            batch = masked.batch([validation[number]], [derive_seed(seed, HELD, number)])
+            batch = masked.batch([validation[number]], [derive_seed(seed, Stream.VALIDATION, number)])
             counts = masked.measure(model, batch)["mlm_accuracy"]
             correct, total = correct + counts[0], total + counts[1]
         accuracies[name] = across_numbers([correct / total], "float32")

@@ -18,7 +18,8 @@ from heedful.families import DEFAULT_FAMILIES, FAMILIES
 from heedful.model.config import Learned, ModelConfig, StackConfig
 from heedful.model.initialise import skip_init
 from heedful.objectives import Sample, SelfSupervised
-from heedful.objectives.packing import HELD, FixedShape, held_out
+from heedful.objectives.packing import FixedShape, held_out
+from heedful.random_streams import Stream
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.spec import ObjectiveSettings
@@ -217,11 +218,13 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
     builder.check_documents(len(learned), len(kept))
     shape = _fixed_shape(components)
     found = [builder.rows(components, learned, length, seed, shape) for length in settings.lengths]
-    measured = builder.rows(components, kept, settings.lengths[0], derive_seed(seed, HELD), validation=True)
+    measured = builder.rows(
+        components, kept, settings.lengths[0], derive_seed(seed, Stream.VALIDATION), validation=True
+    )
     rows: list[Sample] = []
     left = settings.eval_tokens
     for number in epoch_order(
-        len(measured), derive_seed(settings.train.seed, HELD), 0
+        len(measured), derive_seed(settings.train.seed, Stream.VALIDATION), 0
     ).tolist():  # shuffled, since long ones are together
         if left <= 0:
             break

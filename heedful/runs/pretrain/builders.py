@@ -103,8 +103,8 @@ class ObjectiveBuilder(Generic[SettingsT]):
         """
         template, corpus = self.template(components.tokenizer), components.corpus
         windows = segment_windows(corpus, documents, template.room(length))
-        inner = self.continued_template(components.tokenizer)
-        return PackedRows(corpus, template, windows, self.row_size(length), seed, steady=shape, inner=inner)
+        continued = self.continued_template(components.tokenizer)
+        return PackedRows(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
         """Return the special tokens around a sequence whose document continues after it; None: `template`."""
@@ -195,13 +195,13 @@ class SentencePairBuilder(ObjectiveBuilder[SentencePairSettings]):
         return SegmentPairs(
             corpus=components.corpus,
             documents=documents,
-            frame=self.template(components.tokenizer),
+            template=self.template(components.tokenizer),
             length=length,
             size=self.row_size(length),
             seed=seed,
             swapped=self.label == "sop",
             short_seq_prob=self.phases[0].short_seq_prob,
-            steady=shape,
+            shape=shape,
         )
 
     def objective(self, components: Components, loaded: ModelBundle, phase: SentencePairSettings) -> MaskedLMWithPairs:

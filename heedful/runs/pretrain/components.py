@@ -15,6 +15,7 @@ from heedful.data.corpus.sentence_split import clean_text
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
 from heedful.errors import DataError, ModelError, RunError, TokenizerError
+from heedful.random_streams import Stream
 from heedful.runs.pretrain.build import Components, check_model
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import PretrainSettings
@@ -22,7 +23,6 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
 
-SAMPLE = 8  # mixed with the number of a document, to sample those that a tokenizer is trained on
 SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
 PROGRESS_SECONDS = 10.0  # between two reports while a corpus is made
 
@@ -178,7 +178,7 @@ def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> l
     kept: list[tuple[int, str, bool]] = []
     size, every = 0, 1
     for number, (text, lines) in enumerate(documents):
-        if (key := derive_seed(SAMPLE, number)) % every:
+        if (key := derive_seed(Stream.TOKENIZER_DOCUMENTS, number)) % every:
             continue
         kept.append((key, text, lines))
         size += len(text)

@@ -11,7 +11,7 @@ import torch
 from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample, SelfSupervised
-from heedful.objectives.packing import HELD
+from heedful.random_streams import Stream
 from heedful.runs.pretrain.probes import ProbeSet, probe_scores
 from heedful.train.fit import EvalResult
 from heedful.train.trainer import Trainer
@@ -24,7 +24,9 @@ def measure_share(
     found: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
-        batch = objective.batch([held[number]], [derive_seed(trainer.settings.seed, HELD, number)]).to(device)
+        batch = objective.batch([held[number]], [derive_seed(trainer.settings.seed, Stream.VALIDATION, number)]).to(
+            device
+        )
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
             for name, (total, count) in objective.measure(trainer.loaded, batch).items():
                 before = found.get(name, (0.0, 0.0))

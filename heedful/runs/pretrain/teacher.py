@@ -28,6 +28,7 @@ from heedful.objectives.packing import FixedShape, PackedRows, Ranges
 from heedful.objectives.random_numbers import is_text_token
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
 from heedful.objectives.special_tokens import SpecialTokenTemplate
+from heedful.random_streams import Stream
 from heedful.runs.pretrain.specs.distillation import DistillationSettings
 from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
@@ -35,7 +36,6 @@ from heedful.train.settings import TrainSettings
 
 STATISTICS = "statistics.safetensors"
 FOLDER = "teacher"  # in a run's folder: statistics and cached vectors of the teacher
-MODULES = 6  # mixed into the seed of the modules that learn beside the model
 STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
 EVERY = 50  # chunks of a cache between two messages
 
@@ -81,7 +81,7 @@ class TeacherRun:
         size: int,
         length: int,
         seed: int,
-        steady: FixedShape | None,
+        shape: FixedShape | None,
         *,
         held_out: bool,
     ) -> WindowRows:
@@ -103,7 +103,7 @@ class TeacherRun:
             seed=seed,
             neighbours=None if held_out else self._neighbours(corpus, documents, pair.room(self.shortest) // 2),
         )
-        rows = WindowRows(corpus, single, planned.ranges, size, seed, planned.columns, steady, pair=pair)
+        rows = WindowRows(corpus, single, planned.ranges, size, seed, planned.columns, shape, pair=pair)
         rows.windows = planned.windows
         return rows
 
@@ -163,7 +163,7 @@ class TeacherRun:
             count: Masked tokens of each row; None: as `mask_prob` gives.
         """
         self._estimate(samples[0])
-        modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, MODULES))
+        modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
         return [
             self._objective(asked, rows, modules, count, f"phase-{number}")
             for number, (asked, rows) in enumerate(zip(phases, samples, strict=True))
