@@ -316,7 +316,7 @@ def text_token_records(encoded: Encoding, tokenizer: Tokenizer) -> list[TokenRec
 def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]:
     """Return tokens that belong to no text, such as a decoder's input. Ids beyond the vocabulary have no name."""
     special = tokenizer.special
-    special_ids = {special.first, special.separator, special.pad, special.mask}
+    special_ids = {special.bos_or_cls, special.eos_or_sep, special.pad, special.mask}
     try:
         continues = tokenizer.continues
     except HeedfulError:  # each token is a word

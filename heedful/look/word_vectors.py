@@ -194,7 +194,7 @@ def nearest_tokens(loaded: ModelBundle, vector: Tensor, exclude: set[int], count
     table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
     cosines = F.cosine_similarity(table, vector[None])
     special = tokenizer.special
-    left_out = exclude | {special.first, special.separator, special.pad, special.mask, special.unknown}
+    left_out = exclude | {special.bos_or_cls, special.eos_or_sep, special.pad, special.mask, special.unknown}
     cosines[[id for id in left_out if id is not None and id < len(cosines)]] = -2.0
     tokens: list[Neighbour] = []
     for id in cosines.argsort(descending=True).tolist():

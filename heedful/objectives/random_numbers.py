@@ -26,5 +26,5 @@ def scale_to_integers(shares: NDArray[np.float64], bound: int) -> NDArray[np.int
 def is_text_token(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Mark the tokens of the text: all but padding, begin, separator and mask."""
     special = tokenizer.special
-    ids = [id for id in (special.pad, special.first, special.separator, special.mask) if id is not None]
+    ids = [id for id in (special.pad, special.bos_or_cls, special.eos_or_sep, special.mask) if id is not None]
     return np.isin(tokens, ids, invert=True)

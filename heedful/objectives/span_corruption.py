@@ -48,7 +48,7 @@ class SpanCorruption(SelfSupervised):
                 f"{SENTINEL.format(1)}, ... in place of spans; add them as special tokens (100 are usual), or use the "
                 "tokenizer of a model that was pre-trained with span corruption"
             )
-        if special.separator is None:
+        if special.eos_or_sep is None:
             raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
         if not 0 < self.mask_prob < 1 or self.mean_noise_span_length < 1:
             raise HeedfulError(
@@ -56,7 +56,7 @@ class SpanCorruption(SelfSupervised):
                 "share below 1 and a number of tokens from 1"
             )
         object.__setattr__(self, "_sentinels", np.array(ids, dtype=np.int32))
-        object.__setattr__(self, "_stop", special.separator)
+        object.__setattr__(self, "_stop", special.eos_or_sep)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Return sources, decoder inputs (the spans, shifted right), and the spans as targets."""

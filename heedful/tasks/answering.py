@@ -121,7 +121,7 @@ def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> lis
         positions = [position for position, of in enumerate(window.segments) if of == segment]
         for index, position in enumerate(positions):
             context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
-            token = window.beside, window.start + index
+            token = window.first_text_start, window.start + index
             if context > best.get(token, (-1.0,))[0]:
                 best[token] = context, (number, position)
     return [position for _, position in best.values()]

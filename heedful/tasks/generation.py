@@ -43,14 +43,14 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
     if not model.has_decoder:
         raise HeedfulError("this model has no decoder, so it cannot generate text: start from one that has")
     special = tokenizer.special
-    if special.separator is None:
+    if special.eos_or_sep is None:
         raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
     if not model.has_encoder:
-        return SequenceEnds(None, special.separator)
-    start = special.first if model.start is None else model.start
+        return SequenceEnds(None, special.eos_or_sep)
+    start = special.bos_or_cls if model.start is None else model.start
     if start is None:
         raise HeedfulError("the token that the decoder starts from is unknown: name it as decoder_start_token_id")
-    return SequenceEnds(start, special.separator)
+    return SequenceEnds(start, special.eos_or_sep)
 
 
 def encode_truncated(
@@ -98,7 +98,7 @@ def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequen
     last = max((position for position, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
     cut = (encoding.until(len(encoding) - (len(probe) - 1 - last)) for encoding in encodings)
     special = tokenizer.special
-    begin = special.separator if special.first is None else special.first
+    begin = special.eos_or_sep if special.bos_or_cls is None else special.bos_or_cls
     if begin is None:
         return list(cut)
     nothing = Encoding(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))

@@ -152,7 +152,7 @@ class Seq2Seq(Task):
 
     def _target_tokens(self, rewritten: Encoding) -> list[int]:
         """Return the tokens to generate: those of the text itself, and the end token."""
-        around = {self.mark.stop, self.tokenizer.special.first}
+        around = {self.mark.stop, self.tokenizer.special.bos_or_cls}
         inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
         return [*(id for id in inner if id not in around), self.mark.stop]
 

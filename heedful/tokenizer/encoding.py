@@ -1,4 +1,4 @@
-"""What a text becomes, and which of its tokens fit a limit: no library calls, only arithmetic."""
+"""Encodings, truncation and windows: arithmetic on tokens, without calls of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -34,37 +34,39 @@ class Encoding:
     """
 
     ids: tuple[int, ...]
-    types: tuple[int, ...]  # what the token-type embedding reads
+    types: tuple[int, ...]  # input of the token-type embedding
     segments: tuple[int | None, ...]  # 0: the first text, 1: the second
     offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the token's own original text (or word)
-    words: tuple[int | None, ...]  # which word of its text: as given with Words, else as the tokenizer splits it
-    dropped: int = 0  # how many tokens of the texts did not fit and are in no window
-    start: int = 0  # for a window: how many tokens of the windowed text, of a pair the second, lie before it
-    beside: int = 0  # the same of a pair's first text, where that is windowed
+    words: tuple[
+        int | None, ...
+    ]  # number of the word in its text: that of PreTokenized, else as the tokenizer splits it
+    dropped: int = 0  # tokens of the texts that did not fit, and are in no window
+    start: int = 0  # tokens of the windowed text before a window; of a pair, of the second text
+    first_text_start: int = 0  # tokens of a pair's first text before a window, if that is windowed too
 
     def __len__(self) -> int:
-        """How many tokens there are, special ones included."""
+        """Number of tokens, special ones included."""
         return len(self.ids)
 
     @property
     def special(self) -> tuple[bool, ...]:
-        """Which tokens were put around the texts."""
+        """Whether each token is special."""
         return tuple(segment is None for segment in self.segments)
 
     def until(self, stop: int) -> Encoding:
-        """The same without what stands from that place on."""
+        """Return the first `stop` tokens."""
         return replace(self, **{name: getattr(self, name)[:stop] for name in COLUMNS})
 
     def without(self, places: Sequence[int]) -> Encoding:
-        """The same without the tokens at those places."""
+        """Return the encoding without the tokens at those positions."""
         gone = set(places)
-        kept = [place for place in range(len(self)) if place not in gone]
-        columns: dict[str, Any] = {name: select_entries(getattr(self, name), kept) for name in COLUMNS}
+        positions = [place for place in range(len(self)) if place not in gone]
+        columns: dict[str, Any] = {name: select_entries(getattr(self, name), positions) for name in COLUMNS}
         return replace(self, **columns)
 
 
 def count_tokens(encoding: LibraryEncoding) -> tuple[int, int, int]:
-    """How many tokens the first text, the second text and the special tokens around them have."""
+    """Return the numbers of tokens of the first text and of the second, and of special tokens."""
     segments = encoding.sequence_ids
     first, second = segments.count(0), segments.count(1)
     return first, second, len(segments) - first - second
@@ -151,17 +153,17 @@ def cut_windows(whole: Encoding, *, segment: int, max_length: int, stride: int |
 
 
 def pair_windows(whole: Encoding, max_length: int) -> list[Encoding]:
-    """A pair in windows that overlap by half; a text of at most half of their room is whole in each of them.
+    """Return a pair in windows that overlap by half; a text of at most half of their room is whole in each of them.
 
-    Where both texts are longer, each window of the first, of half of the room, stands beside all of the second.
+    If both texts are longer, each window of the first, of half of the room, is combined with all windows of the second.
     """
     special = sum(whole.special)
     room, second = max_length - special, whole.segments.count(1)
     parts = [whole]
     if whole.segments.count(0) > room // 2:
-        kept = min(second, room - room // 2)
-        cut = cut_windows(whole, segment=0, max_length=max_length + second - kept)
-        parts = [replace(each, start=0, beside=each.start) for each in cut]
+        room_of_second = min(second, room - room // 2)
+        windows = cut_windows(whole, segment=0, max_length=max_length + second - room_of_second)
+        parts = [replace(window, start=0, first_text_start=window.start) for window in windows]
     return [
         window
         for part in parts
@@ -170,9 +172,9 @@ def pair_windows(whole: Encoding, max_length: int) -> list[Encoding]:
 
 
 def window_at(whole: Encoding, *, segment: int, start: int, room: int) -> Encoding:
-    """So many tokens of one text from its token `start` on, with everything around that text."""
+    """Return `room` tokens of one text from its token `start` on, with all tokens outside that text."""
     first, last = 0, 0
-    if segment in whole.segments:  # looked for from both ends: a long text has many windows
+    if segment in whole.segments:  # searched from both ends: a long text has many windows
         first, last = whole.segments.index(segment), len(whole)
         while whole.segments[last - 1] != segment:
             last -= 1
@@ -183,43 +185,43 @@ def window_at(whole: Encoding, *, segment: int, start: int, room: int) -> Encodi
 
 
 def kept_positions(encoding: LibraryEncoding, stops: tuple[int, int]) -> list[int]:
-    """Which tokens are special, or among the first so many of their text."""
-    kept = []
+    """Return the positions of special tokens, and of the first tokens of each text, up to its stop."""
+    positions = []
     seen = [0, 0]
     for number, segment in enumerate(encoding.sequence_ids):
         if segment is None:
-            kept.append(number)
+            positions.append(number)
             continue
         if seen[segment] < stops[segment]:
-            kept.append(number)
+            positions.append(number)
         seen[segment] += 1
-    return kept
+    return positions
 
 
-def select_entries(column: list[T], kept: list[int] | None) -> tuple[T, ...]:
-    """The kept entries; None: all."""
-    return tuple(column) if kept is None else tuple([column[number] for number in kept])
+def select_entries(column: list[T], positions: list[int] | None) -> tuple[T, ...]:
+    """Return the entries at the positions; None: all."""
+    return tuple(column) if positions is None else tuple([column[number] for number in positions])
 
 
-def from_library(encoding: LibraryEncoding, kept: list[int] | None = None, *, dropped: int = 0) -> Encoding:
-    """The chosen tokens (None: all) of what the library made."""
+def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, *, dropped: int = 0) -> Encoding:
+    """Return the tokens at the positions (None: all) of an encoding of the library."""
     return Encoding(
-        ids=select_entries(encoding.ids, kept),
-        types=select_entries(encoding.type_ids, kept),
-        segments=select_entries(encoding.sequence_ids, kept),
-        offsets=select_entries(encoding.offsets, kept),
-        words=select_entries(encoding.word_ids, kept),
+        ids=select_entries(encoding.ids, positions),
+        types=select_entries(encoding.type_ids, positions),
+        segments=select_entries(encoding.sequence_ids, positions),
+        offsets=select_entries(encoding.offsets, positions),
+        words=select_entries(encoding.word_ids, positions),
         dropped=dropped,
     )
 
 
 def check_limits(*, max_length: int | None, truncate: Truncate) -> None:
-    """Refuse limits that mean nothing."""
+    """Refuse invalid limits."""
     if truncate not in TRUNCATES:
         hint = did_you_mean(str(truncate), list(TRUNCATES))
         raise TokenizerError(f"truncate is {truncate!r}{hint}: use one of {', '.join(TRUNCATES)}")
     if max_length is None:
         if truncate != "error":
-            raise TokenizerError(f"truncate={truncate!r} needs max_length: give how many tokens may stay")
+            raise TokenizerError(f"truncate={truncate!r} needs max_length: give the number of tokens to keep")
     elif isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
         raise TokenizerError(f"max_length is {max_length!r}: give a number of tokens from 1, or None for no limit")

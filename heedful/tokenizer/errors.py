@@ -35,21 +35,21 @@ _redirecting = threading.Lock()
 
 @contextmanager
 def silence_stderr() -> Iterator[None]:
-    """Keep what the library writes about a panic away from standard error; for calls that read a file.
+    """Context that keeps the library's message about a panic off standard error; for calls that read a file.
 
-    The library writes to descriptor 2 itself, which is exchanged meanwhile for all threads. What others wrote is
-    passed on, up to a panic.
+    The library writes to descriptor 2, which is redirected for all threads meanwhile. Output of others is passed on, up
+    to a panic.
     """
     with _redirecting, ExitStack() as stack:
-        with suppress(OSError):  # where there is no standard error or no room for a file, nothing is exchanged
-            kept = stack.enter_context(tempfile.TemporaryFile())
-            stack.callback(_restore, os.dup(2), kept)
-            os.dup2(kept.fileno(), 2)
+        with suppress(OSError):  # without standard error, or room for a file, nothing is redirected
+            output = stack.enter_context(tempfile.TemporaryFile())
+            stack.callback(_restore, os.dup(2), output)
+            os.dup2(output.fileno(), 2)
         yield
 
 
-def _restore(original: int, kept: BinaryIO) -> None:
+def _restore(original: int, output: BinaryIO) -> None:
     os.dup2(original, 2)
     with suppress(OSError), open(original, "wb", buffering=0) as file:
-        kept.seek(0)
-        file.write(re.split(rb"\n?thread '[^\n]*' [^\n]*panicked at ", kept.read(), maxsplit=1)[0])
+        output.seek(0)
+        file.write(re.split(rb"\n?thread '[^\n]*' [^\n]*panicked at ", output.read(), maxsplit=1)[0])

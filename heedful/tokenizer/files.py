@@ -32,7 +32,7 @@ WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".joi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFiles:
-    """What a folder holds: the library's tokenizer, tokenizer_config.json as read and completed, what to tell."""
+    """Contents of a folder: the library's tokenizer, tokenizer_config.json with defaults, and notes for the user."""
 
     backend: tokenizers.Tokenizer
     config: dict[str, Any]
@@ -58,7 +58,7 @@ def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
         if usual is None:
-            notes.append(f"{model.name} does not say which special tokens stand around a text (none are added)")
+            notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
         backend = sentencepiece_model.build_unigram(
             sentencepiece_model.read_model(folder, model.name), usual or {}, config, model
         )
@@ -70,11 +70,11 @@ def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -
 
 def _nothing(folder: Path) -> HeedfulError:
     others = sorted(path.name for path in folder.glob("*.model"))
-    found = f"; {', '.join(others)} is of another kind: convert it to tokenizer.json first" if others else ""
+    hint = f"; {', '.join(others)} is of another kind: convert it to tokenizer.json first" if others else ""
     return TokenizerError(
         f"no tokenizer in {folder}: looked for tokenizer.json, for vocab.txt (WordPiece), "
         "for vocab.json with merges.txt (byte-level BPE), and for "
-        f"{sentencepiece_model.NAMES[0]} (SentencePiece){found}"
+        f"{sentencepiece_model.NAMES[0]} (SentencePiece){hint}"
     )
 
 

@@ -17,7 +17,7 @@ from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 
 State = Mapping[str, Any]
 
-MAX_TOKENS = 1_000_000  # of a vocabulary; so many merges, too
+MAX_TOKENS = 1_000_000  # of a vocabulary, and the same number of merges
 MAX_ADDED = 100_000  # added tokens
 MAX_ADDED_CHARACTERS = 2 << 20  # of all added tokens together: finding them takes some 75 bytes for each
 LONGEST_TOKEN = 4_096  # characters
@@ -141,25 +141,25 @@ def check_added(tokens: Any) -> None:
 
 def _components(state: State, part: str) -> list[State]:
     """The components in the order in which they are applied, those of sequences among them."""
-    found: list[State] = []
+    components: list[State] = []
     list_name = _SEQUENCES[part]
 
-    def walk(each: Any, depth: int) -> None:
-        if not isinstance(each, dict) or not isinstance(each.get("type"), str):
-            raise BoundsError(f"its {part} holds {quoted(each)}, expected an object with a type")
-        if each["type"] != "Sequence":
-            found.append(each)
-        elif not isinstance(each.get(list_name), list) or depth == MAX_DEPTH:
+    def walk(component: Any, depth: int) -> None:
+        if not isinstance(component, dict) or not isinstance(component.get("type"), str):
+            raise BoundsError(f"its {part} holds {quoted(component)}, expected an object with a type")
+        if component["type"] != "Sequence":
+            components.append(component)
+        elif not isinstance(component.get(list_name), list) or depth == MAX_DEPTH:
             raise BoundsError(f"its {part} has a Sequence without {list_name}, or more than {MAX_DEPTH} deep")
         else:
-            for inner in each[list_name][: MAX_COMPONENTS + 1]:
+            for inner in component[list_name][: MAX_COMPONENTS + 1]:
                 walk(inner, depth + 1)
-        if len(found) > MAX_COMPONENTS:
+        if len(components) > MAX_COMPONENTS:
             raise BoundsError(f"its {part} has more than {MAX_COMPONENTS} components")
 
     if state.get(part) is not None:
         walk(state[part], 0)
-    return found
+    return components
 
 
 _SEQUENCES = {  # parts, and the key under which a Sequence of theirs has its components

@@ -40,7 +40,7 @@ class _Node:
 
     kind: str
     parts: list[_Node] = field(default_factory=list)
-    text: str = ""  # of one character that stands for itself
+    text: str = ""  # of a literal character
     least: int = 1
     most: float = 1
 
@@ -95,8 +95,10 @@ class _Node:
             case "sequence":
                 total, following = 1.0, ""
                 for part in reversed(self.parts):
-                    told = part.kind == "repeat" and part.most == 1 and "" != part.parts[0].first != following != ""
-                    total *= 1 if told else part.cost(after)
+                    is_decided = (
+                        part.kind == "repeat" and part.most == 1 and "" != part.parts[0].first != following != ""
+                    )
+                    total *= 1 if is_decided else part.cost(after)
                     after = after or part.can_fail
                     following = part.first
                 return total
@@ -127,7 +129,7 @@ def bound_cost(pattern: str) -> Bound:
         raise UnsupportedError("it can backtrack too much: repeat single characters or classes, not groups that vary")
     if whole.shortest > MAX_LENGTH:
         raise UnsupportedError(f"a match has {whole.shortest} characters or more, at most {MAX_LENGTH} are looked for")
-    # ignoring case, one character may stand for several
+    # ignoring case, one character may match several
     return Bound(cost, min(whole.shortest, 1) if parser.ignores_case else whole.shortest)
 
 
@@ -147,7 +149,7 @@ class _Parser:
 
     def either(self, depth: int) -> _Node:
         if depth > MAX_DEPTH:
-            raise UnsupportedError(f"groups stand in groups more than {MAX_DEPTH} deep")
+            raise UnsupportedError(f"groups are nested more than {MAX_DEPTH} deep")
         branches = [self.sequence(depth)]
         while self.peek() == "|":
             self.place += 1
@@ -165,14 +167,14 @@ class _Parser:
             match self.peek():
                 case "*" | "+" | "?" as sign:
                     least, most, ends = int(sign == "+"), 1 if sign == "?" else math.inf, 1
-                case "{" if found := _COUNT.match(self.text, self.place):
-                    low, comma, high = found.groups()
+                case "{" if match := _COUNT.match(self.text, self.place):
+                    low, comma, high = match.groups()
                     if not (low or high):
-                        raise UnsupportedError(f"{found[0]} is no count")
+                        raise UnsupportedError(f"{match[0]} is no count")
                     least = int(low or 0)
-                    most, ends = float(high) if high else math.inf if comma else least, len(found[0])
+                    most, ends = float(high) if high else math.inf if comma else least, len(match[0])
                     if least > most:
-                        raise UnsupportedError(f"{found[0]} counts backwards")
+                        raise UnsupportedError(f"{match[0]} counts backwards")
                 case _:
                     return node
             self.place += ends
@@ -207,18 +209,18 @@ class _Parser:
         if self.peek() == "*":
             raise UnsupportedError("(* is not read")
         if self.peek() == "?":
-            if found := _NAME.match(self.text, start):
-                self.place = found.end()
-            elif found := _FLAGS.match(self.text, start):
-                self.place = found.end()
-                self.ignores_case |= "i" in found[0].partition("-")[0]
-                if "x" in found[0]:
+            if match := _NAME.match(self.text, start):
+                self.place = match.end()
+            elif match := _FLAGS.match(self.text, start):
+                self.place = match.end()
+                self.ignores_case |= "i" in match[0].partition("-")[0]
+                if "x" in match[0]:
                     raise UnsupportedError("the flag x is not read")
-                if found[0].endswith(")"):
+                if match[0].endswith(")"):
                     return _Node("sequence")
             else:
                 opening = next(
-                    (each for each in ("?=", "?!", "?<=", "?<!", "?>") if self.text.startswith(each, start)), ""
+                    (sign for sign in ("?=", "?!", "?<=", "?<!", "?>") if self.text.startswith(sign, start)), ""
                 )
                 if not opening:
                     raise UnsupportedError(f"({self.text[start : start + 2]} is not read")
@@ -231,14 +233,14 @@ class _Parser:
     def escape(self) -> _Node:
         sign = self.take()
         if sign in "pP":
-            if not (found := re.compile(r"\{\^?[\w ]{1,40}\}").match(self.text, self.place)):
+            if not (match := re.compile(r"\{\^?[\w ]{1,40}\}").match(self.text, self.place)):
                 raise UnsupportedError(f"\\{sign} needs a name in braces")
-            self.place = found.end()
+            self.place = match.end()
         elif sign in "xu0":
             digits = {"x": r"\{[0-9A-Fa-f]{1,8}\}|[0-9A-Fa-f]{1,2}", "u": "[0-9A-Fa-f]{4}", "0": "[0-7]{0,2}"}[sign]
-            if not (found := re.compile(digits).match(self.text, self.place)):
+            if not (match := re.compile(digits).match(self.text, self.place)):
                 raise UnsupportedError(f"\\{sign} needs digits")
-            self.place = found.end()
+            self.place = match.end()
         elif sign == "R":
             return _Node("atomic", [_Node("either", [_Node("one"), _Node("sequence", [_Node("one"), _Node("one")])])])
         elif sign in _ANCHORS:
@@ -250,17 +252,17 @@ class _Parser:
         return _Node("one")
 
     def klass(self, depth: int) -> None:
-        """Skip a class, whose opening bracket has been read; classes may stand in it."""
+        """Skip a class, whose opening bracket has been read; classes may be nested in it."""
         if depth > MAX_DEPTH:
-            raise UnsupportedError("classes stand in classes too deep")
+            raise UnsupportedError("classes are nested too deep")
         if self.peek() == "^":
             self.place += 1
-        if self.peek() == "]":  # the first one stands for itself
+        if self.peek() == "]":  # a literal, as the first character
             self.place += 1
         while (sign := self.take()) != "]":
             if sign == "[":
-                if self.peek() == ":" and (found := re.compile(r":\^?\w+:\]").match(self.text, self.place)):
-                    self.place = found.end()
+                if self.peek() == ":" and (match := re.compile(r":\^?\w+:\]").match(self.text, self.place)):
+                    self.place = match.end()
                 else:
                     self.klass(depth + 1)
             elif sign == "\\":

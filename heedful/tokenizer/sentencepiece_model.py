@@ -21,7 +21,7 @@ from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, che
 from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
-SPACE = "▁"  # stands for a space
+SPACE = "▁"  # replaces spaces
 NORMAL, UNKNOWN, CONTROL, USER, BYTE, UNUSED = range(1, 7)
 UNIGRAM = 1
 MOST_EXTRA = 10_000
@@ -31,7 +31,7 @@ NEVER = 1000.0  # by so much worse than all others scores what segmentation may 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentencePieceModel:
-    """What a model file says."""
+    """The contents of a model file."""
 
     pieces: tuple[tuple[str, float, int], ...]  # text, score, type
     unknown: int
@@ -62,9 +62,9 @@ def _read(data: bytes) -> SentencePieceModel:
         if len(pieces) > MAX_TOKENS or others > MOST_FIELDS:
             raise ValueError(f"more than {MAX_TOKENS} pieces, or {MOST_FIELDS} other fields")
         if field == 1:
-            one = _message(value)
-            score = struct.unpack("<f", struct.pack("<I", one.get(2, 0)))[0]
-            pieces.append((_bytes(one[1]).decode(), score, one.get(3, NORMAL)))
+            piece = _message(value)
+            score = struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0]
+            pieces.append((_bytes(piece[1]).decode(), score, piece.get(3, NORMAL)))
         elif field == 2:
             trainer = _message(value)
         elif field == 3:
@@ -77,7 +77,7 @@ def _read(data: bytes) -> SentencePieceModel:
         raise TokenizerError("it writes spaces in an unusual way: convert it to tokenizer.json first")
     unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
     if len(unknown) != 1:
-        raise ValueError(f"{len(unknown)} pieces stand for the unknown, expected one")
+        raise ValueError(f"{len(unknown)} unknown pieces, expected one")
     check_pieces([(text, score) for text, score, _ in pieces])
     if len({text for text, _, _ in pieces}) != len(pieces):
         raise ValueError("pieces are doubled")
@@ -135,37 +135,41 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a number stands where text was expected")
+        raise ValueError("a number was read, expected text")
     return value
 
 
 def build_unigram(
-    found: SentencePieceModel, usual: Mapping[str, Any], config: dict[str, Any], path: Path
+    model: SentencePieceModel, usual: Mapping[str, Any], config: dict[str, Any], path: Path
 ) -> tokenizers.Tokenizer:
-    """The same as the library's Unigram; `config` is tokenizer_config.json, completed.
+    """Return the library's Unigram tokenizer for a model.
 
-    `usual` is what the family does of whose model these are the pieces, and what no file says: templates ("single",
-    "pair"), names of special tokens ("special"), how many sentinels ("extra_ids"), "do_lower_case", "keep_accents", and
-    whether double quotes are joined ("quotes").
+    Args:
+        model: The model.
+        usual: Defaults of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+            ("special"), number of sentinels ("extra_ids"), "do_lower_case", "keep_accents", and whether double quotes
+            are normalised ("quotes").
+        config: tokenizer_config.json; names of special tokens are added.
+        path: Of the model, for messages.
     """
     for key, token in usual.get("special", {}).items():
         config.setdefault(key, token)
-    worst = min((score for _, score, kind in found.pieces if kind == NORMAL), default=0.0)
-    scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in found.pieces]
+    worst = min((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
+    scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in model.pieces]
     with translate_errors(f"{path} cannot be used", "fetch it again"):
-        backend = tokenizers.Tokenizer(models.Unigram(scored, found.unknown, found.bytes))
-        backend.normalizer = normalizers.Sequence(_steps(found, usual, config))
-        inner = any(SPACE in text[1:] for text, _, kind in found.pieces if kind == NORMAL)
+        backend = tokenizers.Tokenizer(models.Unigram(scored, model.unknown, model.bytes))
+        backend.normalizer = normalizers.Sequence(_steps(model, usual, config))
+        inner = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
         backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=not inner)
         backend.decoder = decoders.Metaspace(
-            replacement=SPACE, prepend_scheme="always" if found.prefix else "never", split=True
+            replacement=SPACE, prepend_scheme="always" if model.prefix else "never", split=True
         )
         backend.add_special_tokens(
-            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in found.pieces if kind == CONTROL]
+            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == CONTROL]
         )
-        backend.add_special_tokens([found.pieces[found.unknown][0]])
+        backend.add_special_tokens([model.pieces[model.unknown][0]])
         backend.add_tokens(
-            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in found.pieces if kind == USER]
+            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == USER]
         )
         extra = config.get("extra_ids", usual.get("extra_ids", 0))
         if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
@@ -184,7 +188,7 @@ def build_unigram(
 
 
 def _steps(
-    found: SentencePieceModel, usual: Mapping[str, Any], config: Mapping[str, Any]
+    model: SentencePieceModel, usual: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[normalizers.Normalizer]:
     def says(key: str, default: bool) -> bool:
         value = config.get(key)
@@ -197,13 +201,13 @@ def _steps(
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if says("do_lower_case", False):
         steps.append(normalizers.Lowercase())
-    if found.characters:
-        steps.append(normalizers.Precompiled(found.characters))
-    if found.single_spaces:
+    if model.characters:
+        steps.append(normalizers.Precompiled(model.characters))
+    if model.single_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if found.prefix:
+    if model.prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
-    if found.single_spaces:  # at the end, what a text itself wrote as a space goes too
+    if model.single_spaces:  # at the end, what a text itself wrote as a space goes too
         steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
     return steps

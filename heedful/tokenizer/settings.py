@@ -43,9 +43,9 @@ class TokenizerSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("min_frequency", 0), ("limit_alphabet", 1), ("max_length", 1), ("num_sentinels", 0)):
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise SettingError(f"{name} is {given}; expected a whole number from {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingError(f"{name} is {value}; expected a whole number from {least}")
 
     @property
     def room(self) -> int:

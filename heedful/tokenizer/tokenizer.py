@@ -42,20 +42,20 @@ UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecialIds:
-    """The ids of the special tokens by what they are for; None: this tokenizer has none."""
+    """Ids of the special tokens by their roles; None: the tokenizer has no such token."""
 
     pad: int | None
     unknown: int | None
-    first: int | None  # stands before a text: [CLS], <s>
-    separator: int | None  # ends each text: [SEP], </s>
+    bos_or_cls: int | None  # begins a sequence: [CLS], <s>
+    eos_or_sep: int | None  # ends each text: [SEP], </s>
     mask: int | None
 
 
-ROLES = {  # which keys of tokenizer_config.json name each role, first one first
+ROLES = {  # keys of tokenizer_config.json for each role, the preferred one first
     "pad": ("pad_token",),
     "unknown": ("unk_token",),
-    "first": ("cls_token", "bos_token"),
-    "separator": ("sep_token", "eos_token"),
+    "bos_or_cls": ("cls_token", "bos_token"),
+    "eos_or_sep": ("sep_token", "eos_token"),
     "mask": ("mask_token",),
 }
 
@@ -63,7 +63,7 @@ PLAIN, TYPES = "PreTrainedTokenizerFast", "token_type_ids"  # as transformers ca
 
 
 class Tokenizer:
-    """Texts to token ids and back, as the published model's own tokenizer does it; it never changes once made.
+    """Converts texts to token ids and back, exactly as the published model's own tokenizer; immutable.
 
     A special token that is written out in a text ("[MASK]") becomes that special token, as in transformers.
     """
@@ -104,8 +104,13 @@ class Tokenizer:
         """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
         (SentencePiece's Unigram), which `usual` completes: load() of a whole model folder knows it.
 
-        tokenizer_config.json is read beside each; stored truncation and padding are dropped. Damage that can be
-        lived with is told in one HeedfulWarning; a HeedfulError says what cannot be used.
+        tokenizer_config.json is read beside each; stored truncation and padding are dropped.
+
+        Warns:
+            HeedfulWarning: Of damage that does not prevent its use.
+
+        Raises:
+            HeedfulError: If a file cannot be used.
         """
         folder = Path(folder)
         try:
@@ -127,22 +132,22 @@ class Tokenizer:
         return tokenizer
 
     def __repr__(self) -> str:
-        """How large the vocabulary is and how long a text may be."""
+        """Return the size of the vocabulary and the maximum length."""
         return f"Tokenizer(size={self.size}, max_length={self.max_length})"
 
     @property
     def max_length(self) -> int | None:
-        """The longest input of the model that the tokenizer belongs to, in tokens, if its folder says so."""
+        """Maximum number of tokens of the model that the tokenizer belongs to; None if unknown or unlimited."""
         longest = self._config.get("model_max_length")
         return int(longest) if longest is not None and longest < UNLIMITED else None
 
     def limited(self, max_length: int) -> Tokenizer:
-        """The same for a model that reads so many tokens at most."""
+        """Return the tokenizer for a model that reads at most `max_length` tokens."""
         return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
 
     @property
     def lowercases(self) -> bool | None:
-        """Whether text is lower-cased; None where the normalizer does not say."""
+        """Whether text is lower-cased; None if the normalizer does not tell."""
         steps = _walk(self._state["normalizer"])
         if any(step.get("type") == "Lowercase" for step in steps):
             return True
@@ -150,31 +155,31 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """ "sha256:..." over all that decides ids: equal fingerprints give equal ids to every text."""
+        """ "sha256:..." of everything that decides ids: tokenizers with equal fingerprints give equal ids."""
         state = self._whole()
         decides = _bare({key: state[key] for key in DECIDES})
         canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
     def id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
+        """Return the id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
         return self._backend.token_to_id(token)
 
     @property
     def continues(self) -> NDArray[np.bool_]:
-        """Which tokens go on with a word, [size]: as the vocabulary marks those, or those that begin one."""
+        """Whether each token continues a word, [size]."""
         return self._parts[0]
 
     def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of these tokens, one after the other, begin a word; after a line's end one does without a mark."""
-        goes_on, ends_line = self._parts
-        found: NDArray[np.bool_] = ~goes_on[tokens]
-        found[1:] |= ends_line[tokens[:-1]]
-        return found
+        """Mark the tokens of a text that begin a word; after the end of a line a token without a mark does, too."""
+        continues, ends_line = self._parts
+        starts: NDArray[np.bool_] = ~continues[tokens]
+        starts[1:] |= ends_line[tokens[:-1]]
+        return starts
 
     @cached_property
     def _parts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which tokens go on with a word, and which end a line in a vocabulary that marks where words begin."""
+        """Whether each token continues a word; and ends a line, in a vocabulary that marks the beginning of words."""
         names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
         inside = self._state["model"].get("continuing_subword_prefix") or ""
         if inside:
@@ -182,57 +187,59 @@ class Tokenizer:
         for begins in ("\u2581", "\u0120"):
             if any(name.startswith(begins) for name in names):
                 line = "\u010a" if begins == "\u0120" else "\n"  # as byte-level vocabularies write it, or as it is
-                goes_on = np.array([not name.startswith((begins, line)) for name in names])
-                return goes_on, np.array([name.endswith(line) for name in names])
+                continues = np.array([not name.startswith((begins, line)) for name in names])
+                return continues, np.array([name.endswith(line) for name in names])
         raise TokenizerError(
-            "this vocabulary does not tell where words begin (## inside of words, or \u2581 or \u0120 before them): "
+            "this vocabulary does not mark words (## inside of words, or \u2581 or \u0120 before them): "
             "choose tokens or spans instead of words"
         )
 
     def name(self, id: int) -> str:
-        """The token that has an id, as the vocabulary spells it."""
-        found = self._backend.id_to_token(id) if 0 <= id < self.size else None
-        if found is None:
+        """Return the token with an id, as the vocabulary spells it."""
+        token = self._backend.id_to_token(id) if 0 <= id < self.size else None
+        if token is None:
             raise TokenizerError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
-        return found
+        return token
 
     def encode(self, item: TokenizerInput, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoding:
-        """The tokens of a text, a pair (a tuple of two texts) or Words.
+        """Encode a text, a pair (a tuple of two texts) or PreTokenized words.
 
-        Without max_length nothing is cut. With it, more tokens than that are an error, or are cut and counted in
-        `dropped`: "longest_first" cuts the longer text of a pair (see `encoded.longest_first`), "only_second" the
-        second one. Special tokens are always kept.
+        Args:
+            item: The text.
+            max_length: Tokens, at most; None: any number.
+            truncate: "error" refuses more tokens; else they are cut, and counted in `dropped`: "longest_first" cuts the
+                longer text of a pair, "only_second" the second one. Special tokens are always kept.
         """
         return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
 
     def encode_batch(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> list[Encoding]:
-        """`encode` for each item, on all processor cores."""
+        """Encode several items, on all processor cores; see `encode`."""
         check_limits(max_length=max_length, truncate=truncate)
         results = []
         for number, encoding in enumerate(self._run(items, fast=False)):
-            kept, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
-            results.append(from_library(encoding, kept, dropped=dropped))
+            positions, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
+            results.append(from_library(encoding, positions, dropped=dropped))
         return results
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The token ids of each text, without special tokens around it, on all processor cores."""
+        """Return the token ids of each text, without special tokens, on all processor cores."""
         texts = list(texts)
         try:
             with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
-                made = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+                encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except HeedfulError:
             _check_surrogates(texts)
             raise
-        return [np.array(each.ids, np.int32) for each in made]
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def windows(self, item: TokenizerInput, *, max_length: int, stride: int) -> list[Encoding]:
-        """All of a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.
+        """Return a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.
 
-        Of a pair the second text is windowed, and the first is whole in each window. The stride is Google's
-        doc_stride: how far a window advances (at most its room for text), in tokens of the windowed text. The
-        stride of transformers is the overlap instead: room - stride.
+        Of a pair the second text is windowed, and the first is whole in each window. The stride is Google's doc_stride,
+        the distance between the starts of windows (at most their room for text), in tokens of the windowed text. In
+        transformers stride is the overlap: room - stride.
         """
         check_limits(max_length=max_length, truncate="error")
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
@@ -246,17 +253,17 @@ class Tokenizer:
     def pack(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> Packed:
-        """Items as one batch for a model; limits as for `encode`, whose ids and types these are, without offsets."""
+        """Return items as one batch for a model; limits as for `encode`."""
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
         for number, encoding in enumerate(self._run(items, fast=True)):
-            kept, _ = _within(encoding, number, max_length=max_length, truncate=truncate)
-            ids.append(select_entries(encoding.ids, kept))
-            types.append(select_entries(encoding.type_ids, kept))
+            positions, _ = _within(encoding, number, max_length=max_length, truncate=truncate)
+            ids.append(select_entries(encoding.ids, positions))
+            types.append(select_entries(encoding.type_ids, positions))
         return Packed.of(ids, types)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of ids, which for a lossy tokenizer is not the original."""
+        """Return the text of ids, which for a lossy tokenizer differs from the original."""
         numbers = [int(number) for number in ids]
         if wrong := [number for number in numbers if not 0 <= number < self.size]:
             raise TokenizerError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
@@ -266,9 +273,12 @@ class Tokenizer:
     def save(self, folder: str | Path, *, types: bool | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
 
-        The vocab.txt of a WordPiece that stood there before goes, where this one is of another kind. What a loaded
-        tokenizer_config.json said beyond that is kept. Each file appears whole or not at all. `types`: whether a model
-        beside it tells them apart, so that transformers' tokenizer has to give them, or may not.
+        An older vocab.txt is removed unless this tokenizer is WordPiece. Other keys of a loaded tokenizer_config.json
+        are kept. Each file appears complete or not at all.
+
+        Args:
+            folder: The folder, which is made if it is missing.
+            types: Whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -312,13 +322,15 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
 
     def _whole(self) -> dict[str, Any]:
-        """What tokenizer.json holds."""
-        found: dict[str, Any] = json.loads(self._backend.to_str())
-        return found
+        """The contents of tokenizer.json."""
+        state: dict[str, Any] = json.loads(self._backend.to_str())
+        return state
 
     def _run(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
         if isinstance(items, str | tuple | PreTokenized):
-            raise TokenizerError(f"items is one {type(items).__name__}, but a list of texts, pairs or Words is needed")
+            raise TokenizerError(
+                f"items is one {type(items).__name__}, but a list of texts, pairs or PreTokenized is needed"
+            )
         items = list(items)
         for number, item in enumerate(items):
             if not isinstance(item, str):
@@ -334,11 +346,11 @@ class Tokenizer:
                 with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
                     backend = self._for_words if words else self._backend
                     run = backend.encode_batch_fast if fast else backend.encode_batch
-                    made = run(inputs, is_pretokenized=words)
+                    encodings = run(inputs, is_pretokenized=words)
             except HeedfulError:
                 _check_surrogates(items)
                 raise
-            results.update(zip(numbers, made, strict=True))
+            results.update(zip(numbers, encodings, strict=True))
         return [results[number] for number in range(len(items))]
 
 
@@ -347,11 +359,11 @@ def _check(number: int, item: object) -> None:
         return
     if isinstance(item, PreTokenized):
         if isinstance(item.words, str) or not all(isinstance(word, str) for word in item.words):
-            raise TokenizerError(f"item {number} is {item!r:.80}: Words holds a list of words, each a str")
+            raise TokenizerError(f"item {number} is {item!r:.80}: PreTokenized has a list of words, each a str")
         return
     raise TokenizerError(
         f"item {number} is {item!r:.80} ({type(item).__name__}): give a text (str), a pair (a tuple of two texts), "
-        "or Words([...]) for a text that is already split"
+        "or PreTokenized([...]) for a text that is already split"
     )
 
 
@@ -370,7 +382,7 @@ def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
 def _within(
     encoding: tokenizers.Encoding, number: int, *, max_length: int | None, truncate: Truncate
 ) -> tuple[list[int] | None, int]:
-    """Which tokens stay (None: all) and how many do not."""
+    """Positions of the tokens to keep (None: all), and the number of the others."""
     if max_length is None or len(encoding) <= max_length:
         return None, 0
     lengths = count_tokens(encoding)
@@ -379,14 +391,14 @@ def _within(
 
 
 def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
-    """What tokenizer_config.json names; else what stands around a text; else the published names."""
+    """Find special tokens: as tokenizer_config.json names them; else those around a text; else published names."""
     config, state = tokenizer._config, tokenizer._state
     added = {token["content"] for token in state["added_tokens"]}
     segments = probe.sequence_ids
-    end = len(segments) - next((back for back, each in enumerate(reversed(segments)) if each is not None), 0)
-    around = {"first": probe.ids[:1], "separator": probe.ids[end : end + 1]}  # some end a text in <sep> <cls>
-    outside = {"first": segments[:1] == [None], "separator": segments[-1:] == [None]}
-    found: dict[str, int | None] = {}
+    end = len(segments) - next((back for back, segment in enumerate(reversed(segments)) if segment is not None), 0)
+    around = {"bos_or_cls": probe.ids[:1], "eos_or_sep": probe.ids[end : end + 1]}  # some end a text in <sep> <cls>
+    outside = {"bos_or_cls": segments[:1] == [None], "eos_or_sep": segments[-1:] == [None]}
+    special: dict[str, int | None] = {}
     for role, keys in ROLES.items():
         named = [config[key] for key in keys if config.get(key)]
         contents = [token["content"] if isinstance(token, dict) else token for token in named]
@@ -399,21 +411,21 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
         contents.extend(token for token in typical if token in added and not outside.get(role))
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []
-        found[role] = next((number for number in ids if number is not None), None)
-    return SpecialIds(**found)
+        special[role] = next((number for number in ids if number is not None), None)
+    return SpecialIds(**special)
 
 
 def _walk(state: Any) -> list[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or post-processor and all that a Sequence of them holds."""
+    """A normalizer, pre-tokenizer or post-processor, and all components of a Sequence."""
     if isinstance(state, list):
-        return [step for each in state for step in _walk(each)]
+        return [step for part in state for step in _walk(part)]
     if not isinstance(state, dict):
         return []
     return [state, *(step for value in state.values() for step in _walk(value))]
 
 
 def _bare(state: Any) -> Any:
-    """What a later version of the library would write too: no option that is off, no last digit of a score."""
+    """The state that all versions of the library write: no options that are off, no last digits of scores."""
     if isinstance(state, float):
         return f"{state:.9g}"
     if isinstance(state, dict):

@@ -100,7 +100,7 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
 
 
 def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters of all words, and which of them stand inside a word; both sorted."""
+    """The most frequent characters of all words, and those of them that occur inside a word; both sorted."""
     counted: Counter[str] = Counter()
     inside: set[str] = set()
     normalize, split = backend.normalizer.normalize_str, backend.pre_tokenizer.pre_tokenize_str
@@ -108,8 +108,8 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
         words = [word for word, _ in split(normalize(text))]
         counted.update("".join(words))
         inside.update(*(word[1:] for word in words))
-    kept = sorted(sorted(counted), key=lambda character: -counted[character])[:most]
-    return sorted(kept), sorted(inside & set(kept))
+    alphabet = sorted(sorted(counted), key=lambda character: -counted[character])[:most]
+    return sorted(alphabet), sorted(inside & set(alphabet))
 
 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -168,9 +168,9 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     return backend
 
 
-def _accents_and_case(settings: TokenizerSettings, apart: Any, together: Any = None) -> list[Any]:
+def _accents_and_case(settings: TokenizerSettings, first: Any, last: Any = None) -> list[Any]:
     """The normalizers that take accents off and lower the case, as far as the settings ask."""
-    steps = [apart, normalizers.StripAccents(), *([together] if together else [])] if settings.strips_accents else []
+    steps = [first, normalizers.StripAccents(), *([last] if last else [])] if settings.strips_accents else []
     return [*steps, *([normalizers.Lowercase()] if settings.lowercases else [])]
 
 

@@ -17,13 +17,13 @@ UNKNOWN = "[UNK]"
 
 
 def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenizer:
-    """A token for each word, and 0 for any other; texts are split at spaces and around punctuation.
+    """Return a tokenizer with a token for each word, and 0 for any other; it splits at spaces and around punctuation.
 
-    Nothing stands around a text. Lower-casing takes accents off too.
+    It adds no special tokens. Lower-casing removes accents too.
     """
-    kept = [word for word in dict.fromkeys(words) if word != UNKNOWN]
-    ids = {word: number for number, word in enumerate([UNKNOWN, *kept])}
-    if not kept:
+    known = [word for word in dict.fromkeys(words) if word != UNKNOWN]
+    ids = {word: number for number, word in enumerate([UNKNOWN, *known])}
+    if not known:
         raise TokenizerError("there are no words to make a vocabulary of: give some")
     with translate_errors("this vocabulary cannot be used", "check its words"):
         backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
@@ -34,7 +34,7 @@ def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenize
 
 
 def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str]:
-    """How often each word stands in the texts, in the order in which they first do."""
+    """Count the words of texts, in the order in which they first appear."""
     normalize, split = _normalizer(lower_case).normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     counted: Counter[str] = Counter()
     with translate_errors("the texts cannot be split into words", "read them as UTF-8"):
@@ -44,7 +44,7 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
 
 
 def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
-    """How a word of another vocabulary stands in texts that are read so; None: as several words, or not at all.
+    """Return a word as `word_tokenizer` normalises it; None if it is several words, or empty.
 
     >>> as_single_word("Schön"), as_single_word("schön", lower_case=False), as_single_word("U.S.")
     ('schon', 'schön', None)

@@ -120,7 +120,11 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
         assert len(sample) <= 100 and sample.bounds[-1] == len(sample) == len(sample.types)
         for (start, stop), label in zip(pairwise(sample.bounds), sample.target, strict=True):
             first, last = ranges[label, 0]
-            expected = [tokenizer.special.first, *corpus.tokens(int(first), int(last)), tokenizer.special.separator]
+            expected = [
+                tokenizer.special.bos_or_cls,
+                *corpus.tokens(int(first), int(last)),
+                tokenizer.special.eos_or_sep,
+            ]
             assert sample.tokens[start:stop].tolist() == expected
         seen += sample.target.tolist()
     assert sorted(seen) == labels.tolist()
@@ -145,8 +149,8 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
         for (start, stop), label in zip(pairwise(sample.bounds), sample.target, strict=True):
             first, last = (int(each) for each in ranges[label, 0])
             ends = last == len(owner) or owner[last] != owner[first]
-            closing = [tokenizer.special.separator] if ends else []
-            expected = [tokenizer.special.first, *corpus.tokens(first, last), *closing]
+            closing = [tokenizer.special.eos_or_sep] if ends else []
+            expected = [tokenizer.special.bos_or_cls, *corpus.tokens(first, last), *closing]
             assert sample.tokens[start:stop].tolist() == expected
             closed += ends
     assert closed == COUNT < len(ranges) and rows.tokens == sum(len(rows[number]) for number in range(len(rows)))

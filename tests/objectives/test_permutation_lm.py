@@ -26,7 +26,7 @@ from tests.support.tiny_models import Exact, save_tiny
 from tests.support.tiny_runs import LINES, tokenizer
 
 special = tokenizer().special
-FIRST, END, PAD, MASK = special.first, special.separator, special.pad, special.mask
+FIRST, END, PAD, MASK = special.bos_or_cls, special.eos_or_sep, special.pad, special.mask
 SPANS, ANY = PermutationLM(tokenizer=tokenizer()), PermutationLM(tokenizer=tokenizer(), spans=False)
 KINDS = pytest.mark.parametrize("objective", [SPANS, ANY], ids=["spans", "any"])
 text = st.lists(st.integers(5, 98), max_size=40)

@@ -47,6 +47,6 @@ def test_ordinary_tokens_are_those_of_the_text() -> None:
     tokenizer = trained(documents(5))
     special = tokenizer.special
     ids = np.array(
-        [special.first, 9, special.mask, 10, special.unknown, special.separator, special.pad], dtype=np.int32
+        [special.bos_or_cls, 9, special.mask, 10, special.unknown, special.eos_or_sep, special.pad], dtype=np.int32
     )
     assert is_text_token(ids, tokenizer).tolist() == [False, True, False, True, True, False, False]

@@ -34,7 +34,7 @@ from tests.support.tiny_models import Exact, eager, randomise, save_tiny
 from tests.support.tiny_runs import LINES, distance, tokenizer
 
 special = tokenizer().special
-FIRST, END, PAD, MASK = special.first, special.separator, special.pad, special.mask
+FIRST, END, PAD, MASK = special.bos_or_cls, special.eos_or_sep, special.pad, special.mask
 text = st.lists(st.integers(5, 98), max_size=30)
 groups = st.lists(st.lists(text, min_size=1, max_size=3), min_size=1, max_size=3)
 

@@ -365,9 +365,9 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     asked = question(long_text(60), context, context.split()[1])
     made = task(limit=SHORT)
     (windows,) = windowed(made, asked)
-    assert len({each.beside for each in windows}) > 3
+    assert len({each.first_text_start for each in windows}) > 3
     samples = made.encode_split([asked]).samples
-    assert len(samples) >= len({each.beside for each in windows})
+    assert len(samples) >= len({each.first_text_start for each in windows})
     for each in samples:
         assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
     loaded, encoded = both("span").ours, tokenizer().encode((asked.question, asked.context))

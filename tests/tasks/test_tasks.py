@@ -92,7 +92,7 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
     for window, places in zip(found, parts[1:], strict=True):
         assert len(window) <= limit and window.ids[0] == whole.ids[0] and window.ids[-1] == whole.ids[-1]
         seen = []
-        for start, mine, all_ in zip((window.beside, window.start), places, parts[0], strict=True):
+        for start, mine, all_ in zip((window.first_text_start, window.start), places, parts[0], strict=True):
             numbers = range(start, start + len(mine))
             assert [window.ids[n] for n in mine] == [whole.ids[all_[n]] for n in numbers]
             seen.append(numbers)

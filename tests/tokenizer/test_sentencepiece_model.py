@@ -104,7 +104,7 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
             assert list(single.ids) == [*one, id("</s>")]
             assert list(pair.ids) == [*one, id("</s>"), *other, id("</s>")]
             assert id("<extra_id_0>") == theirs.get_piece_size() + 99 and id("<extra_id_99>") == theirs.get_piece_size()
-            assert ours.special.separator == id("</s>") and ours.special.pad == id("<pad>")
+            assert ours.special.eos_or_sep == id("</s>") and ours.special.pad == id("<pad>")
     heedful.save(loaded, tmp_path / "saved")
     assert (tmp_path / "saved/tokenizer.json").is_file() and not (tmp_path / "saved/spiece.model").exists()
     again = heedful.load(tmp_path / "saved").tokenizer

@@ -278,7 +278,7 @@ def test_ascii_offsets_are_exactly_the_words(words: Tokenizer) -> None:
 
 def test_pairs_have_type_0_up_to_and_with_the_first_separator(words: Tokenizer) -> None:
     found = words.encode(("hello the", "cat"))
-    separator = found.ids.index(words.special.separator)
+    separator = found.ids.index(words.special.eos_or_sep)
     assert found.types == (0,) * (separator + 1) + (1,) * (len(found) - separator - 1)
     assert [found.segments[number] for number in (0, separator, -1)] == [None] * 3
     assert found.special == tuple(segment is None for segment in found.segments)
@@ -484,7 +484,7 @@ def test_ids_are_those_without_special_tokens(kind: str, request: pytest.Fixture
 
 def test_ids_names_and_decoding(words: Tokenizer) -> None:
     assert words.size == len(wordpieces())
-    assert words.special.first == 2 and words.special.pad == 0 and words.special.mask == 4
+    assert words.special.bos_or_cls == 2 and words.special.pad == 0 and words.special.mask == 4
     assert words.id("##ing") == wordpieces().index("##ing") and words.id("nowhere") is None
     assert words.name(4) == "[MASK]"
     assert words.encode("[MASK]").ids[1:-1] == (4,)

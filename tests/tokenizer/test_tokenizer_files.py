@@ -68,7 +68,7 @@ def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) 
     write_byte_level(tmp_path, ANGLED, config)
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
-    assert (tokenizer.special.first, tokenizer.special.pad, tokenizer.special.separator) == (0, 1, 2)
+    assert (tokenizer.special.bos_or_cls, tokenizer.special.pad, tokenizer.special.eos_or_sep) == (0, 1, 2)
     assert tokenizer.name(tokenizer.special.mask or 0) == "<mask>"
 
 
@@ -77,7 +77,7 @@ def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) 
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.encode("hello").ids == (tokenizer.id("hello"),)
-    assert tokenizer.special.first == tokenizer.special.separator == 0 and tokenizer.special.pad is None
+    assert tokenizer.special.bos_or_cls == tokenizer.special.eos_or_sep == 0 and tokenizer.special.pad is None
 
 
 def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_published_folder_equals_transformers() -> None:
     tokenizer = Tokenizer.load(folder)
     same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(folder)))
     assert len(tokenizer.encode("the " * 600)) == 602 and tokenizer.lowercases
-    assert (tokenizer.size, tokenizer.special.first, tokenizer.special.mask) == (30522, 101, 103)
+    assert (tokenizer.size, tokenizer.special.bos_or_cls, tokenizer.special.mask) == (30522, 101, 103)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
     with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as told:
         tokenizer = Tokenizer.load(tmp_path)
     assert len(told) == 1 and tokenizer.size == 3
-    assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.separator is None
+    assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.eos_or_sep is None
     assert tokenizer.encode(("hello", "hello")).ids == (1, 2, 2)
 
 
@@ -392,4 +392,4 @@ def test_gpt2s_tokenizer_json_names_its_end(tmp_path: Path) -> None:
     Tokenizer.load(tmp_path).save(tmp_path / "whole")
     (tmp_path / "whole/tokenizer_config.json").write_text('{"model_max_length": 1024}')
     special = Tokenizer.load(tmp_path / "whole").special
-    assert special.first == special.separator == 0
+    assert special.bos_or_cls == special.eos_or_sep == 0

@@ -35,12 +35,12 @@ def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
     tokenizer = train_tokenizer(TEXTS, settings(kind, max_length=64))
     assert tokenizer.size <= settings(kind).vocab_size and tokenizer.max_length == 64
     special = tokenizer.special
-    named = {special.pad, special.unknown, special.first, special.separator, special.mask}
+    named = {special.pad, special.unknown, special.bos_or_cls, special.eos_or_sep, special.mask}
     assert named == {0, 1, 2, 3, 4}
     for text in TEXTS:
         found = tokenizer.encode((text, "dogs"))
         assert special.unknown not in found.ids
-        assert found.ids[0] == special.first and found.ids[-1] == special.separator
+        assert found.ids[0] == special.bos_or_cls and found.ids[-1] == special.eos_or_sep
         assert set(found.types) == ({0} if kind == "bpe" else {0, 1})
     if kind != "wordpiece":
         assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]

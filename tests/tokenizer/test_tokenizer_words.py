@@ -23,6 +23,6 @@ def test_words_are_counted_and_found_again(tmp_path: Path) -> None:
         assert each.fingerprint == tokenizer.fingerprint and each.size == 4 and each.special.unknown == 0
         assert each.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
         assert each.encode(("the", "end")).types == (0, 1) and each.encode("").ids == ()
-        assert each.special.first is None and each.special.separator is None
+        assert each.special.bos_or_cls is None and each.special.eos_or_sep is None
     with pytest.raises(HeedfulError, match="there are no words to make a vocabulary of"):
         word_tokenizer(["[UNK]"])

@@ -182,7 +182,7 @@ def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingC
             f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "
             "init.reader.ends, or take another kind than hierarchical"
         )
-    after = tokenizer.special.separator  # which ends a text, and is no sentence of its own
+    after = tokenizer.special.eos_or_sep  # which ends a text, and is no sentence of its own
     return replace(reader, ends=ends if after is None else (*ends, after))
 
 

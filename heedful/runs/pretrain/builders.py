@@ -289,7 +289,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
     def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
         """Return the special tokens around a document: one at its beginning, and one at its end."""
-        template, end = super().template(tokenizer), tokenizer.special.separator
+        template, end = super().template(tokenizer), tokenizer.special.eos_or_sep
         before, after = template.runs
         if len(after[0]):
             return template

@@ -209,7 +209,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
         tokenizer = train_tokenizer(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
         reader = with_sentence_ends(HierarchicalPooling(), tokenizer)
         assert isinstance(reader, HierarchicalPooling)
-        said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}
+        said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.eos_or_sep}
         assert {".", "!"} <= said and all(set(each) <= set('.!?…。！"') for each in said), (kind, said)
         for text in ("good . bad", "good! bad", "good. bad"):
             batch = Packed.of([ids.tolist() for ids in tokenizer.ids([text])])

@@ -64,7 +64,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = train_tokenizer(
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=48)
     )
-    ends = {"pad_token_id": words.special.pad, "eos_token_id": words.special.separator}
+    ends = {"pad_token_id": words.special.pad, "eos_token_id": words.special.eos_or_sep}
     sizes: dict[str, Any] = {"vocab_size": words.size, **ends}
     torch.manual_seed(0)
     both = transformers.T5Config(
@@ -285,9 +285,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         assert again["text"] == json.loads(line)["prediction"]
 
     found = alignment(loaded, *ROWS[0])
-    assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.separator is not None
+    assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.eos_or_sep is not None
     assert found.read[1] == "ada"[: len(found.read[1])] and found.written[0] == "yesterday"[: len(found.written[0])]
-    assert found.written[-1] == loaded.tokenizer.name(loaded.tokenizer.special.separator)
+    assert found.written[-1] == loaded.tokenizer.name(loaded.tokenizer.special.eos_or_sep)
     assert found.weights.shape == (len(found.written), len(found.read))
     assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
     lines = [json.dumps({"id": n, "input": text, "prediction": said}) for n, (text, said) in enumerate(ROWS[:3])]

@@ -240,7 +240,7 @@ def check_model(kind: str, folder: Path) -> None:
     theirs, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
     assert ours.tokenizer is not None and ours.head is not None
-    assert theirs.config.eos_token_id in (None, ours.tokenizer.special.separator)
+    assert theirs.config.eos_token_id in (None, ours.tokenizer.special.eos_or_sep)
     own = transformers.AutoTokenizer.from_pretrained(folder)
     words = ("In the garden a rose falls today.", "In the mill a wheel turns.")
     given: Any = words if kind in ("mlm+nsp", "mlm+sop") else words[0]
@@ -266,7 +266,7 @@ def check_writing(kind: str, folder: Path) -> None:
     ours, theirs = heedful.load(folder), getattr(transformers, MODELS[kind][0]).from_pretrained(folder).eval()
     assert ours.tokenizer is not None
     special, config = ours.tokenizer.special, theirs.generation_config
-    assert (config.eos_token_id, config.pad_token_id) == (special.separator, special.pad)
+    assert (config.eos_token_id, config.pad_token_id) == (special.eos_or_sep, special.pad)
     ids = ours.tokenizer.pack(["In the garden"]).tokens[None]
     read = ids[:, :-1] if kind == "clm" else ids
     written = theirs.generate(read, max_new_tokens=6, do_sample=False)[0]
@@ -383,11 +383,11 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
     corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
     (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None))
-    objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
+    objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.eos_or_sep, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
         ends += int((objective.batch([sample], [0]).targets == end).sum())
         sequences += len(sample.bounds) - 1
-        assert all(sample.tokens[start] in (tokenizer.special.first, end) for start in sample.bounds[:-1])
+        assert all(sample.tokens[start] in (tokenizer.special.bos_or_cls, end) for start in sample.bounds[:-1])
     assert ends == 40 < sequences
 
 
