@@ -443,7 +443,7 @@ def test_toml_looks_as_a_person_would_write_it() -> None:
 
 
 def test_what_toml_cannot_hold_is_not_written() -> None:
-    with pytest.raises(HeedfulError, match=r'^to_toml: the text "none" stands where None is allowed'):
+    with pytest.raises(HeedfulError, match=r'^to_toml: the text "none" would be read as None'):
         settings.to_toml(Model(name="a", note="none"))
     with pytest.raises(HeedfulError, match=r"^to_toml: betas\.0 is inf, expected a finite number$"):
         settings.to_toml(Model(name="a", betas=(float("inf"), 0.0)))

@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(plain, unk_token="[UNK]"))
     odd = Tokenizer(backend, {"mask_token": "[MASK]"})
     MaskedLM(tokenizer=odd, mask_unit="spans")
-    with pytest.raises(HeedfulError, match="does not tell where words begin"):
+    with pytest.raises(HeedfulError, match="does not mark words"):
         MaskedLM(tokenizer=odd, mask_unit="words")
 
 

@@ -207,5 +207,5 @@ def test_what_cannot_be_is_refused() -> None:
             embedding=replace(config.model.embedding, query=embedding),
             encoder=replace(config.model.encoder, relation=relation),
         )
-        with pytest.raises(HeedfulError, match=r"two streams: embedding\.query = true"):
+        with pytest.raises(HeedfulError, match=r"two-stream attention: embedding\.query = true"):
             SPANS.loss(create(replace(config, model=model)), SPANS.batch([sample([5, 6])], [0]))

@@ -71,6 +71,6 @@ def test_room() -> None:
 
 
 def test_another_order_is_refused() -> None:
-    with pytest.raises(HeedfulError, match="does not keep the texts of a pair in their order"):
+    with pytest.raises(HeedfulError, match="swaps the texts of a pair"):
         SpecialTokenTemplate.of(made("swapped"), pair=True)
     assert SpecialTokenTemplate.of(made("swapped"), pair=False).width == 0

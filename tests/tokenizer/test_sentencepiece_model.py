@@ -34,7 +34,7 @@ def written(folder: Path, **options: Any) -> tuple[Any, Path]:
 
 
 def alone(folder: Path) -> Tokenizer:
-    with pytest.warns(HeedfulWarning, match=r"spiece\.model does not say which special tokens stand around a text"):
+    with pytest.warns(HeedfulWarning, match=r"spiece\.model does not name the special tokens around a text"):
         return Tokenizer.load(folder)
 
 

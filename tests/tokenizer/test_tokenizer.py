@@ -506,7 +506,7 @@ def test_ids_names_and_decoding(words: Tokenizer) -> None:
     [
         (lambda: ["a", 3], r"item 1 is 3 \(int\): give a text"),
         (lambda: ["a", None], "item 1 is None"),
-        (lambda: [["a", "b"]], r"item 0 is \['a', 'b'\] \(list\).*Words"),
+        (lambda: [["a", "b"]], r"item 0 is \['a', 'b'\] \(list\).*PreTokenized"),
         (lambda: [("a", "b", "c")], "item 0 is"),
         (lambda: [("a", 1)], "a pair"),
         (lambda: [PreTokenized("ab")], "PreTokenized has a list of words"),

@@ -338,7 +338,7 @@ def test_other_tokens_are_paired_by_example_or_refused() -> None:
     assert found.teacher_numbers == [(0, 1), (2,)] and not found.same
     said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
     assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
-    with pytest.raises(Exception, match="other tokens, or other windows, but states compare token with token"):
+    with pytest.raises(Exception, match="different tokens or windows, but states compare token with token"):
         align_samples(mine, theirs, "classes", ["states"])
     with pytest.raises(Exception, match="soft labels of span"):
         align_samples(mine, theirs, "span")
