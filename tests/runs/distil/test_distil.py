@@ -537,7 +537,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     words = (other / "vocab.txt").read_text().splitlines()
     (other / "vocab.txt").write_text("".join(f"{word if word != 'the' else 'xyz'}\n" for word in words))
     wishes = [*NO_BASELINE, "loss.states.weight=1"]
-    with pytest.raises(HeedfulError, match="other tokens, or other windows, but states compare"):
+    with pytest.raises(HeedfulError, match="different tokens or windows, but states compare"):
         distil(teacher, labelled, no, student=str(other), assignments=wishes)
     masked, text = of_text(tmp_path)
     with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
