@@ -173,5 +173,5 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
     none = torch.ones(0)
     asked = TeacherRequest(samples=(), numbers=[0, 1], keys=[0, 0], label=none, kd=none, sizes=[2, 2], rows=None)
     with OneDevice():  # type: ignore[no-untyped-call]
-        said = found._said(asked, torch.ones(4, 3, device=META))
+        said = found._teacher_outputs(asked, torch.ones(4, 3, device=META))
     assert said["scores"].shape == (4, 3) and said["scores"].is_meta
