@@ -109,7 +109,9 @@ class Embed(Task):
         if self.scored and not self.low < self.high:
             raise HeedfulError(f"scores go from {self.low} to {self.high}: low must be below high")
         if not self.scored and self.group_size < 2:
-            raise HeedfulError(f"group_size is {self.group_size}, but in-batch negatives need groups of 2 or more pairs")
+            raise HeedfulError(
+                f"group_size is {self.group_size}, but in-batch negatives need groups of 2 or more pairs"
+            )
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
