@@ -12,7 +12,7 @@ from statistics import geometric_mean, median
 import torch
 from attention_arms import BUDGET, HEADS, MODES, Case, make_batches, runner, settings
 from lengths import DISTRIBUTIONS
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 
 from heedful.nn.attend import REFERENCE
 from heedful.nn.layout import AttentionArgs, Layout
@@ -61,8 +61,8 @@ def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
             times[name].append(1000 * (time.perf_counter() - start))
     best = min(map(median, times.values()))
     lines = [
-        Line(setting=name, milliseconds=Spread.of(each), plan=plans[name], score=best / median(each))
-        for name, each in times.items()
+        Line(setting=name, milliseconds=Spread.of(durations), plan=plans[name], score=best / median(durations))
+        for name, durations in times.items()
     ]
     return sorted(lines, key=lambda line: -line.score)
 
@@ -75,16 +75,16 @@ def summary(results: dict[Case, list[Line]]) -> str:
             scores.setdefault(line.setting, {}).setdefault(f"{case.mode} {case.precision}", []).append(line.score)
     columns = list(next(iter(scores.values())))
     means = {
-        name: [geometric_mean(each[column]) if column in each else 0.0 for column in columns]
-        for name, each in scores.items()
+        name: [geometric_mean(ratios[column]) if column in ratios else 0.0 for column in columns]
+        for name, ratios in scores.items()
     }
-    rows = [[name, *(f"{score:.2f}" for score in each)] for name, each in means.items()]
+    rows = [[name, *(f"{score:.2f}" for score in shares)] for name, shares in means.items()]
     return "## Scores\n\n" + grid(["setting", *columns], sorted(rows, key=lambda row: -sum(means[row[0]])))
 
 
 def details(case: Case, lines: list[Line]) -> str:
     """One case as a table."""
-    rows = [[each.setting, each.milliseconds.text(1), f"{each.plan:.1f}", f"{each.score:.2f}"] for each in lines]
+    rows = [[line.setting, line.milliseconds.text(1), f"{line.plan:.1f}", f"{line.score:.2f}"] for line in lines]
     return f"## {', '.join(case)}\n\n" + grid(["setting", "ms", "plan ms", "score"], rows)
 
 
@@ -96,21 +96,23 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=list(BOUNDS), default=list(BOUNDS))
     parser.add_argument("--quick", action="store_true", help="rehearse on a few hundred tokens, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
-    given = parser.parse_args()
-    if given.rounds < 1 or (given.rounds < 7 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 7")
-    tokens = 256 if given.quick else TOKENS
+    options = parser.parse_args()
+    if options.rounds < 1 or (options.rounds < 7 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 7")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
+    tokens = 256 if options.quick else TOKENS
     results = {}
-    for case in map(Case._make, product(given.modes, given.precisions, HEADS, DISTRIBUTIONS)):
-        results[case] = measure(case, given.rounds, tokens)
+    for case in map(Case._make, product(options.modes, options.precisions, HEADS, DISTRIBUTIONS)):
+        results[case] = measure(case, options.rounds, tokens)
         print(details(case, results[case]), flush=True)
     print(summary(results))
-    if given.output or not given.quick:
+    if options.output or not options.quick:
         threads, bounds = torch.get_num_threads(), ", ".join(f"{bound} in {name}" for name, bound in BOUNDS.items())
-        about = ABOUT.format(rounds=given.rounds, threads=threads, tokens=tokens, budget=BUDGET, bounds=bounds)
-        texts = [summary(results), *(details(*each) for each in results.items())]
-        data = [case._asdict() | {"lines": [asdict(line) for line in each]} for case, each in results.items()]
-        print(write("attention", about, texts, data, given.output or RESULTS))
+        about = ABOUT.format(rounds=options.rounds, threads=threads, tokens=tokens, budget=BUDGET, bounds=bounds)
+        texts = [summary(results), *(details(*item) for item in results.items())]
+        data = [case._asdict() | {"lines": [asdict(line) for line in lines]} for case, lines in results.items()]
+        print(write("attention", about, texts, data, options.output or RESULTS))
 
 
 if __name__ == "__main__":

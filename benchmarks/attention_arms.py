@@ -21,12 +21,12 @@ HEADS = {"12 x 32": (12, 32), "12 x 64": (12, 64)}
 MODES = ("forward", "forward+backward")
 WIDTHS = ((), (64,), (64, 128), (64, 128, 256))
 BUDGETS = (1 << 15, 1 << 18, 1 << 20)  # scores a head in a block
-USUAL = ((64, 128), 1 << 16)  # stands in the kernel table
+USUAL = ((64, 128), 1 << 16)  # in the kernel table
 Batch = tuple[Tensor, Tensor, tuple[int, ...]]  # q, k and v side by side; the gradient of the result; bounds
 
 
 class Case(NamedTuple):
-    """What is attended to."""
+    """The inputs of attention that are measured."""
 
     mode: str
     precision: str
@@ -66,7 +66,7 @@ def _run(
 
 
 def make_batches(case: Case, tokens: int) -> list[Batch]:
-    """About so many random rows, q, k and v side by side as a model has them."""
+    """Make batches of about `tokens` random rows, with q, k and v side by side as in a model."""
     drawn = lengths.draw(case.distribution, max(2, int(tokens // lengths.DISTRIBUTIONS[case.distribution].mean)))
     batches, generator, train = [], torch.Generator().manual_seed(0), case.mode != "forward"
     for numbers in lengths.fill(drawn, BUDGET, longest_first=not train):
@@ -74,7 +74,7 @@ def make_batches(case: Case, tokens: int) -> list[Batch]:
         qkv = torch.randn(bounds[-1], 3, *HEADS[case.heads], generator=generator)
         gradient = torch.randn(qkv[:, 0].shape, generator=generator)
         # rounded in every precision alike, so that results can be compared
-        qkv, gradient = (each.bfloat16().to(getattr(torch, case.precision)) for each in (qkv, gradient))
+        qkv, gradient = (tensor.bfloat16().to(getattr(torch, case.precision)) for tensor in (qkv, gradient))
         batches.append((qkv.requires_grad_(train), gradient, bounds))
     return batches
 
@@ -84,12 +84,12 @@ def runner(kernel: Kernel, batches: list[Batch]) -> tuple[Callable[[], list[Tens
     layouts = [Timed(pairs, pairs) for pairs in (tuple(pairwise(bounds)) for *_, bounds in batches)]
 
     def run() -> list[Tensor]:
-        made: list[Tensor] = []
+        outputs: list[Tensor] = []
         for (qkv, gradient, _), layout in zip(batches, layouts, strict=True):
             q, k, v = qkv.unbind(1)
             with torch.set_grad_enabled(qkv.requires_grad):
                 mixed = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=q.shape[-1] ** -0.5))
-            made += [mixed.detach(), *(torch.autograd.grad(mixed, qkv, gradient) if qkv.requires_grad else ())]
-        return made
+            outputs += [mixed.detach(), *(torch.autograd.grad(mixed, qkv, gradient) if qkv.requires_grad else ())]
+        return outputs
 
     return run, layouts

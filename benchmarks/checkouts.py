@@ -40,7 +40,7 @@ STEPS = 60
 
 
 def texts(count: int, longest: int, seed: int) -> list[str]:
-    """Texts of up to `longest` words."""
+    """Make texts of up to `longest` words."""
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=draw.randint(2, longest))) for _ in range(count)]
 
@@ -97,7 +97,7 @@ def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of the median, from order statistics: covers it with at least that probability.
+    """Return a confidence interval of the median from order statistics; it covers at least `level`.
 
     See David and Nagaraja, Order Statistics, 2003, section 7.1.
     """
@@ -108,20 +108,9 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def ratios(measured: Measured) -> list[float]:
-    """Speed of this checkout over that of the other one, in each round."""
+    """Return the speed of this checkout divided by the speed of the other one, in each round."""
     before, now = (measured.turns[arm.name] for arm in measured.arms)
     return [truediv(old["seconds"], new["seconds"]) for old, new in zip(before, now, strict=True)]
-
-
-def commit(checkout: Path) -> str:
-    """The commit of a checkout without changes.
-
-    Raises:
-        SystemExit: If files differ from the commit.
-    """
-    if subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True).stdout.strip():
-        raise SystemExit(f"{checkout} has changes that are not committed: commit them before measuring")
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
@@ -130,10 +119,10 @@ def main() -> None:
     options.add_argument("before", type=Path)
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--only", default=",".join(ARMS))
-    given = options.parse_args()
-    checkouts = {"before": given.before.resolve(), "now": ROOT}
-    commits = {name: commit(checkout) for name, checkout in checkouts.items()}
-    data: dict[str, Any] = {"machine": report.facts(), "commits": commits, "rounds": given.rounds, "arms": {}}
+    arguments = options.parse_args()
+    checkouts = {"before": arguments.before.resolve(), "now": ROOT}
+    commits = {name: report.clean_commit(checkout) for name, checkout in checkouts.items()}
+    data: dict[str, Any] = {"machine": report.facts(), "commits": commits, "rounds": arguments.rounds, "arms": {}}
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         heedful = str(ROOT / ".venv" / "bin" / "heedful")
@@ -142,7 +131,7 @@ def main() -> None:
         trained = [heedful, "finetune", "classify", intents, "--output", model, "--max-steps", "20"]
         subprocess.run(trained, check=True, capture_output=True)
         (Path(model) / "model" / "heedful.json").unlink(missing_ok=True)  # written by this checkout for itself
-        for name in given.only.split(","):
+        for name in arguments.only.split(","):
             arms = [
                 Arm(
                     name=which,
@@ -150,12 +139,12 @@ def main() -> None:
                         *(str(checkout / ".venv/bin/python"), __file__, "--arm", name),
                         *(f"{model}/model", intents, which),
                     ),
-                    ours=which == "now",
+                    is_heedful=which == "now",
                     bound=Bound(difference=1e-5, cosine=0.9999),
                 )
                 for which, checkout in checkouts.items()
             ]
-            measured = alternate(arms, given.rounds)
+            measured = alternate(arms, arguments.rounds)
             values = ratios(measured)
             low, high = interval(values)
             seconds = {which: median(turn["seconds"] for turn in turns) for which, turns in measured.turns.items()}

@@ -4,7 +4,7 @@ HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 --arms bag attention --folder runs
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs --finished  # a record of what there is
 
-An arm whose run is finished is only measured; one that was stopped goes on.
+An arm whose run is finished is only measured; one that was stopped resumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from engines import minilm
 from finetune_data import load
-from report import RESULTS, facts, grid, write
+from report import RESULTS, check_destination, facts, grid, write
 
 import heedful
 from heedful.data import LabelledExample
@@ -57,20 +57,23 @@ SAID = {("SST-2", "bag"): "80 to 83", ("IMDB", "bag"): "85.8"}  # published
 
 def data(task: str, folder: Path) -> Path:
     """Texts and labels of three splits as files that Heedful reads: part of train, the rest of it, what is measured."""
-    made = folder / f"data-{task}"
-    if made.is_dir():
-        return made
-    given = load(task)
-    rows, held = ([each for each in part if isinstance(each, LabelledExample)] for part in (given.train, given.held))
+    data_folder = folder / f"data-{task}"
+    if data_folder.is_dir():
+        return data_folder
+    labelled = load(task)
+    rows, held = (
+        [example for example in part if isinstance(example, LabelledExample)]
+        for part in (labelled.train, labelled.held)
+    )
     random.Random(f"kept back of {task}").shuffle(rows)
     back = round(KEPT_BACK * len(rows))
-    part = made.with_suffix(".part")
+    part = data_folder.with_suffix(".part")
     part.mkdir(parents=True, exist_ok=True)
     for split, examples in {"train": rows[back:], "dev": rows[:back], "test": held}.items():
-        lines = [json.dumps({"text": each.text, "label": each.label}, ensure_ascii=False) for each in examples]
+        lines = [json.dumps({"text": example.text, "label": example.label}, ensure_ascii=False) for example in examples]
         (part / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    part.rename(made)
-    return made
+    part.rename(data_folder)
+    return data_folder
 
 
 class Told(Reporter):
@@ -88,12 +91,12 @@ class Told(Reporter):
 
 
 def place(arm: str, task: str, folder: Path, seed: int) -> Path:
-    """Of its run."""
+    """Return the folder of an arm's run."""
     return folder / f"{task}-{arm.replace(' ', '-')}-{seed}"
 
 
 def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Train an arm, or go on, and measure it."""
+    """Train an arm, or resume it, and measure it."""
     texts, run = data(task, folder), place(arm, task, folder, seed)
     model = str(minilm()) if arm == "MiniLM" else ""
     done = finetune(
@@ -111,7 +114,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
         "interval": [100 * test["intervals"]["accuracy"][end] for end in ("low", "high")],
         "learned from": done.results["data"]["splits"]["train"]["examples"],
         "parameters": done.results["model"]["parameters"],
-        "bytes": sum(each.stat().st_size for each in (run / "model").glob("*.safetensors")),
+        "bytes": sum(path.stat().st_size for path in (run / "model").glob("*.safetensors")),
         "training seconds": trained["seconds"],
         "threads": json.loads((run / "environment.json").read_bytes())["threads"],  # of the training
         "best step": trained["best_step"],
@@ -125,10 +128,10 @@ def _seconds(engine: heedful.Engine, asked: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
-def about(found: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int) -> str:
-    """What the tables show."""
-    arms = [arm for each in found.values() for arm in each.values()]
-    learned = {name: next(iter(each.values()))["learned from"] for name, each in found.items() if each}
+def about(results: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int) -> str:
+    """Describe what the tables show."""
+    arms = [arm for by_arm in results.values() for arm in by_arm.values()]
+    learned = {name: next(iter(by_arm.values()))["learned from"] for name, by_arm in results.items() if by_arm}
     texts = " and ".join(f"{count:,} texts of {name}" for name, count in learned.items())
     trained = " or ".join(map(str, sorted({arm["threads"] for arm in arms})))
     return (
@@ -139,21 +142,21 @@ def about(found: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int) 
     )
 
 
-def table(task: str, found: dict[str, dict[str, Any]]) -> str:
-    """As Markdown."""
+def table(task: str, results: dict[str, dict[str, Any]]) -> str:
+    """Format the results of a task as Markdown."""
     columns = [f"{task}: model", "accuracy", "95 %", "training", "parameters", "weights", "texts/s", "published"]
     rows = [
         [
             arm,
-            f"{each['accuracy']:.2f}",
-            "{:.1f}–{:.1f}".format(*each["interval"]),
-            f"{each['training seconds'] / 60:.1f} min",
-            f"{each['parameters']:,}",
-            f"{each['bytes'] / 1e6:.1f} MB",
-            f"{each['texts a second']:,.0f}",
+            f"{result['accuracy']:.2f}",
+            "{:.1f}–{:.1f}".format(*result["interval"]),
+            f"{result['training seconds'] / 60:.1f} min",
+            f"{result['parameters']:,}",
+            f"{result['bytes'] / 1e6:.1f} MB",
+            f"{result['texts a second']:,.0f}",
             SAID.get((task, arm), ""),
         ]
-        for arm, each in found.items()
+        for arm, result in results.items()
     ]
     return grid(columns, rows)
 
@@ -163,23 +166,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=["SST-2", "IMDB"])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--folder", type=Path, required=True, help="for data and runs, so that they can go on")
+    parser.add_argument("--folder", type=Path, required=True, help="for data and runs, so that runs can resume")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--finished", action="store_true", help="leave out arms whose run is not finished")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for task in given.tasks:
-        found[task] = {}
-        for arm in given.arms:
-            if given.finished and not (place(arm, task, given.folder, given.seed) / RUN_RESULTS).exists():
+    options = parser.parse_args(arguments)
+    check_destination(options.output)
+    torch.set_num_threads(options.threads)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for task in options.tasks:
+        results[task] = {}
+        for arm in options.arms:
+            if options.finished and not (place(arm, task, options.folder, options.seed) / RUN_RESULTS).exists():
                 continue
-            found[task][arm] = measured(arm, task, given.folder, given.seed)
-            print(task, arm, json.dumps(found[task][arm]), flush=True)
-            tables = [table(name, each) for name, each in found.items() if each]
-            path = write(f"classic-{given.seed}", about(found, given.threads, given.seed), tables, found, given.output)
+            results[task][arm] = measured(arm, task, options.folder, options.seed)
+            print(task, arm, json.dumps(results[task][arm]), flush=True)
+            tables = [table(name, by_arm) for name, by_arm in results.items() if by_arm]
+            path = write(
+                f"classic-{options.seed}",
+                about(results, options.threads, options.seed),
+                tables,
+                results,
+                options.output,
+            )
             print(path, facts()["date"], flush=True)
 
 

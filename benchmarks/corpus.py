@@ -18,7 +18,7 @@ from typing import Any
 
 import lengths
 from harness import Arm, Bound, Prepared, Values, measure, serve
-from report import RESULTS, grid, write
+from report import RESULTS, check_destination, grid, write
 
 from heedful.data.bad_rows import RowErrors, Skip
 from heedful.data.corpus.build import Corpus, CorpusSettings, build_corpus
@@ -48,7 +48,7 @@ def invented(characters: int, seed: int = 0) -> Iterator[str]:
         paragraphs = []
         for _ in range(draw.randint(1, 8)):
             sentences = (draw.choices(words, cum_weights=shares, k=draw.randint(4, 30)) for _ in range(4))
-            paragraphs.append(" ".join(" ".join(each).capitalize() + "." for each in sentences))
+            paragraphs.append(" ".join(" ".join(sentence).capitalize() + "." for sentence in sentences))
         text = "\n\n".join(paragraphs)
         characters -= len(text)
         yield text
@@ -56,8 +56,8 @@ def invented(characters: int, seed: int = 0) -> Iterator[str]:
 
 def taken(folder: Path, characters: int) -> Iterator[str]:
     """Documents of a folder's files."""
-    files, said = list_files([folder])
-    for chunk in DocumentReader([path for path, _ in files], CorpusSettings(), RowErrors(Skip()), said).chunks():
+    files, bad_files = list_files([folder])
+    for chunk in DocumentReader([path for path, _ in files], CorpusSettings(), RowErrors(Skip()), bad_files).chunks():
         for text, _ in chunk or ():
             characters -= len(text)
             yield text
@@ -67,14 +67,14 @@ def taken(folder: Path, characters: int) -> Iterator[str]:
 
 def put(folder: Path, texts: Iterator[str]) -> Tokenizer:
     """Write the documents, cleaned, and a tokenizer that is learnt from the first of them."""
-    kept: list[str] = []
+    kept_texts: list[str] = []
     with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
         for text in texts:
             text = clean_text(text)
             if text:
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                kept += [text] if len(kept) < 3000 else []
-    tokenizer = train_tokenizer(kept, TokenizerSettings())
+                kept_texts += [text] if len(kept_texts) < 3000 else []
+    tokenizer = train_tokenizer(kept_texts, TokenizerSettings())
     tokenizer.save(folder / "tokenizer")
     return tokenizer
 
@@ -92,17 +92,17 @@ def prepare(engine: str, folder: Path, processes: int) -> Prepared:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
 
         def encode() -> tuple[Values, int]:
-            found: Values = []
+            sample: Values = []
             tokens = 0
             for start in range(0, count, BATCH):
-                made = backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
-                tokens += sum(map(len, made))
-                found += [list(map(float, each.ids)) for each in made[: SAMPLE - len(found)]]
-            return found, tokens
+                encodings = backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
+                tokens += sum(map(len, encodings))
+                sample += [list(map(float, encoding.ids)) for encoding in encodings[: SAMPLE - len(sample)]]
+            return sample, tokens
 
         return Prepared(
             run=encode,
-            sample=lambda made: made[0],
+            sample=lambda outcome: outcome[0],
             tokens=encode()[1],
             sequences=count,
             inputs=digest,
@@ -122,7 +122,7 @@ def prepare(engine: str, folder: Path, processes: int) -> Prepared:
         return [corpus.tokens(int(start), int(stop)).astype(float).tolist() for start, stop in pairwise(edges)]
 
     return Prepared(
-        run=run, sample=lambda made: made[1], tokens=run()[0], sequences=count, inputs=digest, settings="build"
+        run=run, sample=lambda outcome: outcome[1], tokens=run()[0], sequences=count, inputs=digest, settings="build"
     )
 
 
@@ -163,43 +163,45 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm == "peak":
-        return peak(given.folder, given.processes)
-    if given.arm:
-        return serve(lambda: prepare(given.arm, given.folder, given.processes))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
-    megabytes = 1 if given.quick else given.megabytes
+    options = parser.parse_args()
+    if options.arm == "peak":
+        return peak(options.folder, options.processes)
+    if options.arm:
+        return serve(lambda: prepare(options.arm, options.folder, options.processes))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
+    megabytes = 1 if options.quick else options.megabytes
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         size = megabytes * 1_000_000
-        tokenizer = put(folder, taken(given.data, size) if given.data else invented(size))
+        tokenizer = put(folder, taken(options.data, size) if options.data else invented(size))
         arms = [
             Arm(
                 name=name,
                 command=(
                     *(sys.executable, __file__, "--arm", name),
-                    *("--folder", temporary, "--processes", str(given.processes)),
+                    *("--folder", temporary, "--processes", str(options.processes)),
                 ),
-                ours=name == "heedful",
+                is_heedful=name == "heedful",
                 bound=Bound(difference=0.0, cosine=0.999999),
             )
             for name in ("tokenizers", "heedful")
         ]
-        table = measure("Tokens", arms, given.rounds)
+        table = measure("Tokens", arms, options.rounds)
         print(table.text(), flush=True)
-        told = memory(folder, (size // 4, size * 10 // 4), given.processes)
-        print(told, flush=True)
-    if given.output or not given.quick:
+        memory_text = memory(folder, (size // 4, size * 10 // 4), options.processes)
+        print(memory_text, flush=True)
+    if options.output or not options.quick:
         about = ABOUT.format(
             megabytes=megabytes,
-            what="documents of a folder" if given.data else "invented words",
+            what="documents of a folder" if options.data else "invented words",
             vocabulary=tokenizer.size,
-            processes=given.processes,
+            processes=options.processes,
             shard=SHARD // 1_000_000,
         )
-        print(write("corpus", about, [table.text(), told], [asdict(table)], given.output or RESULTS))
+        print(write("corpus", about, [table.text(), memory_text], [asdict(table)], options.output or RESULTS))
 
 
 if __name__ == "__main__":

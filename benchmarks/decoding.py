@@ -13,7 +13,7 @@ from typing import Any
 import lengths
 from engines import random_shape
 from harness import Arm, Bound, Prepared, Values, measure, serve
-from report import RESULTS, write
+from report import RESULTS, check_destination, write
 
 ABOUT = """Tokens written greedily after prompts of random ids, by GPT-2's shape (124,439,808 parameters) with random
 weights; nothing ends early. Each arm is a process of its own, one runs at a time, and ratios are of written tokens a
@@ -26,9 +26,9 @@ IDS, WRITTEN, QUICK = 64, 64, 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process is told."""
+    """The job of an arm's process."""
 
-    ours: bool
+    is_heedful: bool
     precision: str
     prompts: int
     written: int
@@ -37,11 +37,11 @@ class Job:
 
 def prepare(job: Job) -> Prepared:
     """An arm, ready: a round writes after all prompts at once."""
-    given = [each[:48] for each in lengths.sequences("SHORT", job.prompts)]
-    return (ours if job.ours else theirs)(job, given)
+    prompts = [sequence[:48] for sequence in lengths.sequences("SHORT", job.prompts)]
+    return (ours if job.is_heedful else theirs)(job, prompts)
 
 
-def ours(job: Job, given: list[list[int]]) -> Prepared:
+def ours(job: Job, sequences: list[list[int]]) -> Prepared:
     """Heedful."""
     import torch
 
@@ -50,25 +50,25 @@ def ours(job: Job, given: list[list[int]]) -> Prepared:
 
     loaded = heedful.load(job.folder, dtype=getattr(torch, job.precision))
     head: Any = loaded.head
-    prompts = heedful.Packed.of(given)
+    prompts = heedful.Packed.of(sequences)
 
-    def sample(found: Any) -> Values:
+    def sample(outputs: Any) -> Values:
         step = next(stream(loaded.model, head, prompts, Greedy(), max_new_tokens=1, stop=[], distribution=True))
-        assert step.distribution is not None and all(len(each[0].tokens) == job.written for each in found)
+        assert step.distribution is not None and all(len(output[0].tokens) == job.written for output in outputs)
         rows: Values = step.distribution[:, :IDS].tolist()
         return rows
 
     return Prepared(
         run=lambda: generate(loaded.model, head, prompts, Greedy(), max_new_tokens=job.written, stop=[]),
         sample=sample,
-        tokens=job.written * len(given),
-        sequences=len(given),
-        inputs=lengths.digest(given),
+        tokens=job.written * len(sequences),
+        sequences=len(sequences),
+        inputs=lengths.digest(sequences),
         settings=f"one packed batch, {torch.get_num_threads()} threads",
     )
 
 
-def theirs(job: Job, given: list[list[int]]) -> Prepared:
+def theirs(job: Job, prompts: list[list[int]]) -> Prepared:
     """transformers."""
     import torch
     from transformers import GPT2LMHeadModel
@@ -81,9 +81,9 @@ def theirs(job: Job, given: list[list[int]]) -> Prepared:
     )
     model.eval()
     model.generation_config.eos_token_id = None
-    longest = max(map(len, given))
-    tokens = torch.tensor([[*[0] * (longest - len(each)), *each] for each in given])
-    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in given])
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
 
     def run() -> Any:
         with torch.inference_mode():
@@ -97,39 +97,39 @@ def theirs(job: Job, given: list[list[int]]) -> Prepared:
                 eos_token_id=None,
             )
 
-    def sample(found: Any) -> Values:
-        assert found.shape[1] == longest + job.written
+    def sample(outputs: Any) -> Values:
+        assert outputs.shape[1] == longest + job.written
         rows: Values = []
         with torch.inference_mode():
-            for each in given:
-                scores = model(input_ids=torch.tensor([each])).logits[0, -1].float().log_softmax(-1)
+            for prompt in prompts:
+                scores = model(input_ids=torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
                 rows.append(scores[:IDS].tolist())
         return rows
 
     return Prepared(
         run=run,
         sample=sample,
-        tokens=job.written * len(given),
-        sequences=len(given),
-        inputs=lengths.digest(given),
+        tokens=job.written * len(prompts),
+        sequences=len(prompts),
+        inputs=lengths.digest(prompts),
         settings=f"generate, one batch padded on the left, {torch.get_num_threads()} threads",
     )
 
 
 def arms(folder: str, prompts: int, written: int) -> list[Arm]:
     """Every arm; the first is the reference, and what people run."""
-    first = Job(ours=False, precision="float32", prompts=prompts, written=written, folder=folder)
+    first = Job(is_heedful=False, precision="float32", prompts=prompts, written=written, folder=folder)
     jobs = {
         "transformers float32": first,
         "transformers bfloat16": replace(first, precision="bfloat16"),
-        "heedful float32": replace(first, ours=True),
-        "heedful bfloat16": replace(first, ours=True, precision="bfloat16"),
+        "heedful float32": replace(first, is_heedful=True),
+        "heedful bfloat16": replace(first, is_heedful=True, precision="bfloat16"),
     }
     return [
         Arm(
             name=name,
             command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
-            ours=job.ours,
+            is_heedful=job.is_heedful,
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
@@ -144,21 +144,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"rehearse: {QUICK} tokens after one prompt, no record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm:
-        return serve(lambda: prepare(Job(**json.loads(given.arm))))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
+    options = parser.parse_args()
+    if options.arm:
+        return serve(lambda: prepare(Job(**json.loads(options.arm))))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
     tables = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = random_shape("gpt2", temporary)
-        for prompts in [1] if given.quick else given.prompts:
+        for prompts in [1] if options.quick else options.prompts:
             title = f"{prompts} prompt{'s' * (prompts > 1)}"
-            tables.append(measure(title, arms(folder, prompts, QUICK if given.quick else WRITTEN), given.rounds))
+            tables.append(measure(title, arms(folder, prompts, QUICK if options.quick else WRITTEN), options.rounds))
             print(tables[-1].text(), flush=True)
-    if given.output or not given.quick:
+    if options.output or not options.quick:
         texts, values = [table.text() for table in tables], [asdict(table) for table in tables]
-        print(write("decoding", ABOUT.format(ids=IDS), texts, values, given.output or RESULTS))
+        print(write("decoding", ABOUT.format(ids=IDS), texts, values, options.output or RESULTS))
 
 
 if __name__ == "__main__":

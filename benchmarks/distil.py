@@ -5,7 +5,7 @@ HEEDFUL_DATA=folder python benchmarks/distil.py unlabelled --folder runs     # t
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --rehearse             # a few steps, and how long all would take
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # what is finished is measured again
 
-Runs that were stopped go on. Train beside whatever else there is, and measure (--judge) on a quiet machine.
+Runs that were stopped resume. Training may share the machine; measure (--judge) on a quiet one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from engines import minilm
 from finetune_data import PLANS, load
-from report import RESULTS, grid
+from report import RESULTS, check_destination, grid
 from report import write as write_record
 
 from heedful.data import LabelledExample, ScoredExample, TaggedExample
@@ -83,15 +83,15 @@ def write(task: str, folder: Path, name: str, rows: Sequence[Any]) -> None:
 
 def data(task: str, run: Run) -> Path:
     """Train and test as files; test is what is measured, and nothing is chosen by it."""
-    found, folder = load(task), run.folder / f"{task}-data"
+    loaded, folder = load(task), run.folder / f"{task}-data"
     suffix = {"classify": "csv", "tag": "conll", "embed": "jsonl"}[KINDS[task]]
-    for name, rows in (("train", found.train), ("test", found.held)):
+    for name, rows in (("train", loaded.train), ("test", loaded.held)):
         write(task, folder, f"{name}.{suffix}", run.few(rows))
     return folder
 
 
 def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
-    """Settings that teacher and students share; so many steps instead of epochs, if given."""
+    """Return the settings that teacher and students share; `steps`, if not 0, replaces the epochs."""
     plan = PLANS[task]
     length = [f"train.epochs={epochs}"]
     if run.rehearsed or steps:
@@ -117,23 +117,23 @@ def teacher(task: str, run: Run) -> Path:
 
 
 def student(
-    task: str, name: str, folder: Path, given: Path, run: Run, *more: str, steps: int = 0, **options: Any
+    task: str, name: str, folder: Path, data_path: Path, run: Run, *more: str, steps: int = 0, **options: Any
 ) -> dict[str, Any]:
     """The verdict on one student, and what it took."""
     wishes = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
     if run.rehearsed:
         quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.baseline=none")
-        wishes += [each for each in quick if each not in more]
+        wishes += [setting for setting in quick if setting not in more]
     if not name.startswith(("bilstm", "attention", "tiny")):
         wishes.append("train.optimizer.lr=1e-4")
     if run.judge:
         (folder / VERDICT).unlink(missing_ok=True)
     began = time.monotonic()
-    done = distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
+    done = distil(run.folder / f"{task}-teacher", data_path, folder, student=name, assignments=wishes, **options)
     if done.status != "completed":
         raise SystemExit(130)
     seeds = done.results["seeds"]
-    step = sum(each["seconds"] for each in seeds) / sum(each["steps"] for each in seeds)
+    step = sum(seed["seconds"] for seed in seeds) / sum(seed["steps"] for seed in seeds)
     print(f"{task}, {name}: {done.results['verdict']['sentence']}", flush=True)
     return {"verdict": done.results["verdict"], "step": step, "seconds": time.monotonic() - began}
 
@@ -149,11 +149,11 @@ def tasks(task: str, run: Run, names: Sequence[str] = ()) -> Iterator[tuple[str,
 def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
     """Quality over the amount of text: sentences of SST-2 without their labels, and of IMDB's unlabelled part."""
     teacher("SST-2", run)
-    found = load("SST-2")
+    loaded = load("SST-2")
     place = run.folder / "few-data"
-    write("SST-2", place, "train.csv", found.train[:LABELLED])
-    write("SST-2", place, "test.csv", run.few(found.held))
-    rest = [each.text for each in found.train[LABELLED:] if isinstance(each, LabelledExample)]
+    write("SST-2", place, "train.csv", loaded.train[:LABELLED])
+    write("SST-2", place, "test.csv", run.few(loaded.held))
+    rest = [example.text for example in loaded.train[LABELLED:] if isinstance(example, LabelledExample)]
     sources = {"SST-2": rest, "IMDB": reviews(max(AMOUNTS))}
     for source, texts in sources.items():
         for amount in AMOUNTS[:2] if run.rehearsed else AMOUNTS:
@@ -171,27 +171,27 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
 
 def reviews(count: int) -> list[str]:
     """Sentences of reviews that nobody labelled."""
-    found: list[str] = []
+    sentences: list[str] = []
     path = Path(os.environ["HEEDFUL_DATA"], "tasks", "imdb", "unsupervised.jsonl.xz")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
             text = " ".join(json.loads(line)["text"].replace("<br />", " ").split())
-            found += [each for each in SENTENCE.split(text) if 3 <= len(each.split()) <= 60]
-            if len(found) >= count:
+            sentences += [word for word in SENTENCE.split(text) if 3 <= len(word.split()) <= 60]
+            if len(sentences) >= count:
                 break
-    return found[:count]
+    return sentences[:count]
 
 
-def estimated(task: str, found: dict[str, Any], run: Run) -> None:
+def estimated(task: str, results: dict[str, Any], run: Run) -> None:
     """How long all would take, from the time of a step."""
     name = "SST-2" if task == "unlabelled" else task
     steps = CURVE if task == "unlabelled" else EPOCHS * -(-len(load(name).train) // PLANS[name].batch)
     total = 0.0
-    for student_name, each in found.items():
+    for student_name, result in results.items():
         arms = 1 if task == "unlabelled" and " 0 " not in student_name else 2
-        hours = arms * run.seeds * steps * each["step"] / 3600
+        hours = arms * run.seeds * steps * result["step"] / 3600
         total += hours * (1 if task != "unlabelled" else len(AMOUNTS) / 2)
-        took = f"{each['step']:.3f} s a step, {steps:,} steps, {hours:.1f} h for {arms} x {run.seeds}"
+        took = f"{result['step']:.3f} s a step, {steps:,} steps, {hours:.1f} h for {arms} x {run.seeds}"
         print(f"{task}, {student_name}: {took}")
     print(f"{task}: about {total:.1f} h in all, without the teacher")
 
@@ -205,33 +205,33 @@ def spread(quality: dict[str, Any]) -> str:
     return f"{100 * quality['mean']:.2f}{deviation}"
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each student, whose speed is told beside the teacher's in the same turns."""
-    first = next(iter(found.values()))["verdict"]
+def table(results: dict[str, Any]) -> str:
+    """Format a line for each student, with its speed beside the teacher's in the same turns."""
+    first = next(iter(results.values()))["verdict"]
     main, teacher = f"{first['metric']} on {first['split']}", first["models"]["teacher"]
     columns = ["student", main, "without the teacher", "difference (95 %)", "kept", "parameters", "served in"]
     columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "to the teacher's"]
     alike = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]
     rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *alike]]
-    for name, each in found.items():
-        verdict = each["verdict"]
+    for name, result in results.items():
+        verdict = result["verdict"]
         models, gain = verdict["models"], verdict.get("delta_vs_baseline")
-        one, taught = models["student"], models["teacher"]
+        small, taught = models["student"], models["teacher"]
         alone = spread(models["baseline"]["quality"]) if "baseline" in models else ""
         sure = gain is not None and gain["low"] is not None
         between = f" ({100 * gain['low']:+.2f} to {100 * gain['high']:+.2f})" if gain is not None and sure else ""
         rows.append(
             [
                 name,
-                spread(one["quality"]),
+                spread(small["quality"]),
                 alone,
                 "" if gain is None else f"{100 * gain['difference']:+.2f}{between}",
                 f"{100 * verdict['quality_ratio']:.1f} %",
-                f"{one['parameters']:,}",
-                one["precision"],
-                f"{one['texts_per_second']:,.0f}",
+                f"{small['parameters']:,}",
+                small["precision"],
+                f"{small['texts_per_second']:,.0f}",
                 f"{verdict['throughput_ratio']:.2f}",
-                f"{one['p50']:.2f} / {one['p99']:.2f}",
+                f"{small['p50']:.2f} / {small['p99']:.2f}",
                 f"{taught['p50']:.2f} / {taught['p99']:.2f}",
                 f"{1 / verdict['latency_ratio']:.2f}",
             ]
@@ -239,26 +239,28 @@ def table(found: dict[str, Any]) -> str:
     return grid(columns, rows)
 
 
-def curve(found: dict[str, Any]) -> str:
+def curve(results: dict[str, Any]) -> str:
     """Quality over the amount of text, a column for each student."""
-    names = list(dict.fromkeys(key.split()[2] for key in found))
+    names = list(dict.fromkeys(key.split()[2] for key in results))
     rows = []
-    for source, amount in dict.fromkeys(tuple(key.split()[:2]) for key in found):
+    for source, amount in dict.fromkeys(tuple(key.split()[:2]) for key in results):
         keys = [f"{source} {amount} {name}" for name in names]
-        each = [spread(found[key]["verdict"]["models"]["student"]["quality"]) if key in found else "" for key in keys]
-        rows.append([source if amount != "0" else "none", f"{int(amount):,}", *each])
+        cells = [
+            spread(results[key]["verdict"]["models"]["student"]["quality"]) if key in results else "" for key in keys
+        ]
+        rows.append([source if amount != "0" else "none", f"{int(amount):,}", *cells])
     keys = [f"SST-2 0 {name}" for name in names]
-    alone = [spread(found[key]["verdict"]["models"]["baseline"]["quality"]) if key in found else "" for key in keys]
+    alone = [spread(results[key]["verdict"]["models"]["baseline"]["quality"]) if key in results else "" for key in keys]
     rows.append(["no teacher", "0", *alone])
     return grid(["texts without labels", "how many", *names], rows)
 
 
 def about(task: str, seeds: int) -> str:
-    """What was done."""
+    """Describe how the runs were trained and measured."""
     if task == "unlabelled":
         return (
-            f"Quality over the amount of text without labels: {LABELLED:,} labelled phrases of SST-2, and so many "
-            "other phrases of it, or sentences of IMDB's unlabelled part, of which the teacher alone says something "
+            f"Quality over the amount of text without labels: {LABELLED:,} labelled phrases of SST-2, and these "
+            "numbers of other phrases of it, or of sentences of IMDB's unlabelled part, which only the teacher labels "
             f"(all-MiniLM-L6-v2, fine-tuned on all of SST-2's labels). {CURVE:,} steps each, {seeds} seeds; accuracy "
             "on SST-2's dev after the last step; dev chose nothing."
         )
@@ -279,24 +281,30 @@ def main() -> None:
     parser.add_argument("--students", nargs="+", default=[], help="of a task; else all that it has here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="for the runs, so that they can go on; else one for the moment")
+    parser.add_argument(
+        "--folder", type=Path, help="for the runs, so that they can resume; default: a temporary folder"
+    )
     parser.add_argument("--rehearse", action="store_true", help="a few steps, and how long all would take; no record")
     parser.add_argument("--judge", action="store_true", help="measure again what is finished")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    seeds, curved = 1 if given.rehearse else given.seeds, given.task == "unlabelled"
-    found: dict[str, Any] = {}
+    options = parser.parse_args()
+    check_destination(options.output)
+    torch.set_num_threads(options.threads)
+    seeds, curved = 1 if options.rehearse else options.seeds, options.task == "unlabelled"
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if given.rehearse or given.folder is None else given.folder
-        run = Run(folder=folder, seeds=seeds, rehearsed=given.rehearse, judge=given.judge)
-        for name, each in unlabelled(run) if curved else tasks(given.task, run, given.students):
-            found[name] = each
-            if not given.rehearse:
-                shown, told = curve(found) if curved else table(found), about(given.task, seeds)
-                print(write_record(f"distil-{given.task.casefold()}", told, [shown], found, given.output), flush=True)
-    if given.rehearse:
-        estimated(given.task, found, Run(folder=folder, seeds=given.seeds, rehearsed=True))
+        folder = Path(scratch) if options.rehearse or options.folder is None else options.folder
+        run = Run(folder=folder, seeds=seeds, rehearsed=options.rehearse, judge=options.judge)
+        for name, result in unlabelled(run) if curved else tasks(options.task, run, options.students):
+            results[name] = result
+            if not options.rehearse:
+                shown, description = curve(results) if curved else table(results), about(options.task, seeds)
+                print(
+                    write_record(f"distil-{options.task.casefold()}", description, [shown], results, options.output),
+                    flush=True,
+                )
+    if options.rehearse:
+        estimated(options.task, results, Run(folder=folder, seeds=options.seeds, rehearsed=True))
 
 
 if __name__ == "__main__":

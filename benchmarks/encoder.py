@@ -4,7 +4,7 @@ HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC --seeds 1 2 
 HEEDFUL_DATA=folder python benchmarks/encoder.py --vectors --starts shipped minilm
 HEEDFUL_DATA=folder python benchmarks/encoder.py --fill
 
-Beside it stand MiniLM and random weights of the same shape, with the rate of RATES that is best on dev with seed 1.
+Beside it are MiniLM and random weights of the same shape, with the rate of RATES that is best on dev with seed 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from engines import minilm
 from finetune_data import load
-from report import facts
+from report import check_destination, facts
 from torch import Tensor
 
 import heedful
@@ -95,8 +95,8 @@ def data_of(task: str) -> Any:
     """The data for `finetune`: a folder, or the examples of each split."""
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
-    made = load(task)
-    return {"train": [asdict(each) for each in made.train], "test": [asdict(each) for each in made.held]}
+    data = load(task)
+    return {"train": [asdict(example) for example in data.train], "test": [asdict(example) for example in data.held]}
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
     kind, split, main = TASKS[task]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        found = start_of(start, model, Path(scratch))
+        initial = start_of(start, model, Path(scratch))
         more = [f"train.seed={seed}", *([] if rate is None else [f"train.optimizer.lr={rate}"])]
-        done = finetune(kind, data_of(task), Path(scratch) / "run", model=found, assignments=more)
-        splits = {name: each["numbers"] for name, each in done.results["splits"].items()}
+        done = finetune(kind, data_of(task), Path(scratch) / "run", model=initial, assignments=more)
+        splits = {name: result["numbers"] for name, result in done.results["splits"].items()}
         settings = done.results["settings"]["train"]
         baseline = done.results.get("baseline")
     return {
@@ -136,7 +136,7 @@ def fill(model: str) -> list[dict[str, Any]]:
     """The five most likely words for each of the sentences."""
     engine = heedful.Engine(model, head="masked_lm")
     return [
-        {"text": text, "words": [each["text"] for each in answer["masks"][0]["tokens"]]}
+        {"text": text, "words": [token["text"] for token in answer["masks"][0]["tokens"]]}
         for text, answer in zip(SENTENCES, engine(list(SENTENCES)), strict=True)
     ]
 
@@ -150,10 +150,10 @@ def vectors(start: str, model: str) -> dict[str, Any]:
 
     def encode(texts: list[str]) -> Tensor:
         if engine is not None:
-            found = torch.tensor([answer["embedding"] for answer in engine(texts)])
+            embeddings = torch.tensor([answer["embedding"] for answer in engine(texts)])
         else:
-            found = mean_vectors(loaded, texts)
-        return torch.nn.functional.normalize(found, dim=-1)
+            embeddings = mean_vectors(loaded, texts)
+        return torch.nn.functional.normalize(embeddings, dim=-1)
 
     rows = [line.split("\t") for line in (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()]
     sick = [
@@ -163,25 +163,25 @@ def vectors(start: str, model: str) -> dict[str, Any]:
         "STS-B test": [(row[5], row[6], float(row[4])) for row in rows],
         "SICK test": [(row[1], row[2], float(row[3])) for row in sick[1:]],
     }
-    found: dict[str, Any] = {"start": start}
+    record: dict[str, Any] = {"start": start}
     for task, triples in pairs.items():
-        one, two = encode([a for a, _, _ in triples]), encode([b for _, b, _ in triples])
-        cosines = (one * two).sum(-1).double().numpy()
+        first, two = encode([a for a, _, _ in triples]), encode([b for _, b, _ in triples])
+        cosines = (first * two).sum(-1).double().numpy()
         scores = np.array([score for _, _, score in triples])
-        found[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(scores))[0, 1]), 2)
-    found["TREC-QA test MRR"] = round(100 * reciprocal_rank(tasks / "trecqa/test.csv", encode), 2)
-    return found
+        record[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(scores))[0, 1]), 2)
+    record["TREC-QA test MRR"] = round(100 * reciprocal_rank(tasks / "trecqa/test.csv", encode), 2)
+    return record
 
 
 def mean_vectors(loaded: heedful.ModelBundle, texts: list[str]) -> Tensor:
     """The mean of the last hidden states of each text."""
     assert loaded.tokenizer is not None
-    found = []
+    rows = []
     with torch.no_grad():
         for start in range(0, len(texts), 64):
             batch = loaded.tokenizer.pack(texts[start : start + 64])
-            found.append(pool(loaded.hidden_states(batch), batch, "mean"))
-    return torch.cat(found)
+            rows.append(pool(loaded.hidden_states(batch), batch, "mean"))
+    return torch.cat(rows)
 
 
 def reciprocal_rank(path: Path, encode: Callable[[list[str]], Tensor]) -> float:
@@ -212,28 +212,30 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="fill in masks instead")
     parser.add_argument("--vectors", action="store_true", help="measure vectors without fine-tuning instead")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.fill:
-        for each in fill(given.model):
-            print(f"{each['text']}  {', '.join(each['words'])}")
+    options = parser.parse_args()
+    if options.out is not None:
+        check_destination(options.out)
+    torch.set_num_threads(options.threads)
+    if options.fill:
+        for filled in fill(options.model):
+            print(f"{filled['text']}  {', '.join(filled['words'])}")
         return
-    if given.vectors:
-        for start in given.starts:
-            print(json.dumps(vectors(start, given.model)), flush=True)
+    if options.vectors:
+        for start in options.starts:
+            print(json.dumps(vectors(start, options.model)), flush=True)
         return
     runs: list[dict[str, Any]] = []
     rates: dict[str, float] = {}
-    for seed in given.seeds:
-        for task in given.tasks:
-            for start in given.starts:
+    for seed in options.seeds:
+        for task in options.tasks:
+            for start in options.starts:
                 if start == "random" and task not in rates:
-                    rates[task] = best_rate(task, given.model)
-                runs.append(scored(task, start, given.model, seed, rates.get(task) if start == "random" else None))
+                    rates[task] = best_rate(task, options.model)
+                runs.append(scored(task, start, options.model, seed, rates.get(task) if start == "random" else None))
                 print(json.dumps({name: value for name, value in runs[-1].items() if name != "numbers"}), flush=True)
-                if given.out is not None:
-                    given.out.parent.mkdir(parents=True, exist_ok=True)
-                    given.out.write_text(json.dumps({"facts": facts(), "runs": runs}, indent=2) + "\n")
+                if options.out is not None:
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    options.out.write_text(json.dumps({"facts": facts(), "runs": runs}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

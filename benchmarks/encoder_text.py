@@ -92,8 +92,8 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
     measured: set[bytes] = set()
     for text in measured_texts(data / "tasks"):
         measured.add(plain(text))
-        found, _ = split_sentences(clean_text(text.replace("<br />", " ")))
-        measured.update(map(plain, found))
+        split, _ = split_sentences(clean_text(text.replace("<br />", " ")))
+        measured.update(map(plain, split))
     measured.discard(b"")
     counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
     (out / "text").mkdir(parents=True, exist_ok=True)
@@ -105,17 +105,17 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                 paragraphs = []
                 for paragraph in clean_text(document["text"]).split("\n\n"):
                     sentences, _ = split_sentences(paragraph)
-                    kept = [sentence for sentence in sentences if plain(sentence) not in measured]
+                    unmeasured = [sentence for sentence in sentences if plain(sentence) not in measured]
                     counts["sentences"] += len(sentences)
-                    counts["dropped sentences"] += len(sentences) - len(kept)
-                    if kept:
-                        paragraphs.append("".join(kept).strip())
+                    counts["dropped sentences"] += len(sentences) - len(unmeasured)
+                    if unmeasured:
+                        paragraphs.append("".join(unmeasured).strip())
                 if not paragraphs:
                     continue
                 counts["documents"] += 1
                 file.write(json.dumps({"text": "\n\n".join(paragraphs)}, ensure_ascii=False) + "\n")
                 if name == "novels" and len(speech := [s for p in paragraphs for s in SPEECH.findall(p)]) >= 4:
-                    spoken = [said for said in speech if plain(said) not in measured]
+                    spoken = [utterance for utterance in speech if plain(utterance) not in measured]
                     counts["speech"] += len(spoken)
                     file.write(json.dumps({"text": "\n\n".join(spoken)}, ensure_ascii=False) + "\n")
     return counts

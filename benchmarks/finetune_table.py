@@ -42,7 +42,7 @@ SHOWN = {
 
 
 def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was measured, by task; of samples, by their size as well."""
+    """Read the runs of a folder by task; of runs on samples, by the size of the sample as well."""
     runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
 
     def name(run: dict[str, Any]) -> str:
@@ -61,26 +61,26 @@ def told(numbers: Sequence[float]) -> str:
 
 def main() -> None:
     """Write the table."""
-    ours, theirs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
+    heedful_runs, peer_runs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
     rows = []
     for task, measures in SHOWN.items():
         plan = PLANS[task.partition(",")[0]]
         how = f"{plan.epochs} epochs, {plan.rate:g}, batch {plan.batch}, up to {plan.longest} tokens"
         for measure in measures:
-            mine, other = ([run["metrics"][measure] for run in runs[task]] for runs in (ours, theirs))
-            if mine or other:
-                ahead = f"{fmean(mine) - fmean(other):+.2f}" if mine and other else ""
-                rows.append([task, measure, told(mine), told(other), ahead, how])
+            mine, peer = ([run["metrics"][measure] for run in runs[task]] for runs in (heedful_runs, peer_runs))
+            if mine or peer:
+                ahead = f"{fmean(mine) - fmean(peer):+.2f}" if mine and peer else ""
+                rows.append([task, measure, told(mine), told(peer), ahead, how])
     own, more = found(RESULTS / "finetune" / "defaults"), []
     for task, measures in SHOWN.items():
         for precision in ("float32", "bfloat16"):
             same = [run for run in own[task] if run["precision"] == precision]
             for measure in measures if same else ():
-                mine, other = ([run["metrics"][measure] for run in runs] for runs in (same, theirs[task]))
+                mine, peer = ([run["metrics"][measure] for run in runs] for runs in (same, peer_runs[task]))
                 plan = same[0]["plan"]
                 how = f"{plan['epochs']} epochs, {plan['rate']:g}, batch {plan['batch']}, {precision}"
-                ahead = f"{fmean(mine) - fmean(other):+.2f}" if other else ""
-                more.append([task, measure, told(mine), told(other), ahead, how])
+                ahead = f"{fmean(mine) - fmean(peer):+.2f}" if peer else ""
+                more.append([task, measure, told(mine), told(peer), ahead, how])
     columns = ["task", "measure", "Heedful", "transformers", "difference"]
     texts = [grid([*columns, "plan"], rows), grid([*columns, "defaults"], more)]
     print(write("finetune", ABOUT, texts, {"plan": rows, "defaults": more}))

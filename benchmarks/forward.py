@@ -15,7 +15,7 @@ import lengths
 import peers
 from engines import BOUNDS, ENGINES, OURS, SIZES, Job, minilm, random_shape
 from harness import LEAST, Arm, Prepared, Values, measure, serve
-from report import RESULTS, Spread, Table, grid, write
+from report import RESULTS, Spread, Table, check_destination, grid, write
 
 ABOUT = """Hidden states of {shape}, averaged over each sequence, from lists of random token ids. Tokenising is not
 counted; sorting, packing or padding, and restoring the order are. Each arm is a process of its own, one runs at a time,
@@ -44,24 +44,24 @@ USUAL, SAMPLE, QUICK = 32, 16, 12
 def prepare(job: Job) -> Prepared:
     """An arm, ready."""
     run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
-    given = lengths.sequences(job.distribution, job.count)
-    shown = [number * len(given) // SAMPLE for number in range(SAMPLE)]
+    sequences = lengths.sequences(job.distribution, job.count)
+    shown = [number * len(sequences) // SAMPLE for number in range(SAMPLE)]
 
     def sample(vectors: Any) -> Values:
         values: Values = vectors[shown].tolist()
         return values
 
     return Prepared(
-        run=lambda: run(given),
+        run=lambda: run(sequences),
         sample=sample,
-        tokens=sum(map(len, given)),
-        sequences=len(given),
-        inputs=lengths.digest(given),
+        tokens=sum(map(len, sequences)),
+        sequences=len(sequences),
+        inputs=lengths.digest(sequences),
         settings=settings,
     )
 
 
-def compared(usual: Job, best: Job, models: Path, found: Sequence[str]) -> dict[str, Job]:
+def compared(usual: Job, best: Job, models: Path, peers_available: Sequence[str]) -> dict[str, Job]:
     """Every arm by name; the first is the reference, and what people run; the others may choose their batch size."""
     arrival = replace(best, order="arrival order")
     return {
@@ -69,8 +69,8 @@ def compared(usual: Job, best: Job, models: Path, found: Sequence[str]) -> dict[
         "transformers float32, sorted": best,
         "transformers bfloat16, arrival": replace(arrival, precision="bfloat16"),
         "transformers bfloat16, sorted": replace(best, precision="bfloat16"),
-        **peers.jobs(found, models, best),
-        **{f"heedful {each}": replace(best, engine="packed", precision=each) for each in OURS},
+        **peers.jobs(peers_available, models, best),
+        **{f"heedful {precision}": replace(best, engine="packed", precision=precision) for precision in OURS},
     }
 
 
@@ -80,7 +80,7 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
         Arm(
             name=name,
             command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
-            ours=job.engine == "packed",
+            is_heedful=job.engine == "packed",
             bound=BOUNDS[job.precision],
             stock=job.engine != "openvino rows",
         )
@@ -95,7 +95,7 @@ def _fast(job: Job) -> bool:
     from heedful.device import has_fast_bfloat16
 
     if job.precision == "int8" and job.engine == "packed":
-        return (found := kernels()) is not None and found.has_int8
+        return (library := kernels()) is not None and library.has_int8
     return job.precision != "bfloat16" or has_fast_bfloat16()
 
 
@@ -110,21 +110,23 @@ def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread
     }
     seconds = {row.name: row.seconds for row in table.rows}
     return {
-        ours: {
-            group: _ratio(seconds[ours], [seconds[each] for each in names]) for group, names in groups.items() if names
+        heedful_arm: {
+            group: _ratio(seconds[heedful_arm], [seconds[name] for name in names])
+            for group, names in groups.items()
+            if names
         }
-        for ours in (row.name for row in table.rows if row.ours)
+        for heedful_arm in (row.name for row in table.rows if row.ours)
     }
 
 
 def _ratio(mine: Sequence[float], others: Sequence[Sequence[float]]) -> Spread:
-    return Spread.of([min(each) / own for own, *each in zip(mine, *others, strict=True)])
+    return Spread.of([min(rates) / own for own, *rates in zip(mine, *others, strict=True)])
 
 
 def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
-    """As Markdown."""
+    """Format the ratios as Markdown."""
     columns = ["times as fast as", *next(iter(ratios.values()))]
-    return grid(columns, [[name, *(each.text() for each in groups.values())] for name, groups in ratios.items()])
+    return grid(columns, [[name, *(spread.text() for spread in groups.values())] for name, groups in ratios.items()])
 
 
 def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, unmeasured: str, folder: Path) -> Path:
@@ -154,28 +156,32 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     peers.options(parser)
-    given = parser.parse_args()
-    if given.arm:
-        return serve(lambda: prepare(Job(**json.loads(given.arm))))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
+    options = parser.parse_args()
+    if options.arm:
+        return serve(lambda: prepare(Job(**json.loads(options.arm))))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
     texts, data = [], []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, f"{temporary}/{given.shape}")
-        models = (given.models or Path(temporary, "models")) / given.shape
-        found, unmeasured = peers.made(given.shape, given.peers, folder, models)
-        for name in given.distributions:
-            count = QUICK if given.quick else given.sequences or COUNTS[given.shape][name]
+        folder = minilm() if options.shape == "minilm" else random_shape(options.shape, f"{temporary}/{options.shape}")
+        models = (options.models or Path(temporary, "models")) / options.shape
+        available, unmeasured = peers.made(options.shape, options.peers, folder, models)
+        for name in options.distributions:
+            count = QUICK if options.quick else options.sequences or COUNTS[options.shape][name]
             usual = Job(engine="padded", precision="float32", folder=folder, distribution=name, count=count, size=USUAL)
-            jobs = compared(usual, usual if given.quick else replace(usual, size=None), models, found)
-            table = measure(name, arms(jobs), given.rounds)
+            jobs = compared(usual, usual if options.quick else replace(usual, size=None), models, available)
+            table = measure(name, arms(jobs), options.rounds)
             ratios = against(table, jobs)
             texts += [table.text(), text(ratios)]
-            spreads = {ours: {group: asdict(each) for group, each in groups.items()} for ours, groups in ratios.items()}
+            spreads = {
+                arm: {group: asdict(spread) for group, spread in groups.items()} for arm, groups in ratios.items()
+            }
             data.append(asdict(table) | {"times as fast as": spreads})
             print(*texts[-2:], sep="\n", flush=True)
-    if given.output or not given.quick:
-        print(record(given.shape, given.distributions, texts, data, unmeasured, given.output or RESULTS))
+    if options.output or not options.quick:
+        print(record(options.shape, options.distributions, texts, data, unmeasured, options.output or RESULTS))
 
 
 if __name__ == "__main__":

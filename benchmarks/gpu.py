@@ -1,4 +1,4 @@
-"""What a GPU makes of it: pre-training against padded batches, shares of the matrix rate, memory, serving.
+"""Heedful on a GPU: pre-training against padded batches, shares of the matrix rate, memory, serving.
 
 python benchmarks/gpu.py --minutes 9      # all of it, on one CUDA device; what was measured is written as it comes
 python benchmarks/gpu.py --rehearse       # the same on tiny shapes, on a CPU where there is no GPU, without a record
@@ -31,7 +31,7 @@ from gpu_measures import (
     train,
     training_text,
 )
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 
 ABOUT = """{device}; {versions}. One process; the arms of a table take turns, each round begins with the next one, and a
 turn is timed from an idle device to an idle device. Ratios are taken in each round; tables show their medians and
@@ -58,7 +58,7 @@ OWN = (GROUPED, "heedful, compiled")  # what is trained by one arm of theirs and
 
 @dataclass(kw_only=True, slots=True)
 class Found:
-    """What was measured so far."""
+    """The measurements so far."""
 
     rates: dict[str, float] = field(default_factory=dict)
     trained: dict[str, Trained] = field(default_factory=dict)
@@ -66,24 +66,26 @@ class Found:
     missing: dict[str, str] = field(default_factory=dict)  # parts, and why they were not measured
 
     def texts(self) -> list[str]:
-        """As Markdown."""
+        """Format the measurements as Markdown."""
         rows = [
             ["bfloat16 products", f"{self.rates['matrix'] / 1e12:,.1f} TFLOP/s"],
             ["copy, read and written", f"{self.rates['copy'] / 1e12:,.3f} TB/s"],
         ]
-        made = ["## The device\n\n" + grid(["what", "rate"], rows), goals(self)]
-        made += [training_text(each) for each in self.trained.values()]
-        made += [each.text() for each in self.served.values()]
+        sections = ["## The device\n\n" + grid(["what", "rate"], rows), goals(self)]
+        sections += [training_text(trained) for trained in self.trained.values()]
+        sections += [served.text() for served in self.served.values()]
         if self.missing:
-            made.append("## Not measured\n\n" + grid(["part", "why"], [list(each) for each in self.missing.items()]))
-        return made
+            sections.append(
+                "## Not measured\n\n" + grid(["part", "why"], [list(item) for item in self.missing.items()])
+            )
+        return sections
 
     def data(self) -> Any:
-        """As plain values."""
+        """Return the measurements as plain values."""
         return {
             "rates": self.rates,
-            "trained": {name: asdict(each) for name, each in self.trained.items()},
-            "served": {name: asdict(each) for name, each in self.served.items()},
+            "trained": {name: asdict(trained) for name, trained in self.trained.items()},
+            "served": {name: asdict(served) for name, served in self.served.items()},
             "missing": self.missing,
         }
 
@@ -91,20 +93,20 @@ class Found:
 # -- goals --------------------------------------------------------------------------------------------------------
 
 
-def best(trained: Trained, *, ours: bool) -> str:
+def best(trained: Trained, *, is_heedful: bool) -> str:
     """The arm with the most tokens a second."""
-    rows = [row for row in trained.table.rows if row.ours == ours]
+    rows = [row for row in trained.table.rows if row.ours == is_heedful]
     return max(rows, key=lambda row: row.tokens_per_second.median).name
 
 
-def ratio(trained: Trained, name: str, other: str) -> Spread:
+def ratio(trained: Trained, name: str, peer: str) -> Spread:
     """How many times as fast, in each round."""
     seconds = {row.name: row.seconds for row in trained.table.rows}
-    return Spread.of([b / a for a, b in zip(seconds[name], seconds[other], strict=True)])
+    return Spread.of([b / a for a, b in zip(seconds[name], seconds[peer], strict=True)])
 
 
-def goals(found: Found) -> str:
-    """What was to be reached, and what was seen."""
+def goals(results: Found) -> str:
+    """Format each goal with the value that was measured."""
     rows: list[list[str]] = []
 
     def line(what: str, floor: str, seen: str, reached: bool) -> None:
@@ -114,27 +116,27 @@ def goals(found: Found) -> str:
         line(what, f"≥ {floor}", seen.text(), seen.median >= floor)
 
     for what, peer_floor in (("mixed lengths, base", 1.25), ("full length, base", 1.15)):
-        if (one := found.trained.get(what)) is None:
+        if (trained := results.trained.get(what)) is None:
             continue
-        mine, theirs = best(one, ours=True), best(one, ours=False)
+        mine, peer_arm = best(trained, is_heedful=True), best(trained, is_heedful=False)
         if what.startswith("mixed"):
-            least(f"{what}: {mine} to {PADDED}", 3.0, ratio(one, mine, PADDED))
-        least(f"{what}: {mine} to {theirs}", peer_floor, ratio(one, mine, theirs))
-        if one.memory[PADDED]:
-            share = one.memory[mine] / one.memory[PADDED]
+            least(f"{what}: {mine} to {PADDED}", 3.0, ratio(trained, mine, PADDED))
+        least(f"{what}: {mine} to {peer_arm}", peer_floor, ratio(trained, mine, peer_arm))
+        if trained.memory[PADDED]:
+            share = trained.memory[mine] / trained.memory[PADDED]
             line(f"{what}: peak memory to {PADDED}", "≤ 0.5", f"{share:.2f}", share <= 0.5)
     for shape, floor in (("base", 0.45), ("large", 0.50), ("small", 0.38)):
-        if one := found.trained.get(f"mixed lengths, {shape}"):
-            name = best(one, ours=True)
-            least(f"share of the matrix rate, {shape}, {name}", floor, one.shares[name])
-    mixed, even = found.trained.get("mixed lengths, base"), found.trained.get("one length, base")
+        if trained := results.trained.get(f"mixed lengths, {shape}"):
+            name = best(trained, is_heedful=True)
+            least(f"share of the matrix rate, {shape}, {name}", floor, trained.shares[name])
+    mixed, even = results.trained.get("mixed lengths, base"), results.trained.get("one length, base")
     if mixed and even and OWN[1] in mixed.shares and OWN[1] in even.shares:
         rate = [
-            next(row for row in each.table.rows if row.name == OWN[1]).tokens_per_second.median
-            for each in (mixed, even)
+            next(row for row in case.table.rows if row.name == OWN[1]).tokens_per_second.median
+            for case in (mixed, even)
         ]
         line("ragged over uniform, medians", "≥ 0.92", f"{rate[0] / rate[1]:.2f}", rate[0] >= 0.92 * rate[1])
-    for what, served in found.served.items():
+    for what, served in results.served.items():
         name, *others = reversed(served.seconds)
         if what == "mixed":
             least(f"{served.what}: to the best sentence-transformers", 1.5, served.against(name, others))
@@ -148,16 +150,16 @@ def goals(found: Found) -> str:
 # -- all of it ----------------------------------------------------------------------------------------------------
 
 
-def parts(found: Found, size: Size, device: Any, clock: Clock) -> list[tuple[str, float, Callable[[], str]]]:
-    """What is measured, most important first: its name, the seconds without which it is not begun, and how."""
+def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[str, float, Callable[[], str]]]:
+    """List the parts to measure, most important first: name, seconds that it needs, function that measures it."""
 
     def training(what: str, names: Sequence[str]) -> str:
-        found.trained[what] = train(what, names, size, device, found.rates["matrix"], clock)
-        return training_text(found.trained[what])
+        results.trained[what] = train(what, names, size, device, results.rates["matrix"], clock)
+        return training_text(results.trained[what])
 
     def serving(key: str, run: Callable[[], Served]) -> str:
-        found.served[key] = run()
-        return found.served[key].text()
+        results.served[key] = run()
+        return results.served[key].text()
 
     first = partial(training, "mixed lengths, base", MIXED)
     several: list[tuple[str, float, Callable[[], str]]] = [("mixed lengths, base", 120.0, first)]
@@ -171,7 +173,7 @@ def parts(found: Found, size: Size, device: Any, clock: Clock) -> list[tuple[str
     return several
 
 
-def record(found: Found, size: Size, device: Any, folder: Path) -> Path:
+def record(results: Found, size: Size, device: Any, folder: Path) -> Path:
     """Write what there is."""
     about = ABOUT.format(
         device=_named(device),
@@ -182,7 +184,7 @@ def record(found: Found, size: Size, device: Any, folder: Path) -> Path:
         checks=CHECKS,
         bound=BOUND.difference,
     )
-    return write("gpu", about, found.texts(), found.data(), folder)
+    return write("gpu", about, results.texts(), results.data(), folder)
 
 
 def _named(device: Any) -> str:
@@ -215,28 +217,30 @@ def main() -> None:
     if not (chosen.rehearse or torch.cuda.is_available()):
         parser.error("there is no CUDA device: give --rehearse to try the script on a CPU")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    size, found = rehearsal() if chosen.rehearse else Size(), Found()
+    size, results = rehearsal() if chosen.rehearse else Size(), Found()
     assert set(MIXED) | set(FULL) | set(OWN) == set(WAYS), "a way that no part measures"
-    found.rates = rates(size, device)
+    results.rates = rates(size, device)
     folder = chosen.output or (None if chosen.rehearse else RESULTS)
-    for name, seconds, run in parts(found, size, device, clock):
+    if folder is not None:
+        check_destination(folder)
+    for name, seconds, run in parts(results, size, device, clock):
         if clock.left < seconds:
-            found.missing[name] = f"{max(0.0, clock.left):.0f} s were left, {seconds:.0f} are needed"
+            results.missing[name] = f"{max(0.0, clock.left):.0f} s were left, {seconds:.0f} are needed"
             continue
         try:
             print(run(), flush=True)
         except Exception as error:  # the other parts are measured nevertheless, and the record says so
             traceback.print_exc()
-            found.missing[name] = f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " ").replace("|", "/")
+            results.missing[name] = f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " ").replace("|", "/")
         if folder:
-            record(found, size, device, folder)
-    print(*found.texts()[:2], sep="\n")
+            record(results, size, device, folder)
+    print(*results.texts()[:2], sep="\n")
     if folder:
-        print(record(found, size, device, folder))
-    for name, why in found.missing.items():
+        print(record(results, size, device, folder))
+    for name, why in results.missing.items():
         print(f"not measured: {name}: {why}")
-    failed = [name for each in found.trained.values() for name in each.failed]
-    raise SystemExit(1 if found.missing or failed else 0)
+    failed = [name for trained in results.trained.values() for name in trained.failed]
+    raise SystemExit(1 if results.missing or failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `gpu.py` trains: the same sequences and the same hidden tokens for Heedful's packed rows and padded batches."""
+"""Training arms of `gpu.py`: the same sequences and hidden tokens for Heedful's packed rows and padded batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def inner(self) -> int:
-        """Of the MLP."""
+        """The inner width of the MLP."""
         return 4 * self.width
 
     @property
@@ -56,11 +56,11 @@ class Case:
 
     @property
     def asked(self) -> int:
-        """Tokens that are to be found in a step: somewhat below the share, so that every step has so many."""
+        """Masked tokens to predict in a step: somewhat below the share, so that every step has that number."""
         return int(0.97 * SHARE * FULL * self.tokens)
 
     def flop(self, squares: float, tokens: float) -> float:
-        """Of a step: 3 (L (24 d^2 T + 4 d sum of s^2) + m (2 d^2 + 2 d V))."""
+        """Return the floating-point operations of a step: 3 (L (24 d^2 T + 4 d sum of s^2) + m (2 d^2 + 2 d V))."""
         d, head = self.width, self.asked * (2 * self.width**2 + 2 * self.width * self.vocabulary)
         return 3 * (self.layers * (24 * d * d * tokens + 4 * d * squares) + head)
 
@@ -90,7 +90,7 @@ class Given:
         return replace(self, samples=self.samples[:1], texts=self.texts[:1])
 
     def batches(self, device: torch.device) -> list[Batch]:
-        """As Heedful's objective makes them, on the device."""
+        """Return the batches of Heedful's objective, on the device."""
         from heedful.data.sampler import derive_seed
 
         drawn = objective(self.case)
@@ -135,8 +135,8 @@ def rows(case: Case) -> list[Sample]:
     def words(length: int) -> list[int]:
         return [CLS, *(draw.randrange(FIRST_WORD, case.vocabulary) for _ in range(length - 2)), SEP]
 
-    def sample(found: Sequence[int]) -> Sample:
-        return Sample.of([words(length) for length in found], [[0] * length for length in found])
+    def sample(predicted: Sequence[int]) -> Sample:
+        return Sample.of([words(length) for length in predicted], [[0] * length for length in predicted])
 
     if isinstance(case.distribution, int):
         count = case.tokens // case.distribution
@@ -178,7 +178,7 @@ def models(case: Case, folder: str) -> str:
 Make = Callable[[Given, str, "torch.device", ExitStack, str], Callable[[Given], Callable[[], Losses]]]
 
 
-def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+def packed(inputs: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
     """Heedful's model, objective and optimizer in a plain loop, on batches that lie on the device."""
     import torch
 
@@ -186,22 +186,22 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     from heedful.train.compiled import CompiledBlocks
     from heedful.train.optim import AdamW, Optimizer
 
-    loaded, drawn = heedful.load(folder).to(device).train(), objective(made.case)
+    loaded, drawn = heedful.load(folder).to(device).train(), objective(inputs.case)
     if backend:
         stack.enter_context(CompiledBlocks(loaded, backend=backend))
-    parameters = {name: each for name, each in loaded.named_tensors().items() if each.requires_grad}
+    parameters = {name: tensor for name, tensor in loaded.named_tensors().items() if tensor.requires_grad}
     optimizer = Optimizer(parameters, AdamW(lr=RATE))
 
     def step(batch: Batch) -> float:
         with torch.autocast(device.type, torch.bfloat16):
             loss = drawn.loss(loaded, batch)
         loss.sum.backward()
-        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
         scale = 1 / loss.count
         norm = optimizer.grad_norm(gradients, scale=scale)
         optimizer.step(gradients, lr_factor=1.0, scale=scale, grad_norm=norm)
-        for each in parameters.values():
-            each.grad = None
+        for parameter in parameters.values():
+            parameter.grad = None
         return loss.sum.item() * scale
 
     def rounds(part: Given) -> Callable[[], Losses]:
@@ -211,7 +211,7 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     return rounds
 
 
-def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+def trainer(inputs: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
     """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
     import heedful
     from heedful.train.compiled import CompiledBlocks
@@ -239,7 +239,7 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
 def padded(grouped: bool) -> Make:
     """transformers' model in a plain loop, on padded batches that lie on the device."""
 
-    def make(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+    def make(inputs: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
         import torch
 
         model = peer("AutoModelForMaskedLM", folder, "sdpa").to(device)
@@ -274,7 +274,7 @@ def pad(part: Given, device: torch.device, *, grouped: bool) -> list[tuple[Tenso
     steps = [list(range(start, stop)) for start, stop in pairwise(bounds.tolist())]
     if grouped:
         steps = regrouped(steps, np.array([len(ids) for ids, _ in texts]))
-    made = []
+    arms = []
     for step in steps:
         longest = max(len(texts[number][0]) for number in step)
         width = -(-longest // 8) * 8 if grouped else max(longest, part.case.most)
@@ -284,8 +284,8 @@ def pad(part: Given, device: torch.device, *, grouped: bool) -> list[tuple[Tenso
             ids[line, : len(read)], mask[line, : len(read)] = torch.tensor(read), 1
             labels[line, : len(read)] = torch.tensor(asked)
         whole = None if bool(mask.all()) else mask.to(device)
-        made.append((ids.to(device), whole, labels.to(device)))
-    return made
+        arms.append((ids.to(device), whole, labels.to(device)))
+    return arms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,16 +293,16 @@ class Way:
     """How an arm learns."""
 
     make: Make
-    ours: bool
+    is_heedful: bool
     compiled: bool = False
 
 
 WAYS: Mapping[str, Way] = {
-    "transformers, padded": Way(make=padded(grouped=False), ours=False),
-    "transformers, padded, compiled": Way(make=padded(grouped=False), ours=False, compiled=True),
-    "transformers, grouped": Way(make=padded(grouped=True), ours=False),
-    "transformers, grouped, compiled": Way(make=padded(grouped=True), ours=False, compiled=True),
-    "heedful": Way(make=packed, ours=True),
-    "heedful, compiled": Way(make=packed, ours=True, compiled=True),
-    "heedful, its trainer": Way(make=trainer, ours=True, compiled=True),
+    "transformers, padded": Way(make=padded(grouped=False), is_heedful=False),
+    "transformers, padded, compiled": Way(make=padded(grouped=False), is_heedful=False, compiled=True),
+    "transformers, grouped": Way(make=padded(grouped=True), is_heedful=False),
+    "transformers, grouped, compiled": Way(make=padded(grouped=True), is_heedful=False, compiled=True),
+    "heedful": Way(make=packed, is_heedful=True),
+    "heedful, compiled": Way(make=packed, is_heedful=True, compiled=True),
+    "heedful, its trainer": Way(make=trainer, is_heedful=True, compiled=True),
 }

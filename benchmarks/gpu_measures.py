@@ -1,4 +1,4 @@
-"""What `gpu.py` measures: rates of the device, arms that learn, arms that answer, all in turn in one process."""
+"""Measurements of `gpu.py`: rates of the device, training arms and serving arms, in turn in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEWEST = 3  # rounds, where time is short
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What is measured: all of it, or a rehearsal."""
+    """The size of all measurements, full or of a rehearsal."""
 
     matrix: int = 8192
     copied: int = 2**32  # bytes
@@ -64,13 +64,13 @@ def _case(name: str, layers: int, width: int, distribution: str | int, tokens: i
 
 
 def rehearsal() -> Size:
-    """The same in small."""
+    """Return the small size of a rehearsal."""
     whole = Size()
     small = {
-        name: replace(each, layers=2, width=64, vocabulary=2000, tokens=2 * 1050 if each.distribution != 512 else 2048)
-        for name, each in whole.cases.items()
+        name: replace(case, layers=2, width=64, vocabulary=2000, tokens=2 * 1050 if case.distribution != 512 else 2048)
+        for name, case in whole.cases.items()
     }
-    cases = {name: replace(each, steps=2) for name, each in small.items()}
+    cases = {name: replace(case, steps=2) for name, case in small.items()}
     return replace(
         whole,
         matrix=256,
@@ -149,7 +149,7 @@ def room(device: torch.device) -> Iterator[Callable[[], int]]:
 
 
 def forget(device: torch.device) -> None:
-    """What arms have left: compiled functions, and memory that is kept for later."""
+    """Free what arms have left behind: compiled functions and cached memory."""
     import torch
 
     torch._dynamo.reset()
@@ -175,7 +175,7 @@ class Ready:
     """An arm that has shown what it learns."""
 
     name: str
-    ours: bool
+    is_heedful: bool
     learned: Losses
     run: Callable[[], Losses]
     holds: int  # bytes
@@ -192,66 +192,68 @@ class Trained:
     failed: dict[str, str]  # arms that could not be made ready, and why
 
 
-def ready(name: str, made: Given, folder: str, device: torch.device, stack: ExitStack, size: Size) -> Ready:
+def ready(name: str, inputs: Given, folder: str, device: torch.device, stack: ExitStack, size: Size) -> Ready:
     """Load, compile, and make a few updates on one step; then a round that is not counted."""
     way, before = WAYS[name], held(device)
-    rounds = way.make(made, folder, device, stack, size.backend if way.compiled else "")
-    check = rounds(made.first())
+    rounds = way.make(inputs, folder, device, stack, size.backend if way.compiled else "")
+    check = rounds(inputs.first())
     learned = [loss for _ in range(CHECKS) for loss in check()]
-    run = rounds(made)
+    run = rounds(inputs)
     run()
     idle(device)
-    return Ready(name=name, ours=way.ours, learned=learned, run=run, holds=held(device) - before)
+    return Ready(name=name, is_heedful=way.is_heedful, learned=learned, run=run, holds=held(device) - before)
 
 
 def train(what: str, names: Sequence[str], size: Size, device: torch.device, rate: float, clock: Clock) -> Trained:
     """Arms on one case, in turn; one that cannot be made ready is named, but the first has to be."""
-    made, failed = given(size.cases[what]), {}
+    inputs, failed = given(size.cases[what]), {}
     with ExitStack() as stack:
-        folder = models(made.case, stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = models(inputs.case, stack.enter_context(tempfile.TemporaryDirectory()))
         several = []
         for name in names:
             try:
-                several.append(ready(name, made, folder, device, stack, size))
+                several.append(ready(name, inputs, folder, device, stack, size))
             except Exception as error:  # the others are measured nevertheless, and the record says so
                 if not several:
                     raise
                 failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-        said = {"tokens": made.tokens, "sequences": made.sequences, "inputs": made.digest}
-        first = {each.name: _first(each, said, made) for each in several}
-        arms = [Arm(name=each.name, command=(), ours=each.ours, bound=BOUND) for each in several]
+        facts = {"tokens": inputs.tokens, "sequences": inputs.sequences, "inputs": inputs.digest}
+        first = {arm.name: _first(arm, facts, inputs) for arm in several}
+        arms = [Arm(name=arm.name, command=(), is_heedful=arm.is_heedful, bound=BOUND) for arm in several]
         near = {arm.name: compare(arm, first[arm.name], first[arms[0].name]) for arm in arms}
-        turns: dict[str, list[Answer]] = {each.name: [] for each in several}
+        turns: dict[str, list[Answer]] = {arm.name: [] for arm in several}
         memory, others = dict.fromkeys(turns, 0), 0.0
         for number in range(size.rounds):
             if number >= FEWEST and clock.left < 0:
                 break
             turn = number % len(several)
-            for each in (*several[turn:], *several[:turn]):
+            for one_arm in (*several[turn:], *several[:turn]):
                 with room(device) as most:
                     idle(device)
                     start, busy = time.perf_counter(), machine_busy() - time.process_time()
-                    each.run()
+                    one_arm.run()
                     idle(device)
                     taken, busy = time.perf_counter() - start, machine_busy() - time.process_time() - busy
-                    turns[each.name].append(said | {"seconds": taken})
+                    turns[one_arm.name].append(facts | {"seconds": taken})
                     others = max(others, busy / taken / (os.cpu_count() or 1))
-                    memory[each.name] = max(memory[each.name], each.holds + most())
+                    memory[one_arm.name] = max(memory[one_arm.name], one_arm.holds + most())
         several.clear()
     forget(device)
     measured = Measured(arms=arms, first=first, turns=turns, near=near, others=others)
-    shares = {name: Spread.of([made.flop / turn["seconds"] / rate for turn in found]) for name, found in turns.items()}
+    shares = {
+        name: Spread.of([inputs.flop / turn["seconds"] / rate for turn in answers]) for name, answers in turns.items()
+    }
     return Trained(what=what, table=summarise(what, measured), shares=shares, memory=memory, failed=failed)
 
 
-def _first(each: Ready, said: Mapping[str, Any], made: Given) -> Answer:
-    sample = [each.learned]
-    how = f"{made.case.layers} layers, {made.case.width} wide, {made.case.tokens:,} tokens a step"
-    return {**said, "settings": how, "sample": sample, "checksum": checksum(sample)}
+def _first(arm: Ready, facts: Mapping[str, Any], inputs: Given) -> Answer:
+    sample = [arm.learned]
+    how = f"{inputs.case.layers} layers, {inputs.case.width} wide, {inputs.case.tokens:,} tokens a step"
+    return {**facts, "settings": how, "sample": sample, "checksum": checksum(sample)}
 
 
 def training_text(trained: Trained) -> str:
-    """As Markdown."""
+    """Format training measurements as Markdown."""
     rows = [
         [name, share.text(3), f"{trained.memory[name] / 2**30:.2f}" if trained.memory[name] else "not counted"]
         for name, share in trained.shares.items()
@@ -271,36 +273,36 @@ class Served:
     seconds: dict[str, list[float]]  # of a call (its median), or of all texts
     cosines: dict[str, float]  # to the first arm's vectors, the least
 
-    def against(self, ours: str, others: Sequence[str]) -> Spread:
+    def against(self, arm: str, others: Sequence[str]) -> Spread:
         """How many times as quick, in each round, as the quickest of the others."""
-        rounds = zip(self.seconds[ours], *(self.seconds[other] for other in others), strict=True)
-        return Spread.of([min(theirs) / mine for mine, *theirs in rounds])
+        rounds = zip(self.seconds[arm], *(self.seconds[peer] for peer in others), strict=True)
+        return Spread.of([min(peer_seconds) / mine for mine, *peer_seconds in rounds])
 
     def text(self) -> str:
-        """As Markdown."""
+        """Format serving measurements as Markdown."""
         first = next(iter(self.seconds))
         rows = [
             [
                 name,
-                Spread.of([1e3 * each for each in found]).text(3),
+                Spread.of([1e3 * second for second in durations]).text(3),
                 self.against(name, [first]).text(),
                 f"{self.cosines[name]:.5f}",
             ]
-            for name, found in self.seconds.items()
+            for name, durations in self.seconds.items()
         ]
         return f"## {self.what}\n\n" + grid(["arm", "ms", f"times as quick as {first}", "cosine"], rows)
 
 
 def agree(arms: Mapping[str, Answers], shown: Sequence[Any]) -> dict[str, float]:
     """The least cosine of each arm's vectors to the first one's; one that computes something else is an error."""
-    said = {
-        name: {"inputs": "", "tokens": 0, "sequences": 0, "sample": [v for each in shown for v in run([each])]}
+    answers = {
+        name: {"inputs": "", "tokens": 0, "sequences": 0, "sample": [v for text in shown for v in run([text])]}
         for name, run in arms.items()
     }
-    right = next(iter(said.values()))
+    right = next(iter(answers.values()))
     return {
-        name: compare(Arm(name=name, command=(), ours=False, bound=ANSWER), each, right)[1]
-        for name, each in said.items()
+        name: compare(Arm(name=name, command=(), is_heedful=False, bound=ANSWER), answer, right)[1]
+        for name, answer in answers.items()
     }
 
 
@@ -316,7 +318,7 @@ def serve_alone(size: Size, device: torch.device, length: int) -> Served:
         for call in range(size.calls)
     ]
     cosines = agree(arms, given_ids[:3])
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(size.rounds):
         turn = number % len(arms)
         for name in [*arms][turn:] + [*arms][:turn]:
@@ -325,8 +327,8 @@ def serve_alone(size: Size, device: torch.device, length: int) -> Served:
                 start = time.perf_counter()
                 arms[name]([ids])
                 times.append(time.perf_counter() - start)
-            found[name].append(median(times))
-    return Served(what=f"one text of {length} tokens, 50th percentile", seconds=found, cosines=cosines)
+            seconds[name].append(median(times))
+    return Served(what=f"one text of {length} tokens, 50th percentile", seconds=seconds, cosines=cosines)
 
 
 def serve_mixed(size: Size, device: torch.device) -> Served:
@@ -340,11 +342,13 @@ def serve_mixed(size: Size, device: torch.device) -> Served:
         cosines = agree(arms, several[:4])
         for run in arms.values():
             run(several)
-        found: dict[str, list[float]] = {name: [] for name in arms}
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
         for number in range(max(1, size.rounds - 2)):
             turn = number % len(arms)
             for name in [*arms][turn:] + [*arms][:turn]:
                 start = time.perf_counter()
                 arms[name](several)
-                found[name].append(time.perf_counter() - start)
-    return Served(what=f"{len(several):,} texts of mixed lengths, from text to vectors", seconds=found, cosines=cosines)
+                seconds[name].append(time.perf_counter() - start)
+    return Served(
+        what=f"{len(several):,} texts of mixed lengths, from text to vectors", seconds=seconds, cosines=cosines
+    )

@@ -1,4 +1,4 @@
-"""What `gpu.py` serves: one text at a time, and texts of mixed lengths, with half-precision weights."""
+"""Serving arms of `gpu.py`: one text at a time, and texts of mixed lengths, with half-precision weights."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _words() -> Any:
     names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     kind: Any = transformers.PreTrainedTokenizerFast
     return kind(
-        tokenizer_object=backend, model_max_length=512, **{f"{each}_token": name for each, name in names.items()}
+        tokenizer_object=backend, model_max_length=512, **{f"{role}_token": name for role, name in names.items()}
     )
 
 
@@ -87,7 +87,7 @@ def _sentences(folder: str, width: int) -> Any:
 
 
 def texts(count: int, distribution: str = "MIXED") -> list[str]:
-    """Of invented words, of the distribution's lengths with both special tokens."""
+    """Make texts of invented words; their lengths, with both special tokens, are the distribution's."""
     draw = random.Random(0)
     return [
         " ".join(f"w{draw.randrange(WORDS)}" for _ in range(length - 2)) for length in lengths.draw(distribution, count)
@@ -105,25 +105,25 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
     import heedful
     from heedful.infer.cuda_graphs import CudaGraphs
 
-    theirs = transformers.AutoModel.from_pretrained(folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
-    ours = heedful.load(folder, dtype=dtype).to(device).eval()
-    graphs = CudaGraphs(ours.model)
+    peer = transformers.AutoModel.from_pretrained(folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
+    bundle = heedful.load(folder, dtype=dtype).to(device).eval()
+    graphs = CudaGraphs(bundle.model)
 
-    def eager(given: Sequence[Sequence[int]]) -> list[Vector]:
+    def eager(sequences: Sequence[Sequence[int]]) -> list[Vector]:
         with torch.inference_mode():
-            rows = theirs(input_ids=torch.tensor(given, device=device)).last_hidden_state[0]
+            rows = peer(input_ids=torch.tensor(sequences, device=device)).last_hidden_state[0]
             return [rows.mean(0).float().tolist()]
 
     def by(model: Callable[[Any], torch.Tensor]) -> Answers:
-        def answer(given: Sequence[Sequence[int]]) -> list[Vector]:
+        def answer(sequences: Sequence[Sequence[int]]) -> list[Vector]:
             with torch.inference_mode():
-                return [model(heedful.Packed.of(given)).mean(0).float().tolist()]
+                return [model(heedful.Packed.of(sequences)).mean(0).float().tolist()]
 
         return answer
 
     return {
         "transformers, eager": eager,
-        "heedful": by(lambda batch: ours.model(batch.to(device))),
+        "heedful": by(lambda batch: bundle.model(batch.to(device))),
         "heedful, graphs": by(graphs),
     }
 
@@ -135,19 +135,19 @@ def mixed(folder: str, device: torch.device, dtype: torch.dtype, budget: int) ->
     """From texts to vectors, tokenizing included; sentence-transformers sorts by length itself, in its best batch."""
     import heedful
 
-    theirs = _stock(folder, device, dtype)
-    ours = heedful.Engine(heedful.load(folder, dtype=dtype).to(device).eval(), token_budget=budget)
+    peer = _stock(folder, device, dtype)
+    heedful_engine = heedful.Engine(heedful.load(folder, dtype=dtype).to(device).eval(), token_budget=budget)
 
     def sorted_by(size: int) -> Answers:
-        def answer(given: Sequence[str]) -> list[Vector]:
-            found = theirs.encode(list(given), batch_size=size, show_progress_bar=False)
-            vectors: list[Vector] = found.astype("float32").tolist()
+        def answer(queries: Sequence[str]) -> list[Vector]:
+            embeddings = peer.encode(list(queries), batch_size=size, show_progress_bar=False)
+            vectors: list[Vector] = embeddings.astype("float32").tolist()
             return vectors
 
         return answer
 
-    def engine(given: Sequence[str]) -> list[Vector]:
-        return [list(each["vector"]) for each in ours(list(given))]
+    def engine(queries: Sequence[str]) -> list[Vector]:
+        return [list(answer["vector"]) for answer in heedful_engine(list(queries))]
 
     arms = {f"sentence-transformers, sorted, {size} a batch": sorted_by(size) for size in (32, 64, 128, 256)}
     return {**arms, "heedful": engine}

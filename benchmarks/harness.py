@@ -44,7 +44,7 @@ class Arm:
 
     name: str
     command: tuple[str, ...]
-    ours: bool
+    is_heedful: bool
     bound: Bound
     like: str | None = None  # an arm that computes the same, where the first one computes something else
     stock: bool = True  # as its makers offer it; a peer that is fed by us is never the fastest peer
@@ -52,33 +52,33 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What an arm has made ready: a round, and how to show a fixed sample of what the round returns."""
+    """A prepared arm: a round, and a function that takes a fixed sample of what the round returns."""
 
     run: Callable[[], Any]
     sample: Callable[[Any], Values]
     tokens: int  # real ones, in one round
     sequences: int
     inputs: str  # their digest; all arms that compute the same must have the same
-    settings: str  # in words, for the table
+    settings: str  # as text, for the table
     more: Callable[[Any], Answer] = lambda result: {}  # what an answer tells of the round besides
 
 
 def serve(prepare: Callable[[], Prepared]) -> None:
     """Be an arm: prepare, run one round to warm up and to show the sample, then one for each "go"."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not stand between the answers
+    os.dup2(2, 1)  # what libraries print must not be among the answers
     ready = prepare()
     sample = ready.sample(ready.run())
     counts = {"tokens": ready.tokens, "sequences": ready.sequences, "inputs": ready.inputs}
-    said = {"settings": ready.settings, "sample": sample, "checksum": checksum(sample)}
-    print(json.dumps(counts | said), file=answers, flush=True)
+    facts = {"settings": ready.settings, "sample": sample, "checksum": checksum(sample)}
+    print(json.dumps(counts | facts), file=answers, flush=True)
     for line in sys.stdin:
         assert line == "go\n", line
         start, start_busy = time.perf_counter(), time.process_time()
         result = ready.run()
         seconds, busy = time.perf_counter() - start, time.process_time() - start_busy
-        told = counts | {"seconds": seconds, "busy": busy} | ready.more(result)
-        print(json.dumps(told), file=answers, flush=True)
+        turn = counts | {"seconds": seconds, "busy": busy} | ready.more(result)
+        print(json.dumps(turn), file=answers, flush=True)
 
 
 def checksum(sample: Values) -> str:
@@ -89,7 +89,7 @@ def checksum(sample: Values) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What all arms answered, by their names."""
+    """The answers of all arms, by name."""
 
     arms: Sequence[Arm]
     first: Mapping[str, Answer]  # before timing
@@ -98,14 +98,14 @@ class Measured:
     others: float  # the largest share of the machine's cores that other processes took in a turn
 
     def aside(self, arm: Arm) -> str:
-        """Why an arm may not be the fastest peer, though it is none of ours; nothing: it may."""
+        """Return why an arm cannot be the fastest peer although it is not Heedful's; empty if it can."""
         if not arm.stock:
             return "not stock"
         return f"cosine below {LEAST}" if self.near[arm.name][1] < LEAST else ""
 
     def counts(self, arm: Arm) -> bool:
         """Whether it may be the fastest peer."""
-        return not arm.ours and not self.aside(arm)
+        return not arm.is_heedful and not self.aside(arm)
 
 
 def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Table:
@@ -150,7 +150,7 @@ def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
         if line := process.stdout.readline():
             answer: Answer = json.loads(line)
             return answer
-        raise RuntimeError(f'the arm "{arm.name}" ended with {process.wait()}; its errors stand above')
+        raise RuntimeError(f'the arm "{arm.name}" ended with {process.wait()}; its errors are above')
 
     try:
         yield ask
@@ -161,13 +161,13 @@ def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
         process.stdout.close()
 
 
-def compare(arm: Arm, given: Answer, reference: Answer) -> tuple[float, float]:
+def compare(arm: Arm, answer: Answer, reference: Answer) -> tuple[float, float]:
     """The largest difference over the reference's scale and the least cosine; an arm beyond its bound is an error."""
     for what in ("inputs", "tokens", "sequences"):
-        if given[what] != reference[what]:
-            raise RuntimeError(f'the arm "{arm.name}" has other {what}: {given[what]}, not {reference[what]}')
-    pairs = list(zip(given["sample"], reference["sample"], strict=True))
-    finite = all(map(isfinite, chain.from_iterable(given["sample"])))
+        if answer[what] != reference[what]:
+            raise RuntimeError(f'the arm "{arm.name}" has other {what}: {answer[what]}, not {reference[what]}')
+    pairs = list(zip(answer["sample"], reference["sample"], strict=True))
+    finite = all(map(isfinite, chain.from_iterable(answer["sample"])))
     scale = max(abs(value) for _, row in pairs for value in row)
     difference = max(abs(a - b) for mine, row in pairs for a, b in zip(mine, row, strict=True)) / scale
     cosine = min(sum(map(mul, mine, row)) / (hypot(*mine) * hypot(*row)) for mine, row in pairs)
@@ -185,17 +185,19 @@ def summarise(title: str, measured: Measured) -> Table:
     rates = {name: [turn["tokens"] / turn["seconds"] for turn in turns] for name, turns in measured.turns.items()}
     peers = [arm.name for arm in measured.arms if measured.counts(arm)]
     rounds = list(zip(*(rates[name] for name in peers), strict=True))
-    winners = [peers[each.index(max(each))] for each in rounds]
+    winners = [peers[rates_of_round.index(max(rates_of_round))] for rates_of_round in rounds]
     reference = measured.arms[0].name
     rows = tuple(
         Row(
             name=arm.name,
-            ours=arm.ours,
+            ours=arm.is_heedful,
             settings=first[arm.name]["settings"],
             seconds=tuple(turn["seconds"] for turn in measured.turns[arm.name]),
             tokens_per_second=Spread.of(rates[arm.name]),
             sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in measured.turns[arm.name]),
-            to_best_peer=Spread.of([mine / max(each) for mine, each in zip(rates[arm.name], rounds, strict=True)]),
+            to_best_peer=Spread.of(
+                [mine / max(rates_of_round) for mine, rates_of_round in zip(rates[arm.name], rounds, strict=True)]
+            ),
             to_reference=Spread.of(list(map(truediv, rates[arm.name], rates[reference]))),
             difference=near[arm.name][0],
             cosine=near[arm.name][1],
@@ -204,12 +206,12 @@ def summarise(title: str, measured: Measured) -> Table:
         )
         for arm in measured.arms
     )
-    one = first[reference]
+    reference_answer = first[reference]
     return Table(
         title=title,
-        inputs=one["inputs"],
-        tokens=one["tokens"],
-        sequences=one["sequences"],
+        inputs=reference_answer["inputs"],
+        tokens=reference_answer["tokens"],
+        sequences=reference_answer["sequences"],
         rounds=len(rounds),
         best_peers=dict(Counter(winners).most_common()),
         others=measured.others,

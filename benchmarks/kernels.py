@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from lengths import sequences
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -67,20 +67,20 @@ def rate(rounds: int, precision: str = "bfloat16") -> float:
     kinds: dict[str, tuple[type[nn.Module], ...]]
     kinds = {"float32": (OneDnnLinear,), "bfloat16": (OneDnnLinear, NativeLinear), "int8": (Int8Linear,)}
     with torch.inference_mode():
-        found = taken({each.__name__: partial(each(linear), x) for each in kinds[precision]}, rounds)
-    return 2 * 4096 * 768 * 3072 / 1e6 / min(median(each) for each in found.values())
+        times = taken({kind.__name__: partial(kind(linear), x) for kind in kinds[precision]}, rounds)
+    return 2 * 4096 * 768 * 3072 / 1e6 / min(median(durations) for durations in times.values())
 
 
-def learning(run: Callable[..., Tensor], *given: Tensor) -> Callable[[], Any]:
+def learning(run: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Any]:
     """Forward and backward under autocast."""
-    inputs = [each.detach().requires_grad_() for each in given]
+    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
 
     def both() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             out = run(*inputs)
         out.backward(torch.ones_like(out))
-        for each in inputs:
-            each.grad = None
+        for tensor in inputs:
+            tensor.grad = None
 
     return both
 
@@ -105,19 +105,19 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     chosen = max(1, rows * 15 // 100)
     scores, targets = torch.randn(chosen, WORDS).bfloat16(), torch.arange(chosen)
 
-    def attended(name: str, one: Tensor, other: Tensor, third: Tensor) -> Tensor:
-        return attend_with(one, other, third, call, backend=name)
+    def attended(name: str, q: Tensor, k: Tensor, third: Tensor) -> Tensor:
+        return attend_with(q, k, third, call, backend=name)
 
-    def normed(one: Tensor, other: Tensor) -> Tensor:
-        found = cpu_ops.add_norm(one, other, norm, 0.1)
-        assert found is not None
-        return found
+    def normed(x: Tensor, residual: Tensor) -> Tensor:
+        output = cpu_ops.add_norm(x, residual, norm, 0.1)
+        assert output is not None
+        return output
 
-    def crossed(given: Tensor) -> Tensor:
-        given = given.float().requires_grad_()
-        F.cross_entropy(given, targets, reduction="sum").backward()
-        assert given.grad is not None
-        return given.grad.bfloat16()
+    def crossed(logits: Tensor) -> Tensor:
+        logits = logits.float().requires_grad_()
+        F.cross_entropy(logits, targets, reduction="sum").backward()
+        assert logits.grad is not None
+        return logits.grad.bfloat16()
 
     serving: Ways = {
         name: partial(way, halves, weight, bias) if way is F.linear else partial(way, halves)
@@ -151,7 +151,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
             "norm(x + dropout(y)), training",
             0.0,
             {
-                "PyTorch": learning(lambda one, other: norm(one + F.dropout(other, 0.1)), x, halves),
+                "PyTorch": learning(lambda rows_, y: norm(rows_ + F.dropout(y, 0.1)), x, halves),
                 "ours": learning(normed, x, halves),
             },
         ),
@@ -175,28 +175,28 @@ def measure(case: str, rounds: int, best: float) -> list[Line]:
     """All parts of a layer for the texts of a case."""
     name, count = CASES[case]
     lines = []
-    for part, flops, ways in parts([len(each) for each in sequences(name, count)]):
+    for part, flops, ways in parts([len(sequence) for sequence in sequences(name, count)]):
         with torch.inference_mode("serving" in part):
             times = taken(ways, rounds)
-        for way, each in times.items():
-            usual = median(each)
+        for way, durations in times.items():
+            usual = median(durations)
             share = flops / (usual / 1e3) / best if flops and "bytes" not in way else None
             gain = median(times["PyTorch"]) / usual
-            lines.append(Line(case=case, part=part, way=way, milliseconds=Spread.of(each), share=share, gain=gain))
+            lines.append(Line(case=case, part=part, way=way, milliseconds=Spread.of(durations), share=share, gain=gain))
     return lines
 
 
 def table(case: str, lines: list[Line]) -> str:
-    """As Markdown."""
+    """Format the lines of a case as Markdown."""
     rows = [
         [
-            each.part,
-            each.way,
-            each.milliseconds.text(3),
-            "" if each.share is None else f"{each.share:.0%}",
-            f"{each.gain:.2f}",
+            line.part,
+            line.way,
+            line.milliseconds.text(3),
+            "" if line.share is None else f"{line.share:.0%}",
+            f"{line.gain:.2f}",
         ]
-        for each in lines
+        for line in lines
     ]
     return f"## {case}\n\n" + grid(["part", "way", "ms", "of it", "times as fast as PyTorch"], rows)
 
@@ -207,21 +207,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--quick", action="store_true", help="rehearse, without a record")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
-    given = parser.parse_args()
-    found = kernels()
-    if found is None or not found.has_bfloat16:
+    options = parser.parse_args()
+    library = kernels()
+    if library is None or not library.has_bfloat16:
         parser.error(
             f"there are no kernels for bfloat16 here: {unavailable_reason() or 'the processor does not multiply it'}"
         )
-    rounds = 3 if given.quick else given.rounds
+    if not options.quick:
+        check_destination(options.output)
+    rounds = 3 if options.quick else options.rounds
     best = rate(rounds)
     results = {case: measure(case, rounds, best) for case in CASES}
     texts = [table(case, lines) for case, lines in results.items()]
     print(f"matrix rate: {best:,.0f} GFLOP/s", *texts, sep="\n\n")
-    if not given.quick:
+    if not options.quick:
         about = ABOUT.format(rounds=rounds, threads=torch.get_num_threads(), rate=best)
         print(
-            write("kernels", about, texts, [asdict(line) for each in results.values() for line in each], given.output)
+            write(
+                "kernels", about, texts, [asdict(line) for lines in results.values() for line in lines], options.output
+            )
         )
 
 

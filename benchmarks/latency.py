@@ -19,7 +19,7 @@ import lengths
 import peers
 from engines import BOUNDS, ENGINES, OURS, Job, Round, minilm, random_shape
 from harness import LEAST, Answer, Arm, Measured, Prepared, Values, alternate, serve
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 
 ABOUT = """One sequence of random token ids at a time through {shape}, to the mean of its hidden states: no tokenising,
 no padding. Each arm is a process of its own, one runs at a time. In each of {rounds} rounds an arm makes {calls} calls,
@@ -38,15 +38,15 @@ Times = dict[int, list[float]]  # seconds of each call, by the number of tokens
 def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
     """An arm, ready: a round is `job.count` calls for each number of tokens, the first one as many as warm it up."""
     run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
-    given = {length: sequences(length, job.count) for length in tokens}
+    by_length = {length: sequences(length, job.count) for length in tokens}
     counts = chain([WARM], repeat(job.count))
 
     def round_of_calls() -> Times:
         count = next(counts)
-        return {length: seconds(run, several[:count]) for length, several in given.items()}
+        return {length: seconds(run, several[:count]) for length, several in by_length.items()}
 
     def sample(_: Any) -> Values:
-        return [run([each])[0].tolist() for several in given.values() for each in several[:SAMPLE]]
+        return [run([sequence])[0].tolist() for several in by_length.values() for sequence in several[:SAMPLE]]
 
     return Prepared(
         run=round_of_calls,
@@ -54,7 +54,7 @@ def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
         more=lambda times: {"times": times},
         tokens=job.count * sum(tokens),
         sequences=job.count * len(tokens),
-        inputs=lengths.digest(list(chain(*given.values()))),
+        inputs=lengths.digest(list(chain(*by_length.values()))),
         settings=settings,
     )
 
@@ -65,28 +65,28 @@ def sequences(length: int, count: int) -> list[list[int]]:
     words = [
         [generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(length - 2)] for _ in range(count)
     ]
-    return [[lengths.CLS, *each, lengths.SEP] for each in words]
+    return [[lengths.CLS, *word, lengths.SEP] for word in words]
 
 
-def seconds(run: Round, given: Sequence[Sequence[int]]) -> list[float]:
-    """Of each call, after some that are not counted."""
-    for each in given[:WARM]:
-        run([each])
+def seconds(run: Round, prompts: Sequence[Sequence[int]]) -> list[float]:
+    """Return the seconds of each call, after WARM calls that are not counted."""
+    for sequence in prompts[:WARM]:
+        run([sequence])
     times = []
-    for each in given:
+    for sequence in prompts:
         start = time.perf_counter()
-        run([each])
+        run([sequence])
         times.append(time.perf_counter() - start)
     return times
 
 
-def compared(usual: Job, models: Path, found: Sequence[str]) -> dict[str, Job]:
+def compared(usual: Job, models: Path, available: Sequence[str]) -> dict[str, Job]:
     """Every arm by name; the first is the reference."""
     return {
         "transformers float32": usual,
         "transformers bfloat16": replace(usual, precision="bfloat16"),
-        **peers.jobs(found, models, usual, alone=True),
-        **{f"heedful {each}": replace(usual, engine="packed", precision=each) for each in OURS},
+        **peers.jobs(available, models, usual, alone=True),
+        **{f"heedful {precision}": replace(usual, engine="packed", precision=precision) for precision in OURS},
     }
 
 
@@ -96,7 +96,7 @@ def arms(jobs: Mapping[str, Job], tokens: Sequence[int]) -> list[Arm]:
         Arm(
             name=name,
             command=(sys.executable, __file__, "--tokens", *map(str, tokens), "--arm", json.dumps(asdict(job))),
-            ours=job.engine == "packed",
+            is_heedful=job.engine == "packed",
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
@@ -122,19 +122,19 @@ class Line:
 
 
 def lines(measured: Measured, jobs: Mapping[str, Job], length: int) -> list[Line]:
-    """What was measured at one number of tokens."""
+    """Summarise the measurements at one number of tokens."""
     middles, highs = ({name: percentiles(turns, length, q) for name, turns in measured.turns.items()} for q in (50, 99))
     stock = [arm.name for arm in measured.arms if measured.counts(arm)]
     floats = [name for name in stock if jobs[name].precision != "int8"]
 
     def ratios(name: str, others: Sequence[str]) -> Spread:
-        pairs = zip(middles[name], *(middles[other] for other in others), strict=True)
-        return Spread.of([mine / min(theirs) for mine, *theirs in pairs])
+        pairs = zip(middles[name], *(middles[peer] for peer in others), strict=True)
+        return Spread.of([mine / min(peer_seconds) for mine, *peer_seconds in pairs])
 
     return [
         Line(
             name=arm.name,
-            ours=arm.ours,
+            ours=arm.is_heedful,
             settings=measured.first[arm.name]["settings"],
             middle=Spread.of(middles[arm.name]),
             high=Spread.of(highs[arm.name]),
@@ -156,7 +156,7 @@ def percentiles(turns: Sequence[Answer], length: int, which: int) -> list[float]
 
 
 def table(length: int, several: Sequence[Line]) -> str:
-    """As Markdown."""
+    """Format the lines of one length as Markdown."""
     columns = ["arm", "settings", "50th, ms", "99th, ms", "time to the quickest peer", "to the quickest but int8"]
     rows = [
         [
@@ -184,35 +184,41 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     peers.options(parser)
-    given = parser.parse_args()
-    if given.arm:
-        return serve(lambda: prepare(Job(**json.loads(given.arm)), given.tokens))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
-    calls = QUICK if given.quick else CALLS[given.shape]
+    options = parser.parse_args()
+    if options.arm:
+        return serve(lambda: prepare(Job(**json.loads(options.arm)), options.tokens))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
+    calls = QUICK if options.quick else CALLS[options.shape]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, f"{temporary}/{given.shape}")
-        models = (given.models or Path(temporary, "models")) / given.shape
-        found, unmeasured = peers.made(given.shape, given.peers, folder, models)
-        jobs = compared(Job(engine="padded", precision="float32", folder=folder, count=calls, size=1), models, found)
-        measured = alternate(arms(jobs, given.tokens), given.rounds)
-    made = {length: lines(measured, jobs, length) for length in given.tokens}
+        folder = minilm() if options.shape == "minilm" else random_shape(options.shape, f"{temporary}/{options.shape}")
+        models = (options.models or Path(temporary, "models")) / options.shape
+        available, unmeasured = peers.made(options.shape, options.peers, folder, models)
+        jobs = compared(
+            Job(engine="padded", precision="float32", folder=folder, count=calls, size=1), models, available
+        )
+        measured = alternate(arms(jobs, options.tokens), options.rounds)
+    by_length = {length: lines(measured, jobs, length) for length in options.tokens}
     texts = [f"Other processes took at most {measured.others:.0%} of the machine in a turn.\n"]
-    texts += [table(length, several) for length, several in made.items()]
+    texts += [table(length, several) for length, several in by_length.items()]
     print(*texts, sep="\n", flush=True)
-    if given.output or not given.quick:
+    if options.output or not options.quick:
         about = ABOUT.format(
-            shape=SHAPES[given.shape],
-            rounds=given.rounds,
+            shape=SHAPES[options.shape],
+            rounds=options.rounds,
             calls=calls,
             warm=WARM,
             least=LEAST,
             unmeasured=unmeasured,
             **BOUNDS,
         )
-        data = [{"tokens": length, "lines": [asdict(line) for line in several]} for length, several in made.items()]
-        part = "" if set(given.tokens) == set(TOKENS) else "".join(f"-{length}" for length in given.tokens)
-        print(write(f"latency-{given.shape}{part}", about, texts, data, given.output or RESULTS))
+        data = [
+            {"tokens": length, "lines": [asdict(line) for line in several]} for length, several in by_length.items()
+        ]
+        part = "" if set(options.tokens) == set(TOKENS) else "".join(f"-{length}" for length in options.tokens)
+        print(write(f"latency-{options.shape}{part}", about, texts, data, options.output or RESULTS))
 
 
 if __name__ == "__main__":

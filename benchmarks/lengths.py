@@ -40,9 +40,9 @@ def draw(name: str, count: int, seed: int = 0) -> list[int]:
     kind, generator = (DISTRIBUTIONS | TRAINING)[name], random.Random(f"{name} {seed}")
     middle = _middle(kind)
     shares = [max((number + generator.random()) / count, 1e-9) for number in range(count)]
-    found = [_length(kind, middle, share) for share in shares]
-    generator.shuffle(found)
-    return [round(length) for length in found]
+    drawn = [_length(kind, middle, share) for share in shares]
+    generator.shuffle(drawn)
+    return [round(length) for length in drawn]
 
 
 def sequences(name: str, count: int, seed: int = 0) -> list[list[int]]:
@@ -54,9 +54,9 @@ def sequences(name: str, count: int, seed: int = 0) -> list[list[int]]:
     ]
 
 
-def digest(given: Sequence[Sequence[int]]) -> str:
+def digest(token_ids: Sequence[Sequence[int]]) -> str:
     """A short name for exactly these sequences."""
-    return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()[:16]
 
 
 def fill(lengths: Sequence[int], budget: int, *, longest_first: bool = True) -> list[list[int]]:

@@ -36,12 +36,12 @@ class Padded(nn.Module):
         return (rows * real).sum(1) / real.sum(1)
 
     def added(self, mask: Tensor) -> Tensor:
-        """What is added to the scores."""
+        """Return the values that are added to the scores."""
         return (1.0 - mask[:, None, None, :].float()) * FAR
 
 
 class Known(Padded):
-    """The same, with a mask in a form that ONNX Runtime's fusion of attention knows."""
+    """A padded model whose mask has the form that ONNX Runtime's attention fusion recognises."""
 
     def added(self, mask: Tensor) -> Tensor:
         """Filled instead of multiplied."""
@@ -80,15 +80,15 @@ def openvino(folder: str, out: Path) -> None:
     model = source(folder, "sdpa")
     tokens = torch.ones(2, 16, dtype=torch.long)
     padded = openvino.convert_model(Padded(model), example_input=(tokens, tokens))
-    padded.reshape({given: [-1, -1] for given in padded.inputs})
+    padded.reshape({port: [-1, -1] for port in padded.inputs})
     rows = openvino.convert_model(Rows(model), example_input=(tokens, tokens, torch.zeros(2, 1, 16, 16)))
     rows.reshape(dict(zip(rows.inputs, ([-1, -1], [-1, -1], [-1, 1, -1, -1]), strict=True)))
-    sample = [[torch.tensor([each]).numpy() for each in (one, [1] * len(one))] for one in calibration()]
+    sample = [[torch.tensor([sequence]).numpy() for sequence in (array, [1] * len(array))] for array in calibration()]
     quantised = nncf.quantize(
         padded, nncf.Dataset(sample), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(sample)
     )
-    for name, each in (("padded", padded), ("rows", rows), ("padded-int8", quantised)):
-        openvino.save_model(each, out / f"{name}.xml", compress_to_fp16=False)
+    for name, variant in (("padded", padded), ("rows", rows), ("padded-int8", quantised)):
+        openvino.save_model(variant, out / f"{name}.xml", compress_to_fp16=False)
 
 
 def calibration() -> list[list[int]]:
@@ -148,15 +148,15 @@ def ctranslate2(folder: str, out: Path) -> None:
             if path.is_file():
                 shutil.copy(path, whole)
         config = whole / "config.json"
-        said = {"position_embedding_type": "absolute"}
-        config.write_text(json.dumps(said | json.loads(config.read_text("utf-8"))), "utf-8")
+        config_values = {"position_embedding_type": "absolute"}
+        config.write_text(json.dumps(config_values | json.loads(config.read_text("utf-8"))), "utf-8")
         TransformersConverter(str(whole)).convert(str(out), force=True)
 
 
 def main() -> None:
     """One peer's models."""
-    peer, folder, given = sys.argv[1:]
-    out = Path(given)
+    peer, folder, shape = sys.argv[1:]
+    out = Path(shape)
     out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")  # of conversion: it is compared with the others before timing
     with torch.no_grad():

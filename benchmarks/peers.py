@@ -56,14 +56,14 @@ def missing(peer: str) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What scripts with these peers are asked."""
+    """Add the options of scripts with these peers."""
     parser.add_argument("--peers", nargs="*", choices=list(NEEDS), default=list(NEEDS), help="default: all")
     parser.add_argument("--models", type=Path, help="keep their models in this folder, and take those that are there")
 
 
 def made(shape: str, asked: Sequence[str], folder: str, models: Path) -> tuple[list[str], str]:
     """The peers whose models are there now, each made by a process of its own; and a sentence that names the others."""
-    found, why = [], {}
+    available, why = [], {}
     for peer, title in TITLES.items():
         if peer not in asked:
             why[title] = "was not asked for"
@@ -72,16 +72,16 @@ def made(shape: str, asked: Sequence[str], folder: str, models: Path) -> tuple[l
         elif absent := missing(peer):
             why[title] = f"is not installed ({', '.join(absent)}): pip install 'heedful[bench]'"
         else:
-            found.append(peer)
+            available.append(peer)
     unmeasured = f" Not measured: {'; '.join(f'{title} {reason}' for title, reason in why.items())}." if why else ""
     if why:
         print(unmeasured.strip(), file=sys.stderr, flush=True)
-    for peer in found:
+    for peer in available:
         if not (models / peer / "made").exists():
             print(f"making {TITLES[peer]}'s models", file=sys.stderr, flush=True)
             script = Path(__file__).with_name("peer_models.py")
             subprocess.run([sys.executable, script, peer, folder, models / peer], check=True, stdout=sys.stderr)
-    return found, unmeasured
+    return available, unmeasured
 
 
 def jobs(peers: Iterable[str], models: Path, common: Job, *, alone: bool = False) -> dict[str, Job]:
@@ -98,7 +98,7 @@ def jobs(peers: Iterable[str], models: Path, common: Job, *, alone: bool = False
 
 
 def threads() -> int:
-    """As many as torch takes."""
+    """Return the number of threads that torch uses."""
     return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
 
@@ -117,23 +117,23 @@ def openvino(job: Job, hint: str) -> tuple[Round, str]:
 
 def openvino_rows(job: Job) -> tuple[Round, str]:
     """OpenVINO fed with Heedful's packed rows, in the faster of its two modes; no stock peer, but what packing buys."""
-    made = {hint: _openvino(job, "rows", hint) for hint in ("LATENCY", "THROUGHPUT")}
+    models = {hint: _openvino(job, "rows", hint) for hint in ("LATENCY", "THROUGHPUT")}
 
     def by(infer: Infer) -> Round:
-        def run(given: Sequences) -> Vectors:
-            batches = list(rows(given))
-            found = infer(batch.sent for batch in batches)
-            pairs = zip(found, batches, strict=True)
-            vectors = [means(each.reshape(-1, each.shape[-1]), batch.spans) for each, batch in pairs]
+        def run(sequences: Sequences) -> Vectors:
+            batches = list(rows(sequences))
+            outputs = infer(batch.sent for batch in batches)
+            pairs = zip(outputs, batches, strict=True)
+            vectors = [means(output.reshape(-1, output.shape[-1]), batch.spans) for output, batch in pairs]
             restored: Vectors = restore(np.concatenate(vectors), [batch.numbers for batch in batches])
             return restored
 
         return run
 
-    ways = {hint: by(infer) for hint, (infer, _) in made.items()}
+    ways = {hint: by(infer) for hint, (infer, _) in models.items()}
     hint = "LATENCY" if job.size else fastest(ways, lengths.sequences(job.distribution, job.count))
     shown = ", ".join(map(str, WIDTHS))
-    return ways[hint], f"rows of {shown}, {BUDGET} places a batch, {made[hint][1]}"
+    return ways[hint], f"rows of {shown}, {BUDGET} places a batch, {models[hint][1]}"
 
 
 def _openvino(job: Job, name: str, hint: str) -> tuple[Infer, str]:
@@ -143,25 +143,25 @@ def _openvino(job: Job, name: str, hint: str) -> tuple[Infer, str]:
     precision = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}}
     settings = {"PERFORMANCE_HINT": hint, "INFERENCE_NUM_THREADS": threads(), **precision.get(job.precision, {})}
     compiled = openvino.Core().compile_model(str(Path(job.folder) / f"{name}.xml"), "CPU", settings)
-    said = {what: compiled.get_property(what) for what in ("INFERENCE_PRECISION_HINT", "NUM_STREAMS")}
-    about = f"{hint.lower()}, {said['NUM_STREAMS']} streams, {said['INFERENCE_PRECISION_HINT'].to_string()}"
+    properties = {what: compiled.get_property(what) for what in ("INFERENCE_PRECISION_HINT", "NUM_STREAMS")}
+    about = f"{hint.lower()}, {properties['NUM_STREAMS']} streams, {properties['INFERENCE_PRECISION_HINT'].to_string()}"
     about += f", {compiled.get_property('INFERENCE_NUM_THREADS')} threads"
     if hint == "LATENCY":
         request = compiled.create_infer_request()
         return lambda batches: [request.infer(list(sent), share_inputs=True)[0] for sent in batches], about
-    queue, found = openvino.AsyncInferQueue(compiled), {}
+    queue, results = openvino.AsyncInferQueue(compiled), {}
 
     def keep(request: Any, number: int) -> None:
-        found[number] = request.get_output_tensor(0).data.copy()
+        results[number] = request.get_output_tensor(0).data.copy()
 
     def infer(batches: Iterable[Sent]) -> list[Array]:
-        found.clear()
+        results.clear()
         held = []  # a request reads them until it is done
         for number, sent in enumerate(batches):
             held.append(sent)
             queue.start_async(list(sent), number, share_inputs=True)
         queue.wait_all()
-        return [found[number] for number in range(len(held))]
+        return [results[number] for number in range(len(held))]
 
     queue.set_callback(keep)
     return infer, f"{about}, {len(queue)} requests"
@@ -179,7 +179,7 @@ def onnxruntime(job: Job) -> tuple[Round, str]:
 
     def every(batches: Iterable[Sequences]) -> Vectors:
         sent = (dict(zip(("tokens", "mask"), pad(batch), strict=True)) for batch in batches)
-        return np.concatenate([session.run(None, each)[0] for each in sent])
+        return np.concatenate([session.run(None, inputs)[0] for inputs in sent])
 
     return in_batches(job, every, f"fused {fused}, {threads()} threads")
 
@@ -190,13 +190,13 @@ def ctranslate2(job: Job) -> tuple[Round, str]:
 
     encoder = ctranslate2.Encoder(job.folder, device="cpu", compute_type=job.precision, intra_threads=threads())
 
-    def embed(given: Sequences) -> Vectors:
-        tokens, mask = (each.astype(np.int32) for each in pad(given))
+    def embed(sequences: Sequences) -> Vectors:
+        tokens, mask = (array.astype(np.int32) for array in pad(sequences))
         counts = mask.sum(1, dtype=np.int32)
         view = ctranslate2.StorageView.from_array
-        found = np.array(encoder.forward_batch(view(tokens), view(counts)).last_hidden_state)
+        states = np.array(encoder.forward_batch(view(tokens), view(counts)).last_hidden_state)
         starts = range(0, tokens.size, tokens.shape[1])
-        return means(found.reshape(-1, found.shape[-1]), [(a, a + n) for a, n in zip(starts, counts, strict=True)])
+        return means(states.reshape(-1, states.shape[-1]), [(a, a + n) for a, n in zip(starts, counts, strict=True)])
 
     def every(batches: Iterable[Sequences]) -> Vectors:
         return np.concatenate([embed(batch) for batch in batches])
@@ -216,12 +216,12 @@ ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {
 # -- batches --------------------------------------------------------------------------------------------------
 
 
-def pad(given: Sequences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def pad(sequences: Sequences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tokens and mask, [sequences, longest]."""
-    tokens = np.zeros((len(given), max(map(len, given))), np.int64)
+    tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
     mask = np.zeros_like(tokens)
-    for number, each in enumerate(given):
-        tokens[number, : len(each)], mask[number, : len(each)] = each, 1
+    for number, sequence in enumerate(sequences):
+        tokens[number, : len(sequence)], mask[number, : len(sequence)] = sequence, 1
     return tokens, mask
 
 
@@ -234,11 +234,11 @@ class Rows:
     numbers: list[int]  # and which it is
 
 
-def rows(given: Sequences) -> Iterator[Rows]:
+def rows(sequences: Sequences) -> Iterator[Rows]:
     """All sequences, those of each width packed best-fit-decreasing; a batch is as narrow as its fullest row allows."""
     from heedful.nn.kernels import best_fit
 
-    sizes = [len(each) for each in given]
+    sizes = [len(sequence) for sequence in sequences]
     assert max(sizes) <= WIDTHS[-1]
     for width, narrower in zip(WIDTHS, (0, *WIDTHS), strict=False):
         lines = best_fit([number for number, size in enumerate(sizes) if narrower < size <= width], sizes, width)
@@ -246,18 +246,18 @@ def rows(given: Sequences) -> Iterator[Rows]:
         for start in range(0, len(lines), count):
             several = lines[start : start + count]
             fullest = max(sum(sizes[number] for number in line) for line in several)
-            yield _rows(given, several, min(width, -(-fullest // 16) * 16))
+            yield _rows(sequences, several, min(width, -(-fullest // 16) * 16))
 
 
-def _rows(given: Sequences, lines: Sequence[Sequence[int]], width: int) -> Rows:
+def _rows(sequences: Sequences, lines: Sequence[Sequence[int]], width: int) -> Rows:
     tokens = np.zeros((len(lines), width), np.int64)
     positions, owner = np.zeros_like(tokens), np.full(tokens.shape, -1, np.int32)
     spans, numbers = [], []
     for row, line in enumerate(lines):
         start = 0
         for number in line:
-            stop = start + len(given[number])
-            tokens[row, start:stop], owner[row, start:stop] = given[number], number
+            stop = start + len(sequences[number])
+            tokens[row, start:stop], owner[row, start:stop] = sequences[number], number
             positions[row, start:stop] = np.arange(stop - start)
             spans.append((row * width + start, row * width + stop))
             numbers.append(number)

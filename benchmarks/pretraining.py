@@ -20,7 +20,7 @@ from harness import Arm, Bound, Prepared, measure, serve
 from lengths import FIRST_WORD, VOCABULARY
 from numpy.typing import NDArray
 from pretraining_data import LENGTH, PAD, SEED, SHARE, Case, Round, blocks, corpus, objective, windows
-from report import RESULTS, Table, write
+from report import RESULTS, Table, check_destination, write
 from training import ATTENTIONS, Epoch, mover, peer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ CASE, QUICK = Case(row=1024, batch=4, steps=3), Case(row=512, batch=1, steps=2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process is told."""
+    """The job of an arm's process."""
 
     engine: str
     precision: str
@@ -71,7 +71,7 @@ class Job:
     attention: str | None = None  # of transformers; None: try which is faster
 
 
-def packed(job: Job, folder: str, given: Round) -> Epoch:
+def packed(job: Job, folder: str, data: Round) -> Epoch:
     """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
     from heedful.train.memory import disable_malloc_trim
@@ -87,11 +87,11 @@ def packed(job: Job, folder: str, given: Round) -> Epoch:
         precision="bfloat16" if job.precision == "bfloat16" else "float32",
         seed=SEED,
     )
-    trainer = Trainer(heedful.load(folder), objective(job.vocabulary), given.samples(), settings)
+    trainer = Trainer(heedful.load(folder), objective(job.vocabulary), data.samples(), settings)
     return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
 
 
-def padded(job: Job, folder: str, given: Round) -> Epoch:
+def padded(job: Job, folder: str, data: Round) -> Epoch:
     """transformers' model in a plain PyTorch loop."""
     import torch
 
@@ -99,10 +99,10 @@ def padded(job: Job, folder: str, given: Round) -> Epoch:
 
     model = peer("AutoModelForMaskedLM", folder, job.attention)
     move = mover(model, RATE)
-    order = BatchSampler(count=len(given.counts), batch=job.batch, seed=SEED)
-    members = np.split(np.arange(len(given.lengths)), np.cumsum(given.counts)[:-1])  # the sequences of each row
-    read, labels = (torch.from_numpy(each).split(given.lengths.tolist()) for each in (given.read, given.labels))
-    asked = [int((each >= 0).sum()) for each in labels]
+    order = BatchSampler(count=len(data.counts), batch=job.batch, seed=SEED)
+    members = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # the sequences of each row
+    read, labels = (torch.from_numpy(array).split(data.lengths.tolist()) for array in (data.read, data.labels))
+    asked = [int((label >= 0).sum()) for label in labels]
     turns = (np.concatenate([members[row] for row in order.turn(number).numbers]).tolist() for number in count())
 
     def line(parts: Sequence[Tensor], width: int, empty: int) -> Tensor:
@@ -117,7 +117,7 @@ def padded(job: Job, folder: str, given: Round) -> Epoch:
             part = batch[start : start + size]
             width = max(len(read[number]) for number in part) if job.grouped else LENGTH
             mask = line([torch.ones_like(read[number]) for number in part], width, 0)
-            rows, wanted = (line([each[n] for n in part], width, no) for each, no in ((read, PAD), (labels, -100)))
+            rows, wanted = (line([row[n] for n in part], width, no) for row, no in ((read, PAD), (labels, -100)))
             with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
                 mean = model(input_ids=rows, attention_mask=mask, labels=wanted).loss
             loss = mean.float() * (sum(asked[number] for number in part) / whole)
@@ -128,20 +128,20 @@ def padded(job: Job, folder: str, given: Round) -> Epoch:
 
     def epoch() -> list[float]:
         batches = [next(turns) for _ in range(order.steps)]
-        return [step(batch) for batch in (regrouped(batches, given.lengths) if job.grouped else batches)]
+        return [step(batch) for batch in (regrouped(batches, data.lengths) if job.grouped else batches)]
 
     return epoch
 
 
 def regrouped(batches: Sequence[Sequence[int]], lengths: NDArray[np.int64]) -> list[list[int]]:
-    """The same numbers in as many batches, of about as many tokens each and of like lengths, in random order."""
+    """Regroup the numbers into as many batches, with similar token counts and lengths, in random order."""
     numbers = np.concatenate([*map(np.array, batches)])
     numbers = numbers[np.argsort(-lengths[numbers], kind="stable")]
     ends = np.cumsum(lengths[numbers])
     cuts = np.searchsorted(ends, [ends[-1] * place / len(batches) for place in range(1, len(batches))], side="right")
-    made = [part.tolist() for part in np.split(numbers, cuts)]
-    random.Random(str(batches)).shuffle(made)
-    return made
+    sequences = [part.tolist() for part in np.split(numbers, cuts)]
+    random.Random(str(batches)).shuffle(sequences)
+    return sequences
 
 
 ENGINES: dict[str, Callable[[Job, str, Round], Epoch]] = {"packed": packed, "padded": padded}
@@ -151,32 +151,32 @@ def prepare(job: Job) -> Prepared:
     """An arm, ready, after it has shown what it learns without dropout."""
     import torch
 
-    given = Round.open(job.data)
+    data = Round.open(job.data)
     if job.engine == "packed":  # what is really drawn
-        given = Round.of(given.samples(), objective(job.vocabulary))
+        data = Round.of(data.samples(), objective(job.vocabulary))
     tried = job.engine == "padded" and None in (job.size, job.attention)
     if tried:
-        job = fastest(job, given if job.grouped else given.first(job.batch))
-    check = ENGINES[job.engine](job, job.checked, given.first(job.batch))
+        job = fastest(job, data if job.grouped else data.first(job.batch))
+    check = ENGINES[job.engine](job, job.checked, data.first(job.batch))
     learned = [loss for _ in range(CHECKS) for loss in check()]
     torch.manual_seed(SEED)
     how = f"{job.attention}, up to {job.size} a pass{' (the fastest)' if tried else ''}, " if job.attention else ""
-    tokens, sequences = int(given.lengths.sum()), len(given.lengths)
+    tokens, sequences = int(data.lengths.sum()), len(data.lengths)
     return Prepared(
-        run=ENGINES[job.engine](job, job.timed, given),
+        run=ENGINES[job.engine](job, job.timed, data),
         sample=lambda losses: [learned],
         tokens=tokens,
         sequences=sequences,
-        inputs=given.digest(),
+        inputs=data.digest(),
         settings=f"{how}{sequences:,} sequences, {tokens:,} tokens a round, {torch.get_num_threads()} threads",
     )
 
 
-def fastest(job: Job, given: Round) -> Job:
+def fastest(job: Job, data: Round) -> Job:
     """With the size and then the attention that take the least time for these, after they were seen once."""
 
     def seconds(job: Job) -> float:
-        epoch = padded(job, job.timed, given)
+        epoch = padded(job, job.timed, data)
         epoch()
         start = time.perf_counter()
         epoch()
@@ -184,7 +184,7 @@ def fastest(job: Job, given: Round) -> Job:
 
     times: dict[Job, float] = {}
     usual, *others = ATTENTIONS
-    for size in (size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < len(given.lengths)):
+    for size in (size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < len(data.lengths)):
         tried = replace(job, size=size, attention=usual)
         times[tried] = seconds(tried)
     best = min(times, key=times.__getitem__)
@@ -214,7 +214,7 @@ def arms(common: Job, block: str, *, fast: bool, quick: bool) -> list[Arm]:
         Arm(
             name=name,
             command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
-            ours=job.engine == "packed",
+            is_heedful=job.engine == "packed",
             bound=BOUNDS[job.precision],
             like="heedful float32, blocks" if job.data == block else None,
         )
@@ -245,7 +245,7 @@ def models(folder: Path, vocabulary: int, attention: float) -> tuple[str, str]:
 
 
 def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quick: bool) -> tuple[Table, str]:
-    """What was measured, and in words of what."""
+    """Measure all arms; return the table and a description of the data."""
     import torch
 
     from heedful.device import resolve_dtype
@@ -255,11 +255,11 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         folder = Path(temporary)
         timed, checked = models(folder, vocabulary, attention)
         texts = corpus(4 * case.tokens, vocabulary)
-        made, drawn = windows(texts, case), objective(vocabulary)
+        samples, drawn = windows(texts, case), objective(vocabulary)
         common = Job(
             engine="packed",
             precision="float32",
-            data=Round.of(made, drawn).save(folder / "windows.npz"),
+            data=Round.of(samples, drawn).save(folder / "windows.npz"),
             vocabulary=vocabulary,
             batch=case.batch,
             timed=timed,
@@ -267,7 +267,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         )
         block = Round.of(blocks(texts, case), drawn).save(folder / "blocks.npz")
         table = measure("mini", arms(common, block, fast=resolve_dtype("auto") == torch.bfloat16, quick=quick), rounds)
-    found = [length for sample in made for length in np.diff(sample.bounds).tolist()]
+    row_lengths = [length for sample in samples for length in np.diff(sample.bounds).tolist()]
     about = ABOUT.format(
         layers=LAYERS,
         width=WIDTH,
@@ -277,7 +277,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         document=fmean(np.diff(texts.segments[texts.documents])),
         sentence=fmean(np.diff(texts.segments)),
         length=LENGTH,
-        mean=fmean(found),
+        mean=fmean(row_lengths),
         tokens=case.row * case.batch,
         row=case.row,
         full=packing.FULL,
@@ -302,21 +302,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK.steps} small steps, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm:
-        return serve(lambda: prepare(Job(**json.loads(given.arm))))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
-    if not 0 <= given.attention_dropout < 1:
-        parser.error(f"--attention-dropout is {given.attention_dropout}: give a share from 0 to below 1")
-    if given.vocabulary <= FIRST_WORD:
-        parser.error(f"--vocabulary is {given.vocabulary}: words begin at {FIRST_WORD}, so give more")
-    case = QUICK if given.quick else CASE
-    table, about = compared(case, given.vocabulary, given.attention_dropout, given.rounds, quick=given.quick)
+    options = parser.parse_args()
+    if options.arm:
+        return serve(lambda: prepare(Job(**json.loads(options.arm))))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if not 0 <= options.attention_dropout < 1:
+        parser.error(f"--attention-dropout is {options.attention_dropout}: give a share from 0 to below 1")
+    if options.vocabulary <= FIRST_WORD:
+        parser.error(f"--vocabulary is {options.vocabulary}: words begin at {FIRST_WORD}, so give more")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
+    case = QUICK if options.quick else CASE
+    table, about = compared(case, options.vocabulary, options.attention_dropout, options.rounds, quick=options.quick)
     print(table.text(), flush=True)
-    if given.output or not given.quick:
-        name = f"pretraining-{given.vocabulary}-{given.attention_dropout}"
-        print(write(name, about, [table.text()], [asdict(table)], given.output or RESULTS))
+    if options.output or not options.quick:
+        name = f"pretraining-{options.vocabulary}-{options.attention_dropout}"
+        print(write(name, about, [table.text()], [asdict(table)], options.output or RESULTS))
 
 
 if __name__ == "__main__":

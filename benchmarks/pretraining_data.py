@@ -1,4 +1,4 @@
-"""What a masked language model is pre-trained on: invented documents, as rows of windows and as rows of blocks."""
+"""Pre-training data for a masked language model: invented documents, as rows of windows and as rows of blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCUMENT, SENTENCE = (400.0, 1.0), (24.0, 0.55)  # mean tokens, and the spread o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is taken at once."""
+    """The sizes of a round."""
 
     row: int  # tokens of a sample
     batch: int  # samples of a step
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of a round, at most."""
+        """The most tokens of a round."""
         return self.row * self.batch * self.steps
 
 
@@ -51,7 +51,7 @@ class Round:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], objective: MaskedLM) -> Round:
-        """What Heedful's trainer makes of the samples in every epoch."""
+        """Corrupt the samples as Heedful's trainer does in every epoch."""
         from heedful.data.sampler import derive_seed
 
         read, labels = [], []
@@ -71,7 +71,7 @@ class Round:
 
     @classmethod
     def open(cls, path: str) -> Round:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         with np.load(path) as file:
             return cls(**file)
 
@@ -89,19 +89,19 @@ class Round:
 
     def digest(self) -> str:
         """A short name for exactly these."""
-        return hashlib.sha256(b"".join(each.astype("<i8").tobytes() for each in astuple(self))).hexdigest()[:16]
+        return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in astuple(self))).hexdigest()[:16]
 
     def samples(self) -> list[Sample]:
-        """As Heedful's trainer takes them."""
+        """Return the samples for Heedful's trainer."""
         from heedful.objectives import Sample
 
-        found, at = [], 0
+        rows, at = [], 0
         for lengths in np.split(self.lengths, np.cumsum(self.counts)[:-1]):
             bounds = (0, *accumulate(lengths.tolist()))
             tokens = self.tokens[at : at + bounds[-1]].astype(np.int32)
-            found.append(Sample(tokens=tokens, types=np.zeros(len(tokens), dtype=np.uint8), bounds=bounds))
+            rows.append(Sample(tokens=tokens, types=np.zeros(len(tokens), dtype=np.uint8), bounds=bounds))
             at += bounds[-1]
-        return found
+        return rows
 
 
 def corpus(tokens: int, vocabulary: int) -> Any:
@@ -135,27 +135,27 @@ def corpus(tokens: int, vocabulary: int) -> Any:
     return Invented()
 
 
-def windows(given: Any, case: Case) -> list[Sample]:
+def windows(dataset: Any, case: Case) -> list[Sample]:
     """Rows of windows, as pre-training takes them; those of a round, any of all."""
     from heedful.data.sampler import epoch_order
     from heedful.objectives import packing
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
     frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), kinds=(0,))
-    ranges = packing.segment_windows(given, np.arange(len(given)), frame.room(LENGTH))
-    made = packing.PackedRows(given, frame, ranges, case.row, SEED)
-    drawn = (made[number] for number in epoch_order(len(made), SEED, 0))
-    found = [row for row in drawn if len(row) >= packing.FULL * case.row]
-    assert len(found) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
-    return found[: case.batch * case.steps]
+    ranges = packing.segment_windows(dataset, np.arange(len(dataset)), frame.room(LENGTH))
+    packed = packing.PackedRows(dataset, frame, ranges, case.row, SEED)
+    drawn = (packed[number] for number in epoch_order(len(packed), SEED, 0))
+    rows = [row for row in drawn if len(row) >= packing.FULL * case.row]
+    assert len(rows) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
+    return rows[: case.batch * case.steps]
 
 
-def blocks(given: Any, case: Case) -> list[Sample]:
+def blocks(dataset: Any, case: Case) -> list[Sample]:
     """Rows of blocks, as group_texts cuts them; those of a round, the first ones."""
     from heedful.objectives import Sample
 
-    edges = given.segments[given.documents]
-    stream = np.concatenate([[CLS, *given.tokens(start, stop), SEP] for start, stop in pairwise(edges)])
+    edges = dataset.segments[dataset.documents]
+    stream = np.concatenate([[CLS, *dataset.tokens(start, stop), SEP] for start, stop in pairwise(edges)])
     return [
         Sample(
             tokens=stream[start : start + case.row].astype(np.int32),
@@ -168,7 +168,7 @@ def blocks(given: Any, case: Case) -> list[Sample]:
 
 @cache
 def objective(vocabulary: int) -> MaskedLM:
-    """Masked tokens, the same ones in every epoch, of a vocabulary of so many words."""
+    """Return the masked-LM objective of a vocabulary; it masks the same tokens in every epoch."""
     import tokenizers
 
     from heedful.objectives.masked_lm import MaskedLM

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from kernels import taken
 from lengths import draw
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -48,16 +48,16 @@ def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
         "PyTorch": lambda rows: cells(PackedSequence(rows, counts))[0].data,
         "ours": lambda rows: run_cells(cells, rows, counts.tolist()),
     }
-    theirs, ours = (step(run, x, learned) for run in ways.values())
-    for one, other in zip(theirs, ours, strict=True):
-        assert float((one - other).abs().max()) <= NEAR * float(one.abs().max()), name
+    reference, results = (step(run, x, learned) for run in ways.values())
+    for expected, actual in zip(reference, results, strict=True):
+        assert float((expected - actual).abs().max()) <= NEAR * float(expected.abs().max()), name
     times = taken({way: lambda run=run: step(run, x, learned) for way, run in ways.items()}, rounds)  # type: ignore[misc]
     return {
         "texts": case,
         "cells": name,
         "width": width,
         "tokens": sum(lengths),
-        "milliseconds": {way: Spread.of(each) for way, each in times.items()},
+        "milliseconds": {way: Spread.of(durations) for way, durations in times.items()},
         "times as fast": Spread.of([a / b for a, b in zip(times["PyTorch"], times["ours"], strict=True)]),
         "tokens a second": sum(lengths) / median(times["ours"]) * 1e3,
     }
@@ -70,34 +70,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true", help="rehearse, without a record")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    rounds = 3 if given.quick else given.rounds
-    found = [line(name, case, width, rounds) for case in CASES for name in CELLS for width in WIDTHS]
+    options = parser.parse_args()
+    check_destination(options.output)
+    torch.set_num_threads(options.threads)
+    rounds = 3 if options.quick else options.rounds
+    lines = [line(name, case, width, rounds) for case in CASES for name in CELLS for width in WIDTHS]
     columns = ["texts", "cells", "width", "PyTorch, ms", "ours, ms", "times as fast", "tokens/s"]
     rows = [
         [
-            each["texts"],
-            each["cells"],
-            str(each["width"]),
-            *(each["milliseconds"][way].text(1) for way in ("PyTorch", "ours")),
-            each["times as fast"].text(),
-            f"{each['tokens a second']:,.0f}",
+            measured["texts"],
+            measured["cells"],
+            str(measured["width"]),
+            *(measured["milliseconds"][way].text(1) for way in ("PyTorch", "ours")),
+            measured["times as fast"].text(),
+            f"{measured['tokens a second']:,.0f}",
         ]
-        for each in found
+        for measured in lines
     ]
     print(grid(columns, rows))
-    if not given.quick:
+    if not options.quick:
         plain = [
-            each
+            measured
             | {
-                "milliseconds": {way: asdict(spread) for way, spread in each["milliseconds"].items()},
-                "times as fast": asdict(each["times as fast"]),
+                "milliseconds": {way: asdict(spread) for way, spread in measured["milliseconds"].items()},
+                "times as fast": asdict(measured["times as fast"]),
             }
-            for each in found
+            for measured in lines
         ]
-        about = ABOUT.format(rounds=rounds, threads=given.threads, near=NEAR)
-        print(write("recurrent", about, [grid(columns, rows)], plain, given.output))
+        about = ABOUT.format(rounds=rounds, threads=options.threads, near=NEAR)
+        print(write("recurrent", about, [grid(columns, rows)], plain, options.output))
 
 
 if __name__ == "__main__":

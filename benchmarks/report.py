@@ -1,4 +1,8 @@
-"""What is written down: spreads, tables, the machine; dated Markdown for people and JSON for programs."""
+"""Records of benchmarks: spreads, tables and facts of the machine, as dated Markdown and JSON.
+
+A record names the git commit that it measured. Records in benchmarks/results come from checkouts without uncommitted
+changes; rehearsals go into other folders.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
-PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # those there are
+PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # if installed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,18 +35,18 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Summarise at least one value."""
         first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else (values[0],) * 3
         return cls(median=statistics.median(values), low=min(values), high=max(values), quartiles=(first, third))
 
     def text(self, digits: int = 2) -> str:
-        """The median and, in parentheses, the extremes."""
+        """Format the median and, in parentheses, the extremes."""
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One arm's line; ratios are of real tokens a second, so above 1 is faster than the other."""
+    """The line of one arm; ratios compare real tokens a second, so more than 1 means faster."""
 
     name: str
     ours: bool
@@ -58,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """What was measured of several arms on the same inputs."""
+    """Measurements of several arms on the same inputs."""
 
     title: str
     inputs: str  # their digest
@@ -70,7 +76,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def text(self) -> str:
-        """As Markdown."""
+        """Format the table as Markdown."""
         best = ", ".join(f"{name} in {count}" for name, count in self.best_peers.items())
         about = (
             f"## {self.title}: {self.sequences:,} sequences, {self.tokens:,} real tokens a round\n\n"
@@ -98,13 +104,18 @@ class Table:
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table as Markdown."""
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ["---"] * len(columns), *rows))
 
 
 def write(name: str, about: str, tables: Sequence[str], data: Any, folder: Path = RESULTS) -> Path:
-    """Put name-date.md and name-date.json into the folder and return the former's path."""
+    """Write name-date.md and name-date.json into the folder and return the path of the first.
+
+    Raises:
+        SystemExit: If the folder is in benchmarks/results and the checkout has uncommitted changes.
+    """
     machine = facts()
+    check_destination(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{machine['date']}.md"
     listed = "\n".join(f"* {key}: {value}" for key, value in machine.items())
@@ -115,31 +126,73 @@ def write(name: str, about: str, tables: Sequence[str], data: Any, folder: Path 
 
 
 def facts() -> dict[str, str]:
-    """What a reader must know of the machine; what its processor can do is looked up, never assumed."""
+    """Return the date, the commit, and facts of the machine; features of the processor are read from the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         lines = []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = said.get("flags", "").split()
+    cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = cpu.get("flags", "").split()
     return {
         "date": datetime.date.today().isoformat(),
-        "processor": said.get("model name") or platform.processor() or platform.machine(),
+        "commit": current_commit(ROOT),
+        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
         "cores": str(os.cpu_count()),
         "has": ", ".join(flag for flag in FLAGS if flag in flags) or "unknown",
         "has not": ", ".join(flag for flag in FLAGS if flag not in flags) if flags else "unknown",
-        "versions": ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name))),
+        "versions": ", ".join(f"{name} {installed}" for name in PACKAGES if (installed := _version(name))),
         "system": f"Python {platform.python_version()}, {platform.system()}",
     }
 
 
+def check_destination(path: Path) -> None:
+    """Check that a record may be written to this file or folder; scripts that run for long call this first.
+
+    Raises:
+        SystemExit: If the path is in benchmarks/results and the checkout has uncommitted changes.
+    """
+    if path.resolve().is_relative_to(RESULTS.resolve()):
+        clean_commit(ROOT)
+
+
+def current_commit(checkout: Path) -> str:
+    """Return the git commit of a checkout, with a note if it has uncommitted changes; "unknown" without git."""
+    commit = _git(checkout, "rev-parse", "HEAD").strip()
+    note = " with uncommitted changes" if commit and uncommitted_files(checkout) else ""
+    return f"{commit}{note}" if commit else "unknown"
+
+
+def uncommitted_files(checkout: Path) -> list[str]:
+    """Return the files that differ from the commit or are untracked, except those in benchmarks/results."""
+    status = _git(checkout, "status", "--porcelain", "--untracked-files=all", "--", ".", ":(exclude)benchmarks/results")
+    return [line[3:] for line in status.splitlines()]
+
+
+def clean_commit(checkout: Path) -> str:
+    """Return the git commit of a checkout without uncommitted changes.
+
+    Raises:
+        SystemExit: If files outside benchmarks/results differ from the commit, or the folder is no git checkout.
+    """
+    commit = _git(checkout, "rev-parse", "HEAD").strip()
+    if not commit:
+        raise SystemExit(f"{checkout} is not a git checkout, so a record cannot name its commit: use a clone")
+    if files := uncommitted_files(checkout):
+        listed = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+        raise SystemExit(
+            f"{checkout} has uncommitted changes ({listed}): commit them before measuring, or write the record into "
+            "a folder outside benchmarks/results"
+        )
+    return commit
+
+
 def machine_busy() -> float:
-    """Seconds for which the machine's cores have worked, or were taken by its host; 0 where nothing tells."""
+    """Return the seconds for which the cores have worked or were taken by the host; 0 if the system does not say."""
     try:
         line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
     except OSError:
         return 0.0
-    user, nice, system, _, _, interrupt, soft, steal = (int(each) for each in line.split()[1:9])
+    user, nice, system, _, _, interrupt, soft, steal = (int(word) for word in line.split()[1:9])
     return float(user + nice + system + interrupt + soft + steal) / float(os.sysconf("SC_CLK_TCK"))
 
 
@@ -148,3 +201,11 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""

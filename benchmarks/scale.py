@@ -1,4 +1,4 @@
-"""What pre-training on 64 GPUs would take, on paper: communication beside compute, tokens a step, hours, dollars.
+"""An estimate of pre-training on 64 GPUs: communication beside compute, tokens a step, hours, dollars.
 
     python benchmarks/scale.py        # the tables of docs/scale.md
 
@@ -48,17 +48,17 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them, with places, types, their norm, and a head of one product, a norm and a bias of each word."""
+        """The number of parameters, with positions, types, their norm, and a head of one product, a norm and biases."""
         rest = (self.places + self.types + 2) * self.width + self.width**2 + 3 * self.width + self.vocabulary
         return self.embedding + self.layers * self.block + rest
 
     def flop(self, length: int) -> float:
-        """Of a token, forward and backward: 3 (L (24 d^2 + 4 s d) + m (2 d^2 + 2 d V))."""
+        """Return the operations of a token, forward and backward: 3 (L (24 d^2 + 4 s d) + m (2 d^2 + 2 d V))."""
         d = self.width
         return 3 * (self.layers * (24 * d * d + 4 * length * d) + CHOSEN * (2 * d * d + 2 * d * self.vocabulary))
 
     def seconds(self, tokens: float, length: int) -> float:
-        """Of the products of a step on one GPU."""
+        """Return the seconds of a step's matrix products on one GPU."""
         return tokens * self.flop(length) / (self.share * MATRIX)
 
 
@@ -96,12 +96,12 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Of all three."""
+        """The sum of all three."""
         return self.compute + self.waiting + self.update
 
     @property
     def efficiency(self) -> float:
-        """What is left of one GPU's speed: its own step, without waiting, over this one."""
+        """The share of one GPU's speed that is left: its step without waiting over this step."""
         return (self.compute + self.update) / self.total
 
 
@@ -110,7 +110,7 @@ def step(shape: Shape, network: Network, tokens: float, length: int = 128) -> St
 
     Gradients of the blocks are ready one after another, evenly over the backward pass, the last block's first; each is
     reduced as soon as the link is free. The token embedding is used by the head too, so that its gradient, with all
-    that stands beside it, is ready at the very end and hides behind nothing.
+    that is beside it, is ready at the very end and hides behind nothing.
     """
     compute = shape.seconds(tokens, length)
     free = begun = compute * (1 - BACKWARD)
@@ -188,19 +188,19 @@ LOGS = (
 
 
 def longest() -> float:
-    """Tokens of a sequence at most: packed rows of 512 hold so many of them."""
-    one = LOGS[1]
-    assert one.rows is not None
-    return 512 * one.rows / one.together
+    """Return the most tokens of a sequence, from how many of them packed rows of 512 hold."""
+    log = LOGS[1]
+    assert log.rows is not None
+    return 512 * log.rows / log.together
 
 
 def kept() -> float:
-    """What eight hosts kept of one host's speed: a GPU's sequences a second among 64 over those among 8."""
+    """Return the share of one host's speed that eight hosts keep: sequences a second of a GPU among 64 over among 8."""
     return LOGS[2].each / LOGS[1].each
 
 
 def rest() -> float:
-    """What the paper does not see: the published efficiency over that of `step` for as many tokens."""
+    """Return the factor that the estimate misses: the published efficiency over that of `step` for as many tokens."""
     return kept() / step(LARGE, NETWORKS[0], LOGS[2].together * longest(), round(longest())).efficiency
 
 
@@ -214,17 +214,17 @@ def communication() -> str:
         for network in NETWORKS:
             whole = network.reduce(shape.parameters)
             for tokens in STEPS:
-                one = step(shape, network, tokens)
+                counts = step(shape, network, tokens)
                 rows.append(
                     [
                         shape.name,
                         network.name,
                         f"{tokens:,}",
-                        f"{1e3 * one.compute:.1f}",
+                        f"{1e3 * counts.compute:.1f}",
                         f"{1e3 * whole:.1f}",
-                        f"{1e3 * one.waiting:.1f}",
-                        f"{one.efficiency:.0%}",
-                        f"{one.efficiency * rest():.0%}",
+                        f"{1e3 * counts.waiting:.1f}",
+                        f"{counts.efficiency:.0%}",
+                        f"{counts.efficiency * rest():.0%}",
                     ]
                 )
     columns = ["shape", "network", "tokens a GPU and step", "compute, ms", "reduction, ms", "of it waited for, ms"]
@@ -242,17 +242,17 @@ def tokens_needed() -> str:
 
 
 def calibration() -> str:
-    """What MLPerf's logs say."""
+    """Describe what MLPerf's logs show."""
     rows = [
         [
-            each.machine,
-            each.log,
-            f"{each.rates[0]:,.0f}, {each.rates[1]:,.0f}",
-            f"{each.each:,.0f}",
-            f"{each.together:.0f}" + (f" in {each.rows} rows of 512" if each.rows else ""),
-            f"{each.each * longest() * LARGE.flop(round(longest())) / MATRIX:.0%}",
+            log.machine,
+            log.log,
+            f"{log.rates[0]:,.0f}, {log.rates[1]:,.0f}",
+            f"{log.each:,.0f}",
+            f"{log.together:.0f}" + (f" in {log.rows} rows of 512" if log.rows else ""),
+            f"{log.each * longest() * LARGE.flop(round(longest())) / MATRIX:.0%}",
         ]
-        for each in LOGS
+        for log in LOGS
     ]
     columns = ["machine", "log", "sequences/s (two runs)", "of a GPU", "sequences a GPU and step"]
     return grid([*columns, "share of 790 TFLOP/s, at most"], rows)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from engines import minilm
-from report import RESULTS, grid, machine_busy, write
+from report import RESULTS, check_destination, grid, machine_busy, write
 
 ABOUT = """`heedful serve` as it is installed, in a process of its own with {threads} threads, and all-MiniLM-L6-v2 at
 `/embed`, one text of random words in each request. The clients are one process of asyncio **on the same cores**, so
@@ -40,7 +40,7 @@ IDLE = 5.0  # seconds after which a connection is not used again: the server clo
 
 @dataclass(kw_only=True, slots=True)
 class Heard:
-    """What came back."""
+    """The responses that came back."""
 
     seconds: list[float] = field(default_factory=list)  # of answers
     refused: list[float] = field(default_factory=list)  # seconds until a refusal
@@ -51,8 +51,8 @@ class Client:
     """Connections that are kept, one for each request under way."""
 
     def __init__(self, port: int, route: str, headers: Mapping[str, str] | None = None) -> None:
-        given = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
-        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        all_headers = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
+        lines = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
         self.port, self.head = port, f"POST {route} HTTP/1.1\r\n{lines}"
         self.free: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -81,20 +81,20 @@ class Client:
         return None
 
     async def close(self) -> None:
-        """All of them."""
+        """Close all connections."""
         for _, _, writer in self.free:
             writer.close()
         await asyncio.gather(*(writer.wait_closed() for _, _, writer in self.free), return_exceptions=True)
 
 
 def texts(count: int, words: int, seed: int) -> list[bytes]:
-    """Bodies with texts of so many words."""
+    """Make request bodies whose texts have `words` words."""
     draw = random.Random(seed)
     return [json.dumps({"inputs": " ".join(draw.choices(WORDS, k=words))}).encode() for _ in range(count)]
 
 
 async def together(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> Heard:
-    """So many clients, each of which asks again when it was answered."""
+    """Run several clients, each of which sends its next request when the last one is answered."""
     client, heard, end = Client(port, route), Heard(), time.perf_counter() + seconds
 
     async def one(number: int) -> None:
@@ -148,8 +148,8 @@ def served(folder: str) -> Iterator[int]:
     try:
         port = 0
         for line in process.stderr:
-            if found := re.match(r"http://127\.0\.0\.1:(\d+) listens", line):
-                port = int(found[1])
+            if match := re.match(r"http://127\.0\.0\.1:(\d+) listens", line):
+                port = int(match[1])
             if line == "ready\n":
                 break
         else:
@@ -163,11 +163,11 @@ def served(folder: str) -> Iterator[int]:
 
 def row(name: str, offered: float | None, seconds: float, heard: Heard) -> dict[str, Any]:
     """A line of the table; times in milliseconds."""
-    found: dict[str, Any] = {"load": name, "offered": offered, "answered": heard.statuses[200] / seconds}
+    summary: dict[str, Any] = {"load": name, "offered": offered, "answered": heard.statuses[200] / seconds}
     for share in PERCENTILES:
-        found[f"p{share}"] = 1e3 * float(np.percentile(heard.seconds, share)) if heard.seconds else None
-    found["refused p99"] = 1e3 * float(np.percentile(heard.refused, 99)) if heard.refused else None
-    return found | {"statuses": {str(status): count for status, count in sorted(heard.statuses.items())}}
+        summary[f"p{share}"] = 1e3 * float(np.percentile(heard.seconds, share)) if heard.seconds else None
+    summary["refused p99"] = 1e3 * float(np.percentile(heard.refused, 99)) if heard.refused else None
+    return summary | {"statuses": {str(status): count for status, count in sorted(heard.statuses.items())}}
 
 
 def measure(port: int, words: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
@@ -192,29 +192,29 @@ def measure(port: int, words: int, options: argparse.Namespace) -> tuple[list[di
 
 def _ours() -> float:
     """Seconds for which this process, and all that it has started, have worked."""
-    tick, found, waiting = os.sysconf("SC_CLK_TCK"), 0.0, [os.getpid()]
+    tick, seconds, waiting = os.sysconf("SC_CLK_TCK"), 0.0, [os.getpid()]
     while waiting:
         process = waiting.pop()
         fields = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
-        found += (int(fields[11]) + int(fields[12])) / tick
+        seconds += (int(fields[11]) + int(fields[12])) / tick
         waiting += map(int, Path(f"/proc/{process}/task/{process}/children").read_text("utf-8").split())
-    return found
+    return seconds
 
 
 def table(words: int, rows: list[dict[str, Any]]) -> str:
-    """As Markdown."""
+    """Format the rows of a text length as Markdown."""
     times = [f"p{share}" for share in PERCENTILES]
-    columns = ["load", "offered/s", "answered/s", *(f"{each}, ms" for each in times), "refused, p99, ms", "statuses"]
+    columns = ["load", "offered/s", "answered/s", *(f"{name}, ms" for name in times), "refused, p99, ms", "statuses"]
     return f"## {words} words in a text\n\n" + grid(
         columns,
         [
             [
-                each["load"],
-                *("" if each[name] is None else f"{each[name]:,.1f}" for name in ("offered", "answered", *times)),
-                "" if each["refused p99"] is None else f"{each['refused p99']:,.1f}",
-                ", ".join(f"{count:,} × {status}" for status, count in each["statuses"].items()),
+                row["load"],
+                *("" if row[name] is None else f"{row[name]:,.1f}" for name in ("offered", "answered", *times)),
+                "" if row["refused p99"] is None else f"{row['refused p99']:,.1f}",
+                ", ".join(f"{count:,} × {status}" for status, count in row["statuses"].items()),
             ]
-            for each in rows
+            for row in rows
         ],
     )
 
@@ -232,13 +232,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     options = parser.parse_args()
     options.seconds = 1.0 if options.quick else options.seconds
-    made: dict[int, list[dict[str, Any]]] = {}
+    if not options.quick and not options.run:
+        check_destination(options.output)
+    rows_by_load: dict[int, list[dict[str, Any]]] = {}
     others = 0.0
     with served(options.run or minilm()) as port:
         for words in options.words:
-            made[words], more = measure(port, words, options)
+            rows_by_load[words], more = measure(port, words, options)
             others = max(others, more)
-    tables = [table(words, rows) for words, rows in made.items()]
+    tables = [table(words, rows) for words, rows in rows_by_load.items()]
     print("\n".join(tables))
     if not options.quick and not options.run:
         about = ABOUT.format(
@@ -248,7 +250,9 @@ def main() -> None:
             patience=PATIENCE,
             others=others,
         )
-        print(write("serving", about, tables, {str(words): rows for words, rows in made.items()}, options.output))
+        print(
+            write("serving", about, tables, {str(words): rows for words, rows in rows_by_load.items()}, options.output)
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels import rate
 from lengths import draw
-from report import RESULTS, Spread, grid, write
+from report import RESULTS, Spread, check_destination, grid, write
 
 ABOUT = """The multiplications and additions that the real tokens of a record need, over those of products alone on this
 machine: {rates} GFLOP/s, the fastest way of each, 4,096 x 768 with 768 x 3,072, {rounds} rounds,
@@ -26,7 +26,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a token needs."""
+    """The arithmetic that a token needs."""
 
     layers: int
     width: int
@@ -34,7 +34,7 @@ class Work:
     head: float = 0.0  # of each token
 
     def flop(self, lengths: list[float]) -> float:
-        """Of a token, in the mean over sequences of these lengths."""
+        """Return the operations of a token, in the mean over sequences of these lengths."""
         tokens, squares, d = sum(lengths), sum(length**2 for length in lengths), self.width
         once = self.layers * (24 * d * d + 4 * d * squares / tokens) + self.head
         return 3 * once if self.trained else once
@@ -58,15 +58,15 @@ class Share:
 
 def needed(path: Path) -> dict[str, list[float]]:
     """GFLOP/s that the tokens of each of Heedful's arms need, round by round."""
-    found: dict[str, list[float]] = {}
+    gflops: dict[str, list[float]] = {}
     for table in json.loads(path.read_text("utf-8"))["tables"]:
         title, count = table["title"], table["sequences"]
         if title not in WORKS:
             raise SystemExit(f"{path} tells of {title}, whose multiplications are not known here: {', '.join(WORKS)}")
         drawn = [table["tokens"] / count] * count if title == "mini" else list(map(float, draw(title, count)))
         work = table["tokens"] * WORKS[title].flop(drawn) / 1e9
-        found |= {row["name"]: [work / seconds for seconds in row["seconds"]] for row in table["rows"] if row["ours"]}
-    return found
+        gflops |= {row["name"]: [work / seconds for seconds in row["seconds"]] for row in table["rows"] if row["ours"]}
+    return gflops
 
 
 def main() -> None:
@@ -76,22 +76,26 @@ def main() -> None:
     parser.add_argument("--name", default="shares", help="of the record")
     parser.add_argument("--rounds", type=int, default=41, help="of the products")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
-    given = parser.parse_args()
-    arms = [(path.stem, arm, used) for path in given.records for arm, used in needed(path).items()]
-    kinds = [next(each for each in PRECISIONS if each in arm) for _, arm, _ in arms]
-    rates = {precision: rate(given.rounds, precision) for precision in PRECISIONS if precision in kinds}
-    found = [
+    options = parser.parse_args()
+    check_destination(options.output)
+    arms = [(path.stem, arm, used) for path in options.records for arm, used in needed(path).items()]
+    kinds = [next(precision for precision in PRECISIONS if precision in arm) for _, arm, _ in arms]
+    rates = {precision: rate(options.rounds, precision) for precision in PRECISIONS if precision in kinds}
+    shares = [
         Share(
-            record=record, arm=arm, gflops=Spread.of(used), percent=Spread.of([100 * one / rates[kind] for one in used])
+            record=record,
+            arm=arm,
+            gflops=Spread.of(used),
+            percent=Spread.of([100 * value / rates[kind] for value in used]),
         )
         for (record, arm, used), kind in zip(arms, kinds, strict=True)
     ]
-    rows = [[each.record, each.arm, each.gflops.text(0), each.percent.text(0)] for each in found]
+    rows = [[share.record, share.arm, share.gflops.text(0), share.percent.text(0)] for share in shares]
     text = grid(["record", "arm", "GFLOP/s needed", "per cent of the rate"], rows)
     print(text)
-    told = ", ".join(f"{precision} {each:,.0f}" for precision, each in rates.items())
-    about = ABOUT.format(rates=told, rounds=given.rounds)
-    print(write(given.name, about, [text], [asdict(each) for each in found], given.output))
+    peaks = ", ".join(f"{precision} {peak:,.0f}" for precision, peak in rates.items())
+    about = ABOUT.format(rates=peaks, rounds=options.rounds)
+    print(write(options.name, about, [text], [asdict(share) for share in shares], options.output))
 
 
 if __name__ == "__main__":

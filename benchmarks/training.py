@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import lengths
 from engines import minilm
 from harness import Arm, Bound, Prepared, measure, serve
-from report import RESULTS, Table, write
+from report import RESULTS, Table, check_destination, write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ QUICK = Case(batch=4, steps=2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process is told."""
+    """The job of an arm's process."""
 
     engine: str
     precision: str
@@ -69,7 +69,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """What is learned from."""
+    """The training examples."""
 
     ids: Sequence[Sequence[int]]
     labels: Sequence[int]
@@ -82,7 +82,7 @@ class Examples:
 Epoch = Callable[[], list[float]]  # once over the examples; the loss of each step
 
 
-def packed(job: Job, folder: str, given: Examples) -> Epoch:
+def packed(job: Job, folder: str, data: Examples) -> Epoch:
     """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
     from heedful.objectives import Sample
@@ -95,7 +95,7 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     loaded = heedful.load(folder)
     assert loaded.tokenizer is not None
     samples = [
-        Sample.of([ids], [[0] * len(ids)], target=label) for ids, label in zip(given.ids, given.labels, strict=True)
+        Sample.of([ids], [[0] * len(ids)], target=label) for ids, label in zip(data.ids, data.labels, strict=True)
     ]
     settings = TrainSettings(
         max_steps=10**9,
@@ -109,7 +109,7 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
 
 
-def padded(job: Job, folder: str, given: Examples) -> Epoch:
+def padded(job: Job, folder: str, data: Examples) -> Epoch:
     """transformers' model in a plain PyTorch loop."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -119,8 +119,8 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
 
     model = peer("AutoModelForSequenceClassification", folder, job.attention)
     move = mover(model, RATE)
-    order = BatchSampler(count=len(given.ids), batch=job.batch, seed=SEED)
-    tokens, labels = [torch.tensor(ids) for ids in given.ids], torch.tensor(given.labels)
+    order = BatchSampler(count=len(data.ids), batch=job.batch, seed=SEED)
+    tokens, labels = [torch.tensor(ids) for ids in data.ids], torch.tensor(data.labels)
     turns = (order.turn(step).numbers.tolist() for step in count())
 
     def step(batch: list[int]) -> float:
@@ -135,7 +135,7 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
 
     def epoch() -> list[float]:
         batches = [next(turns) for _ in range(order.steps)]
-        return [step(batch) for batch in (regrouped(batches, given.ids) if job.grouped else batches)]
+        return [step(batch) for batch in (regrouped(batches, data.ids) if job.grouped else batches)]
 
     return epoch
 
@@ -148,8 +148,8 @@ def peer(kind: str, folder: str, attention: str | None) -> Any:
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    made: Any = getattr(transformers, kind)
-    return made.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).train()
+    model_class: Any = getattr(transformers, kind)
+    return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).train()
 
 
 def mover(model: Any, rate: float) -> Callable[[], None]:
@@ -160,8 +160,11 @@ def mover(model: Any, rate: float) -> Callable[[], None]:
 
     same = AdamW(lr=rate)
     groups = [
-        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.weight_decay},
-        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in model.parameters() if parameter.ndim >= 2],
+            "weight_decay": same.weight_decay,
+        },
+        {"params": [parameter for parameter in model.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=same.lr, betas=same.betas, eps=same.eps, fused=True)
 
@@ -175,12 +178,12 @@ def mover(model: Any, rate: float) -> Callable[[], None]:
 
 
 def regrouped(batches: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same numbers in batches of one size and of like lengths, in random order."""
+    """Regroup the numbers into batches of one size with similar lengths, in random order."""
     size = len(batches[0])
     numbers = sorted(chain.from_iterable(batches), key=lambda number: -len(ids[number]))
-    made = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-    random.Random(str(batches)).shuffle(made)
-    return made
+    chunks = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    random.Random(str(batches)).shuffle(chunks)
+    return chunks
 
 
 ENGINES: dict[str, Callable[[Job, str, Examples], Epoch]] = {"packed": packed, "padded": padded}
@@ -192,30 +195,30 @@ def prepare(job: Job) -> Prepared:
 
     ids = lengths.sequences(job.case, job.batch * job.steps)
     generator = random.Random(f"labels {job.case}")
-    given = Examples(ids=ids, labels=[generator.randrange(len(LABELS)) for _ in ids])
+    examples = Examples(ids=ids, labels=[generator.randrange(len(LABELS)) for _ in ids])
     tried = job.engine == "padded" and job.attention is None
     if tried:
-        job = replace(job, attention=_faster(job, given.first(len(ids) // 4)))
-    check = ENGINES[job.engine](job, job.checked, given.first(job.batch))
+        job = replace(job, attention=_faster(job, examples.first(len(ids) // 4)))
+    check = ENGINES[job.engine](job, job.checked, examples.first(job.batch))
     learned = [loss for _ in range(CHECKS) for loss in check()]
     torch.manual_seed(SEED)
     order = "like lengths together" if job.grouped else "arrival order"
     how = f"{job.attention}{' (the faster)' if tried else ''}, {order}, " if job.attention else ""
     return Prepared(
-        run=ENGINES[job.engine](job, job.timed, given),
+        run=ENGINES[job.engine](job, job.timed, examples),
         sample=lambda losses: [learned],
         tokens=sum(map(len, ids)),
         sequences=len(ids),
-        inputs=lengths.digest([*ids, given.labels]),
+        inputs=lengths.digest([*ids, examples.labels]),
         settings=f"{how}{job.batch} sequences a step, {torch.get_num_threads()} threads",
     )
 
 
-def _faster(job: Job, given: Examples) -> str:
+def _faster(job: Job, examples: Examples) -> str:
     """The attention that takes the least time for these examples, after they were seen once."""
     times = {}
     for attention in ATTENTIONS:
-        epoch = padded(replace(job, attention=attention), job.timed, given)
+        epoch = padded(replace(job, attention=attention), job.timed, examples)
         epoch()
         start = time.perf_counter()
         epoch()
@@ -250,7 +253,7 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
         Arm(
             name=name,
             command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
-            ours=job.engine == "packed",
+            is_heedful=job.engine == "packed",
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
@@ -263,12 +266,12 @@ def models(folder: Path, attention: float) -> tuple[str, str]:
     import heedful
     from heedful.checkpoint.new_head import with_head
 
-    made = with_head(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
+    bundle = with_head(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
     for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
-        heedful.save(made, folder / name)
+        heedful.save(bundle, folder / name)
         path = folder / name / "config.json"
-        said = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": inner, "classifier_dropout": hidden}
-        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | said), "utf-8")
+        dropouts = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": inner, "classifier_dropout": hidden}
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | dropouts), "utf-8")
     return str(folder / "timed"), str(folder / "checked")
 
 
@@ -297,20 +300,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK.steps} small steps, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm:
-        return serve(lambda: prepare(Job(**json.loads(given.arm))))
-    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
-        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
-    if not 0 <= given.attention_dropout < 1:
-        parser.error(f"--attention-dropout is {given.attention_dropout}: give a share from 0 to below 1")
-    size = QUICK if given.quick else CASES[given.case]
+    options = parser.parse_args()
+    if options.arm:
+        return serve(lambda: prepare(Job(**json.loads(options.arm))))
+    if options.rounds < 1 or (options.rounds < 5 and not options.quick):
+        parser.error(f"--rounds {options.rounds} are too few to say anything: give at least 5")
+    if not 0 <= options.attention_dropout < 1:
+        parser.error(f"--attention-dropout is {options.attention_dropout}: give a share from 0 to below 1")
+    if options.output or not options.quick:
+        check_destination(options.output or RESULTS)
+    size = QUICK if options.quick else CASES[options.case]
     with tempfile.TemporaryDirectory() as temporary:
-        folders = models(Path(temporary), given.attention_dropout)
-        table = measure(given.case, arms(given.case, size, *folders, quick=given.quick), given.rounds)
+        folders = models(Path(temporary), options.attention_dropout)
+        table = measure(options.case, arms(options.case, size, *folders, quick=options.quick), options.rounds)
     print(table.text(), flush=True)
-    if given.output or not given.quick:
-        print(record(table, size, given.attention_dropout, given.output or RESULTS))
+    if options.output or not options.quick:
+        print(record(table, size, options.attention_dropout, options.output or RESULTS))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ HEEDFUL_DATA=folder python benchmarks/translate.py none attention transformer --
 HEEDFUL_DATA=folder python benchmarks/translate.py transformer --rehearse     # speed alone; records nothing
 
 The texts are lower-cased, as in the published figures. An arm whose run is finished is only measured; one that was
-stopped goes on.
+stopped resumes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import RESULTS, facts, grid, write
+from report import RESULTS, check_destination, facts, grid, write
 
 import heedful
 from heedful.data import Seq2SeqExample, read
@@ -58,14 +58,16 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def counted_bleu(said: Sequence[str], golds: Sequence[str]) -> float:
+def counted_bleu(written: Sequence[str], golds: Sequence[str]) -> float:
     """torchtext's: exp(min(0, 1 - r / c) + mean log p_n), n to 4, of `words`, not smoothed: 0 where some p_n is 0."""
     right, total, lengths = [0] * 4, [0] * 4, [0, 0]
-    for pair in zip(said, golds, strict=True):
-        one, gold = (words(text) for text in pair)
-        lengths = [lengths[0] + len(one), lengths[1] + len(gold)]
+    for pair in zip(written, golds, strict=True):
+        text_words, gold = (words(text) for text in pair)
+        lengths = [lengths[0] + len(text_words), lengths[1] + len(gold)]
         for n in range(1, 5):
-            a, b = (Counter(tuple(each[i : i + n]) for i in range(len(each) - n + 1)) for each in (one, gold))
+            a, b = (
+                Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)) for tokens in (text_words, gold)
+            )
             right[n - 1] += (a & b).total()
             total[n - 1] += a.total()
     if not all(right):
@@ -74,15 +76,15 @@ def counted_bleu(said: Sequence[str], golds: Sequence[str]) -> float:
     return 100 * math.exp(min(0.0, 1 - lengths[1] / lengths[0]) + logs)
 
 
-def scores(said: list[str], golds: list[str]) -> dict[str, Any]:
+def scores(written: list[str], golds: list[str]) -> dict[str, Any]:
     """BLEU by sacrebleu with its signature, and by torchtext's definition, which sacrebleu has to confirm."""
     from sacrebleu.metrics.bleu import BLEU
 
     usual = BLEU(lowercase=True, force=True)
-    bleu = usual.corpus_score(said, [golds]).score
-    split = [[" ".join(words(text)) for text in each] for each in (said, golds)]
+    bleu = usual.corpus_score(written, [golds]).score
+    split = [[" ".join(words(text)) for text in texts] for texts in (written, golds)]
     plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(split[0], [split[1]]).score
-    counted = counted_bleu(said, golds)
+    counted = counted_bleu(written, golds)
     assert abs(plain - counted) < 1e-6, (plain, counted)
     return {"sacrebleu": bleu, "signature": str(usual.get_signature()), "torchtext": counted}
 
@@ -131,7 +133,7 @@ class Told(Reporter):
 
 
 def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Train an arm, or go on, and measure it on test."""
+    """Train an arm, or resume it, and measure it on test."""
     pairs, run = data(folder), folder / f"{arm}-{seed}"
     wishes = (*ARMS[arm], f"train.seed={seed}")
     done = finetune("seq2seq", pairs, run, assignments=wishes, reporter=Told())
@@ -139,14 +141,16 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
         raise SystemExit(130)
     loaded = heedful.load(run)
     examples = list(read(pairs, Seq2SeqExample).examples("test"))
-    golds, found = [example.rewritten for example in examples], {}
+    golds, results = [example.rewritten for example in examples], {}
     for name, writing in (
         ("greedy", GenerationConfig(max_new_tokens=60)),
         ("beams", GenerationConfig(how=BeamSearch(num_beams=BEAMS), max_new_tokens=60)),
     ):
         start = time.perf_counter()
-        said = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)([each.text for each in examples])]
-        found[name] = scores(said, golds) | {"seconds": time.perf_counter() - start}
+        written = [
+            answer["text"] for answer in heedful.Engine(loaded, writing=writing)([example.text for example in examples])
+        ]
+        results[name] = scores(written, golds) | {"seconds": time.perf_counter() - start}
     return {
         "settings": list(wishes),
         "parameters": loaded.count(),
@@ -154,24 +158,24 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
         "best step": done.results["seeds"][0]["best_step"],
         "perplexity": perplexity(loaded, pairs),
         "curve": curve(run),
-        **found,
+        **results,
     }
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """As Markdown."""
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Format the results as Markdown."""
     columns = ["arm", "parameters", "training", "sacrebleu, greedy", f"sacrebleu, {BEAMS} beams", "torchtext, greedy"]
     rows = [
         [
             name,
-            f"{each['parameters']:,}",
-            f"{each['training seconds'] / 60:.0f} min",
-            *(f"{value:.2f}" for value in (each["greedy"]["sacrebleu"], each["beams"]["sacrebleu"])),
-            f"{each['greedy']['torchtext']:.2f}",
-            *(f"{each['perplexity'][of]:.2f}" for of in ("of tokens", "of words")),
+            f"{result['parameters']:,}",
+            f"{result['training seconds'] / 60:.0f} min",
+            *(f"{value:.2f}" for value in (result["greedy"]["sacrebleu"], result["beams"]["sacrebleu"])),
+            f"{result['greedy']['torchtext']:.2f}",
+            *(f"{result['perplexity'][of]:.2f}" for of in ("of tokens", "of words")),
             SAID[name],
         ]
-        for name, each in found.items()
+        for name, result in results.items()
     ]
     return grid([*columns, "perplexity of tokens", "of words", "published (torchtext)"], rows)
 
@@ -181,32 +185,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="+", choices=list(ARMS))
     parser.add_argument(
-        "--folder", type=Path, help="for data and runs, so that they can go on; else one for the moment"
+        "--folder", type=Path, help="for data and runs, so that runs can resume; default: a temporary folder"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rehearse", action="store_true", help="a few steps of each arm, and how long all would take")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    check_destination(options.output)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
+        folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        if given.rehearse:
-            for arm in given.arms:
+        if options.rehearse:
+            for arm in options.arms:
                 estimate = dry_run("seq2seq", data(folder), folder / arm, assignments=ARMS[arm])
                 print(arm, json.dumps(estimate.to_dict()), flush=True)
             return
-        found: dict[str, dict[str, Any]] = {}
-        for arm in given.arms:
-            found[arm] = measured(arm, folder, given.seed)
-            print(arm, json.dumps({name: value for name, value in found[arm].items() if name != "curve"}), flush=True)
+        results: dict[str, dict[str, Any]] = {}
+        for arm in options.arms:
+            results[arm] = measured(arm, folder, options.seed)
+            print(arm, json.dumps({name: value for name, value in results[arm].items() if name != "curve"}), flush=True)
             about = (
                 "Multi30k, German to English, 29,000 pairs, lower-cased; test 2016 (1,000 pairs). BLEU by sacrebleu, "
-                f"{found[arm]['greedy']['signature']}, and by torchtext's definition over words and single marks. The "
-                "epoch with the best BLEU on dev is measured."
+                f"{results[arm]['greedy']['signature']}, and by torchtext's definition over words and single marks. "
+                "The epoch with the best BLEU on dev is measured."
             )
-            path = write(f"translate-{given.seed}", about, [table(found)], found, given.output)
+            path = write(f"translate-{options.seed}", about, [table(results)], results, options.output)
             print(path, facts()["date"], flush=True)
 
 

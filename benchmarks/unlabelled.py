@@ -1,4 +1,4 @@
-"""Does the unlabelled step pay? MiniLM goes on with unlabelled reviews, then learns from 1,000 labels, or it does not.
+"""Does the unlabelled step pay? MiniLM trains on unlabelled reviews, then learns from 1,000 labels, or it does not.
 
 HEEDFUL_DATA=folder python benchmarks/unlabelled.py --minutes 20 --seeds 1 2 3
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from engines import minilm
-from report import RESULTS, facts
+from report import RESULTS, check_destination, facts
 
 from heedful.runs.finetune.run import finetune
 from heedful.runs.pretrain.run import pretrain
@@ -30,7 +30,7 @@ LONGEST = 128  # tokens of a review that are read when learning from labels, and
 
 
 def reviews(name: str) -> Iterator[dict[str, str]]:
-    """Those of a split."""
+    """Yield the reviews of a split."""
     path = Path(os.environ["HEEDFUL_DATA"], "tasks", "imdb", f"{name}.jsonl.xz")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
@@ -43,21 +43,21 @@ def plain(text: str) -> str:
 
 
 def sample(name: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """So many labelled reviews, the same each time."""
-    rows = [(plain(each["text"]), each["label"]) for each in reviews(name)]
+    """Draw `count` labelled reviews, the same each time."""
+    rows = [(plain(review["text"]), review["label"]) for review in reviews(name)]
     return random.Random(seed).sample(rows, count)
 
 
 def write(path: Path, rows: list[tuple[str, str]]) -> None:
-    """As CSV."""
+    """Write the rows as CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
 def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
-    """MiniLM after so many minutes of unlabelled reviews that are not in test; what they did to the validation loss."""
-    tested = {plain(each["text"]) for each in reviews("test")}
-    texts = [text for text in (plain(each["text"]) for each in reviews("unsupervised")) if text not in tested]
+    """Train MiniLM for some minutes on unlabelled reviews that are not in test; return its validation losses."""
+    tested = {plain(review["text"]) for review in reviews("test")}
+    texts = [text for text in (plain(review["text"]) for review in reviews("unsupervised")) if text not in tested]
     path = folder / "unlabelled.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     done = pretrain(  # one that is there already is not made again
@@ -78,24 +78,27 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Both arms with each seed; the labelled sample changes with the seed too."""
+    """Train both arms with each seed; the labelled sample changes with the seed too."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--epochs", type=int, help="of the labels; else Heedful's default")
-    parser.add_argument("--folder", type=Path, help="for the runs, so that they can go on; else one for the moment")
+    parser.add_argument(
+        "--folder", type=Path, help="for the runs, so that they can resume; default: a temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "unlabelled.json")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    check_destination(options.out)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
+        folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        about = gone_on(folder, given.minutes)
+        about = gone_on(folder, options.minutes)
         print(json.dumps(about), flush=True)
         starts: dict[str, str | Path] = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
         scores: dict[str, list[float]] = {name: [] for name in starts}
-        for seed in given.seeds:
+        for seed in options.seeds:
             data = folder / f"data-{seed}"
             data.mkdir(exist_ok=True)
             write(data / "test.csv", sample("test", MEASURED, seed=0))
@@ -108,7 +111,7 @@ def main() -> None:
                     "long_inputs=truncate",
                     "data.dev_fraction=0.0",
                 ]
-                wishes += [f"train.epochs={given.epochs}"] if given.epochs else []
+                wishes += [f"train.epochs={options.epochs}"] if options.epochs else []
                 done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
                 print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)
@@ -116,13 +119,13 @@ def main() -> None:
                     "about": about,
                     "labelled": LABELLED,
                     "measured": MEASURED,
-                    "epochs": given.epochs,
+                    "epochs": options.epochs,
                     "scores": scores,
                 }
-                given.out.write_text(json.dumps({"facts": facts(), **facts_now}, indent=2) + "\n")
-    for name, each in scores.items():
-        spread = statistics.stdev(each) if len(each) > 1 else float("nan")
-        print(f"{name}: {statistics.fmean(each):.2f} (standard deviation {spread:.2f}, {len(each)} seeds)")
+                options.out.write_text(json.dumps({"facts": facts(), **facts_now}, indent=2) + "\n")
+    for name, score in scores.items():
+        spread = statistics.stdev(score) if len(score) > 1 else float("nan")
+        print(f"{name}: {statistics.fmean(score):.2f} (standard deviation {spread:.2f}, {len(score)} seeds)")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from finetune_data import load
-from report import RESULTS, grid, write
+from report import RESULTS, check_destination, grid, write
 
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
@@ -32,13 +32,15 @@ ARMS: tuple[Arm, ...] = ("as in a run", "all rows")
 
 def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
     """Fit on the training rows, or the share of them that a run would read, and score."""
-    given = load(name)
-    splits = {"train": list(given.train), "held": list(given.held)}
+    data = load(name)
+    splits = {"train": list(data.train), "held": list(data.held)}
     counts = {split: len(examples) for split, examples in splits.items()}
     rows = counts
     if arm == "as in a run":
-        sizes = {split: sum(len(t) for each in examples for t in each.texts) for split, examples in splits.items()}
-        outputs = len(given.labels) if len(given.labels) > 2 else 1
+        sizes = {
+            split: sum(len(t) for example in examples for t in example.texts) for split, examples in splits.items()
+        }
+        outputs = len(data.labels) if len(data.labels) > 2 else 1
         rows = rows_of_splits(counts, sizes, outputs, SECONDS)
     chosen = {
         split: list(compress(enumerate(examples), sample_mask(len(examples), rows[split], seed)))
@@ -46,16 +48,16 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
     }
     tokenizer = heedful.load(BUNDLED_ENCODER).tokenizer
     assert tokenizer is not None
-    task = Classify(tokenizer=tokenizer, limit=None, labels=given.labels)
+    task = Classify(tokenizer=tokenizer, limit=None, labels=data.labels)
     words = WordBaseline(task)
     began = time.process_time()
     words.fit([example for _, example in chosen["train"]])
     fitted = time.process_time()
-    found = measure_words(words, chosen["held"])
+    result = measure_words(words, chosen["held"])
     return {
-        "about": given.about,
-        "accuracy": 100 * task.compute_metrics(found)["accuracy"],
-        "interval": [100 * found.intervals()["accuracy"][end] for end in ("low", "high")],
+        "about": data.about,
+        "accuracy": 100 * task.compute_metrics(result)["accuracy"],
+        "interval": [100 * result.intervals()["accuracy"][end] for end in ("low", "high")],
         "learned from": rows["train"],
         "of": counts["train"],
         "scored on": rows["held"],
@@ -65,7 +67,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
     }
 
 
-def table(name: str, found: dict[str, dict[str, Any]]) -> str:
+def table(name: str, results: dict[str, dict[str, Any]]) -> str:
     """The record in Markdown."""
     columns = [
         f"{name}: rows",
@@ -80,22 +82,22 @@ def table(name: str, found: dict[str, dict[str, Any]]) -> str:
     rows = [
         [
             arm,
-            f"{each['accuracy']:.2f}",
-            "{:.1f}–{:.1f}".format(*each["interval"]),
-            f"{each['learned from']:,} of {each['of']:,}",
-            f"{each['scored on']:,}",
-            f"{each['words']:,}",
-            f"{each['fit seconds']:.1f} s",
-            f"{each['score seconds']:.1f} s",
+            f"{result['accuracy']:.2f}",
+            "{:.1f}–{:.1f}".format(*result["interval"]),
+            f"{result['learned from']:,} of {result['of']:,}",
+            f"{result['scored on']:,}",
+            f"{result['words']:,}",
+            f"{result['fit seconds']:.1f} s",
+            f"{result['score seconds']:.1f} s",
         ]
-        for arm, each in found.items()
+        for arm, result in results.items()
     ]
     return grid(columns, rows)
 
 
-def about(found: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -> str:
+def about(results: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -> str:
     """The numbers of the tables."""
-    data = "; ".join(next(iter(each.values()))["about"] for each in found.values())
+    data = "; ".join(next(iter(result.values()))["about"] for result in results.values())
     return (
         f"TF-IDF and logistic regression by scikit-learn {version('scikit-learn')}, as `finetune classify` fits "
         f'them beside every model, seed {seed}. "As in a run" is limited to {ROWS:,} rows of a split and about '
@@ -111,15 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--note", default="", help="a sentence for the record, on the machine's other work, say")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args(arguments)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for name in given.tasks:
-        found[name] = {}
+    options = parser.parse_args(arguments)
+    check_destination(options.output)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in options.tasks:
+        results[name] = {}
         for arm in ARMS:
-            found[name][arm] = measured(name, arm, given.seed)
-            print(name, arm, json.dumps(found[name][arm]), flush=True)
-    tables = [table(name, each) for name, each in found.items()]
-    print(write("words", about(found, given.seed, given.note), tables, found, given.output))
+            results[name][arm] = measured(name, arm, options.seed)
+            print(name, arm, json.dumps(results[name][arm]), flush=True)
+    tables = [table(name, by_arm) for name, by_arm in results.items()]
+    print(write("words", about(results, options.seed, options.note), tables, results, options.output))
 
 
 if __name__ == "__main__":

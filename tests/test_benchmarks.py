@@ -59,10 +59,12 @@ def fake(benchmarks: Any, tmp_path: Path) -> Any:
     script.write_text(FAKE)
     harness = benchmarks("harness")
 
-    def make(name: str, *, seconds: float = 0.0, first: object = 1.0, inputs: str = "same", ours: bool = False) -> Any:
+    def make(
+        name: str, *, seconds: float = 0.0, first: object = 1.0, inputs: str = "same", is_heedful: bool = False
+    ) -> Any:
         command = (sys.executable, str(script), str(BENCHMARKS), name, str(tmp_path / "log"), seconds, first, inputs)
         bound = harness.Bound(difference=1e-3, cosine=0.999)
-        return harness.Arm(name=name, command=tuple(map(str, command)), ours=ours, bound=bound)
+        return harness.Arm(name=name, command=tuple(map(str, command)), is_heedful=is_heedful, bound=bound)
 
     return make
 
@@ -81,10 +83,10 @@ def test_lengths(benchmarks: Any, name: str) -> None:
         assert lengths.draw(name, count) == drawn != lengths.draw(name, count, seed=1)
     assert max(drawn) == kind.most
     assert fmean(drawn[:1000]) == pytest.approx(kind.mean, rel=0.1), "not in random order"
-    made = lengths.sequences(name, 50)
-    assert [len(each) for each in made] == lengths.draw(name, 50)
-    assert all(each[0] == lengths.CLS and each[-1] == lengths.SEP for each in made)
-    assert lengths.digest(made) == lengths.digest(lengths.sequences(name, 50)) != lengths.digest(made[1:])
+    sequences = lengths.sequences(name, 50)
+    assert [len(sequence) for sequence in sequences] == lengths.draw(name, 50)
+    assert all(sequence[0] == lengths.CLS and sequence[-1] == lengths.SEP for sequence in sequences)
+    assert lengths.digest(sequences) == lengths.digest(lengths.sequences(name, 50)) != lengths.digest(sequences[1:])
 
 
 def test_lengths_are_those_of_the_record(benchmarks: Any) -> None:
@@ -113,38 +115,38 @@ def test_grouped_batches_are_the_same_round(benchmarks: Any) -> None:
 
 
 def test_pretraining_reads_the_same_in_every_arm(benchmarks: Any, tmp_path: Path) -> None:
-    made = benchmarks("pretraining_data")
-    case, drawn = made.Case(row=512, batch=2, steps=3), made.objective(2000)
-    texts = made.corpus(4 * case.tokens, 2000)
+    data = benchmarks("pretraining_data")
+    case, drawn = data.Case(row=512, batch=2, steps=3), data.objective(2000)
+    texts = data.corpus(4 * case.tokens, 2000)
     segments = set(texts.segments.tolist())
     assert texts.segments[-1] >= 4 * case.tokens
-    windows, blocks = made.windows(texts, case), made.blocks(texts, case)
+    windows, blocks = data.windows(texts, case), data.blocks(texts, case)
     assert len(windows) == len(blocks) == 6
     assert all(0.99 * 512 <= len(row) <= 512 for row in windows)
     stream = texts.tokens(0, texts.segments[-1])
     for row in windows:
         for start, stop in pairwise(row.bounds):
-            assert 2 < stop - start <= made.LENGTH
-            assert (row.tokens[start], row.tokens[stop - 1]) == (made.CLS, made.SEP)
+            assert 2 < stop - start <= data.LENGTH
+            assert (row.tokens[start], row.tokens[stop - 1]) == (data.CLS, data.SEP)
             inner = row.tokens[start + 1 : stop - 1]
             (place,) = (at for at in segments if stream[at : at + len(inner)].tolist() == inner.tolist())
             assert place + len(inner) in segments, "it ends within a sentence"
     ends = texts.segments[texts.documents].tolist()
-    framed = [[made.CLS, *stream[start:stop].tolist(), made.SEP] for start, stop in pairwise(ends)]
-    assert [each for row in blocks for each in row.tokens.tolist()] == list(chain(*framed))[: case.tokens]
+    framed = [[data.CLS, *stream[start:stop].tolist(), data.SEP] for start, stop in pairwise(ends)]
+    assert [token for row in blocks for token in row.tokens.tolist()] == list(chain(*framed))[: case.tokens]
     assert all(row.bounds == (0, 128, 256, 384, 512) for row in blocks)
     for samples in (windows, blocks):
-        given = made.Round.of(samples, drawn)
-        again = made.Round.open(given.save(tmp_path / "round.npz"))
-        assert again.digest() == given.digest() == made.Round.of(again.samples(), drawn).digest()
-        asked = given.labels >= 0
-        assert asked.sum() == pytest.approx(0.15 * len(given.tokens), rel=0.03)
-        assert (given.labels[asked] == given.tokens[asked]).all()
-        assert (given.read[~asked] == given.tokens[~asked]).all()
-        assert (given.read[asked] == made.MASK).mean() == pytest.approx(0.8, abs=0.1)
-        assert not set(given.labels.tolist()) & {made.CLS, made.SEP}
-        few = given.first(2)
-        assert few.digest() == made.Round.of(samples[:2], drawn).digest() != given.digest()
+        round_ = data.Round.of(samples, drawn)
+        again = data.Round.open(round_.save(tmp_path / "round.npz"))
+        assert again.digest() == round_.digest() == data.Round.of(again.samples(), drawn).digest()
+        asked = round_.labels >= 0
+        assert asked.sum() == pytest.approx(0.15 * len(round_.tokens), rel=0.03)
+        assert (round_.labels[asked] == round_.tokens[asked]).all()
+        assert (round_.read[~asked] == round_.tokens[~asked]).all()
+        assert (round_.read[asked] == data.MASK).mean() == pytest.approx(0.8, abs=0.1)
+        assert not set(round_.labels.tolist()) & {data.CLS, data.SEP}
+        few = round_.first(2)
+        assert few.digest() == data.Round.of(samples[:2], drawn).digest() != round_.digest()
 
 
 def test_grouped_steps_have_about_as_many_tokens(benchmarks: Any) -> None:
@@ -162,7 +164,7 @@ def test_batches_stay_within_their_budget(benchmarks: Any) -> None:
     assert fill([3, 9, 4, 5, 1], 9) == [[1], [3, 2], [0, 4]]
     assert fill([3, 9, 4, 5, 1], 9, longest_first=False) == [[0], [1], [2, 3], [4]]
     assert fill([], 9) == []
-    assert fill([20, 1], 9) == [[0], [1]], "what alone is too long stands alone"
+    assert fill([20, 1], 9) == [[0], [1]], "a sequence over the budget is a batch of its own"
 
 
 def test_spread(benchmarks: Any) -> None:
@@ -173,12 +175,12 @@ def test_spread(benchmarks: Any) -> None:
 
 
 def test_ratios_are_taken_in_each_round(benchmarks: Any, fake: Any) -> None:
-    arms = [fake("slow"), fake("peer"), fake("own", ours=True)]
-    said = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    arms = [fake("slow"), fake("peer"), fake("own", is_heedful=True)]
+    facts = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
     seconds = {"slow": [4.0, 4.0, 1.0], "peer": [2.0, 2.0, 2.0], "own": [1.0, 0.5, 0.5]}
-    turns = {name: [said | {"seconds": each} for each in several] for name, several in seconds.items()}
+    turns = {name: [facts | {"seconds": second} for second in several] for name, several in seconds.items()}
     near = {arm.name: (0.0, 1.0) for arm in arms}
-    harness, first = benchmarks("harness"), {arm.name: said for arm in arms}
+    harness, first = benchmarks("harness"), {arm.name: facts for arm in arms}
     measured = harness.Measured(arms=arms, first=first, turns=turns, near=near, others=0.0)
     table = harness.summarise("T", measured)
     own = table.rows[2]
@@ -190,8 +192,8 @@ def test_ratios_are_taken_in_each_round(benchmarks: Any, fake: Any) -> None:
     assert "| **own** |" in table.text()
     lossy = replace(measured, near=near | {"peer": (0.5, 0.98)})
     fed = replace(measured, arms=[arms[0], replace(arms[1], stock=False), arms[2]])
-    for other, why in ((lossy, "cosine below 0.99"), (fed, "not stock")):
-        table = harness.summarise("T", other)
+    for changed, why in ((lossy, "cosine below 0.99"), (fed, "not stock")):
+        table = harness.summarise("T", changed)
         assert table.best_peers == {"slow": 3}, "it is reported, and never the fastest peer"
         assert table.rows[2].to_best_peer == benchmarks("report").Spread.of([4.0, 8.0, 2.0])
         assert f"| peer ({why}) |" in table.text()
@@ -207,14 +209,14 @@ def test_ratios_to_several_groups_of_peers(benchmarks: Any, fake: Any) -> None:
         "own": {"engine": "packed"},
     }
     jobs = {name: replace(job, **more) for name, more in names.items()}
-    arms = [replace(fake(name, ours=name == "own"), stock=name != "rows") for name in jobs]
-    said = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    arms = [replace(fake(name, is_heedful=name == "own"), stock=name != "rows") for name in jobs]
+    facts = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
     seconds = {"usual": [8.0, 8.0], "int": [4.0, 2.0], "rows": [1.0, 0.5], "own": [2.0, 1.0]}
-    turns = {name: [said | {"seconds": each} for each in several] for name, several in seconds.items()}
+    turns = {name: [facts | {"seconds": second} for second in several] for name, several in seconds.items()}
     near = dict.fromkeys(jobs, (0.0, 1.0))
-    measured = harness.Measured(arms=arms, first=dict.fromkeys(jobs, said), turns=turns, near=near, others=0.0)
-    found = forward.against(harness.summarise("T", measured), jobs)["own"]
-    assert {group: (each.low, each.high) for group, each in found.items()} == {
+    measured = harness.Measured(arms=arms, first=dict.fromkeys(jobs, facts), turns=turns, near=near, others=0.0)
+    ratios = forward.against(harness.summarise("T", measured), jobs)["own"]
+    assert {group: (spread.low, spread.high) for group, spread in ratios.items()} == {
         "the fastest peer": (2.0, 2.0),
         "the fastest but int8": (4.0, 8.0),
         "OpenVINO on our rows": (0.5, 0.5),
@@ -226,7 +228,7 @@ def test_latency_is_compared_in_each_round(benchmarks: Any, fake: Any) -> None:
     latency, harness = benchmarks("latency"), benchmarks("harness")
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
     jobs = {"peer": job, "int": replace(job, precision="int8"), "own": replace(job, engine="packed")}
-    arms = [fake(name, ours=name == "own") for name in jobs]
+    arms = [fake(name, is_heedful=name == "own") for name in jobs]
     calls = {"peer": [4.0, 8.0], "int": [1.0, 2.0], "own": [2.0, 2.0]}
     turns = {
         name: [{"times": {"16": [middle / 1e3] * 99 + [1.0, 1.0]}} for middle in middles]
@@ -242,20 +244,20 @@ def test_latency_is_compared_in_each_round(benchmarks: Any, fake: Any) -> None:
     assert (own.to_floats.low, own.to_floats.high) == pytest.approx((0.25, 0.5))
     lossy = replace(measured, near=near | {"int": (0.5, 0.98)})
     assert latency.lines(lossy, jobs, 16)[2].to_peers == own.to_floats
-    assert [len(each) for each in latency.sequences(16, 3)] == [16, 16, 16]
+    assert [len(sequence) for sequence in latency.sequences(16, 3)] == [16, 16, 16]
 
 
 def test_packed_rows_for_a_peer(benchmarks: Any) -> None:
-    peers, given = benchmarks("peers"), benchmarks("lengths").sequences("MIXED", 40)
+    peers, sequences = benchmarks("peers"), benchmarks("lengths").sequences("MIXED", 40)
     seen = []
-    for batch in peers.rows(given):
+    for batch in peers.rows(sequences):
         tokens, positions, mask = batch.sent
         assert tokens.size <= peers.BUDGET and tokens.shape[1] <= 512
         owner = np.full(tokens.size, -1)
         for (start, stop), number in zip(batch.spans, batch.numbers, strict=True):
             assert (owner[start:stop] == -1).all()
-            assert tokens.ravel()[start:stop].tolist() == given[number]
-            assert positions.ravel()[start:stop].tolist() == list(range(len(given[number])))
+            assert tokens.ravel()[start:stop].tolist() == sequences[number]
+            assert positions.ravel()[start:stop].tolist() == list(range(len(sequences[number])))
             owner[start:stop] = number
         for line, sees in zip(owner.reshape(tokens.shape), mask[:, 0], strict=True):
             assert ((sees == 0) == np.equal.outer(line, line)).all()
@@ -273,20 +275,24 @@ def test_peers_that_are_not_installed_are_named(
     monkeypatch.setattr(peers, "missing", lambda peer: ["nncf"] if peer == "openvino" else [])
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "made").touch()
-    found, unmeasured = peers.made("minilm", ["openvino", "onnxruntime"], "", tmp_path)
-    assert found == ["onnxruntime"]
+    available, unmeasured = peers.made("minilm", ["openvino", "onnxruntime"], "", tmp_path)
+    assert available == ["onnxruntime"]
     assert unmeasured == (
         " Not measured: OpenVINO is not installed (nncf): pip install 'heedful[bench]'; CTranslate2 was not asked for."
     )
     assert peers.made("t5", ["openvino"], "", tmp_path)[0] == []
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
-    alone, several = (peers.jobs(peers.TITLES, tmp_path, job, alone=each) for each in (True, False))
+    alone, several = (peers.jobs(peers.TITLES, tmp_path, job, alone=is_alone) for is_alone in (True, False))
     assert len(alone) == 7 and len(several) == 11
-    assert {each.engine for each in several.values()} == peers.ENGINES.keys()
+    assert {job.engine for job in several.values()} == peers.ENGINES.keys()
 
 
 def test_arms_alternate_and_never_overlap(benchmarks: Any, fake: Any, tmp_path: Path) -> None:
-    arms = [fake("slow", seconds=0.08), fake("peer", seconds=0.04), fake("own", seconds=0.01, first=1.0001, ours=True)]
+    arms = [
+        fake("slow", seconds=0.08),
+        fake("peer", seconds=0.04),
+        fake("own", seconds=0.01, first=1.0001, is_heedful=True),
+    ]
     table = benchmarks("harness").measure("T", arms, 3, pause=0.0)
     order = (tmp_path / "log").read_text().split()
     warm_up, *rounds = [order[start : start + 3] for start in range(0, 12, 3)]
@@ -302,7 +308,61 @@ def test_arms_alternate_and_never_overlap(benchmarks: Any, fake: Any, tmp_path: 
     assert path.name == f"fake-{report.facts()['date']}.md"
     assert "## T: 10 sequences, 100 real tokens a round" in path.read_text()
     assert json.loads(path.with_suffix(".json").read_text())["tables"] == ["T"]
-    assert {"processor", "cores", "has", "has not", "versions"} <= report.facts().keys()
+    assert {"commit", "processor", "cores", "has", "has not", "versions"} <= report.facts().keys()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a git checkout with one committed file, and let records be about it."""
+    folder = tmp_path / "checkout"
+    (folder / "benchmarks" / "results").mkdir(parents=True)
+    (folder / "code.py").write_text("x = 1\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.setattr(benchmarks("report"), "ROOT", folder)
+    monkeypatch.setattr(benchmarks("report"), "RESULTS", folder / "benchmarks" / "results")
+    return folder
+
+
+def test_a_record_names_the_commit_that_it_measured(benchmarks: Any, checkout: Path) -> None:
+    report = benchmarks("report")
+    (report.RESULTS / "earlier.md").write_text("an earlier record, not yet committed")
+    path = report.write("fake", "About.", [], [], report.RESULTS)
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert f"* commit: {commit}\n" in path.read_text()
+    assert json.loads(path.with_suffix(".json").read_text())["machine"]["commit"] == commit
+
+
+@pytest.mark.parametrize("name", ["code.py", "new.py"])
+def test_a_record_of_uncommitted_changes_is_refused_among_the_results(
+    benchmarks: Any, checkout: Path, tmp_path: Path, name: str
+) -> None:
+    report = benchmarks("report")
+    (checkout / name).write_text("x = 2\n")
+    for folder in (report.RESULTS, report.RESULTS / "finetune"):
+        with pytest.raises(SystemExit, match=rf"has uncommitted changes \({name}\): commit them before measuring"):
+            report.write("fake", "About.", [], [], folder)
+    assert not any(report.RESULTS.iterdir())
+    path = report.write("fake", "About.", [], [], tmp_path / "rehearsal")
+    assert f"* commit: {git(checkout, 'rev-parse', 'HEAD')} with uncommitted changes\n" in path.read_text()
+
+
+def test_a_record_without_a_git_checkout_is_refused_among_the_results(
+    benchmarks: Any, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = benchmarks("report")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (checkout / ".git").rename(tmp_path / "git")
+    with pytest.raises(SystemExit, match="is not a git checkout, so a record cannot name its commit"):
+        report.write("fake", "About.", [], [], report.RESULTS)
+    assert report.facts()["commit"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -316,12 +376,12 @@ def test_arms_alternate_and_never_overlap(benchmarks: Any, fake: Any, tmp_path: 
 )
 def test_a_wrong_arm_is_not_timed(benchmarks: Any, fake: Any, wrong: dict[str, object], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        benchmarks("harness").measure("T", [fake("right"), fake("wrong", ours=True, **wrong)], 1, pause=0.0)
+        benchmarks("harness").measure("T", [fake("right"), fake("wrong", is_heedful=True, **wrong)], 1, pause=0.0)
 
 
-def test_an_arm_may_be_like_another_one(benchmarks: Any, fake: Any) -> None:
+def test_an_arm_may_be_compared_with_another_than_the_first(benchmarks: Any, fake: Any) -> None:
     arms = [fake("right"), fake("other", first=2.0, inputs="others"), fake("own", first=2.0002, inputs="others")]
-    arms[1:] = [replace(arm, like="own", ours=arm.name == "own") for arm in arms[1:]]
+    arms[1:] = [replace(arm, like="own", is_heedful=arm.name == "own") for arm in arms[1:]]
     table = benchmarks("harness").measure("T", arms, 1, pause=0.0)
     assert [row.difference for row in table.rows] == pytest.approx([0, 1e-4, 0], rel=1e-3)
     with pytest.raises(RuntimeError, match='the arm "own" has other inputs'):
@@ -333,7 +393,7 @@ def test_the_record_of_students(benchmarks: Any) -> None:
     speed = {"precision": "int8", "p50": 1.0, "p99": 2.0, "texts_per_second": 1500.0, "parameters": 10}
     quality = {name: {"mean": mean, "std": spread} for name, mean, spread in
                (("teacher", 0.9, None), ("student", 0.88, 0.001), ("baseline", 0.87, 0.002))}  # fmt: skip
-    models = {name: speed | {"quality": each} for name, each in quality.items()}
+    models = {name: speed | {"quality": score} for name, score in quality.items()}
     verdict = {"metric": "accuracy", "split": "test", "models": models}
     verdict |= {"quality_ratio": 0.978, "throughput_ratio": 2.0, "latency_ratio": 1 / 1.5}
     verdict["delta_vs_baseline"] = {"difference": 0.01, "low": 0.001, "high": 0.019}
@@ -342,8 +402,10 @@ def test_the_record_of_students(benchmarks: Any) -> None:
     assert lines[3].startswith(
         "| layers=3 | 88.00 ± 0.10 | 87.00 ± 0.20 | +1.00 (+0.10 to +1.90) | 97.8 % | 10 | int8 |"
     )
-    found = {f"{source} {n} bilstm": {"verdict": verdict} for source, n in (("SST-2", 0), ("SST-2", 10), ("IMDB", 10))}
-    last = [line.split(" | ")[:2] for line in distil.curve(found).splitlines()[2:]]
+    verdicts = {
+        f"{source} {n} bilstm": {"verdict": verdict} for source, n in (("SST-2", 0), ("SST-2", 10), ("IMDB", 10))
+    }
+    last = [line.split(" | ")[:2] for line in distil.curve(verdicts).splitlines()[2:]]
     assert last == [["| none", "0"], ["| SST-2", "10"], ["| IMDB", "10"], ["| no teacher", "0"]]
 
 
@@ -365,8 +427,8 @@ def test_shares_of_the_matrix_rate(benchmarks: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("shares-*.json")
-    (found,) = json.loads(path.read_text())["tables"]
-    assert found["arm"] == "heedful float32" and found["gflops"]["median"] == pytest.approx(116, abs=3)
+    (table,) = json.loads(path.read_text())["tables"]
+    assert table["arm"] == "heedful float32" and table["gflops"]["median"] == pytest.approx(116, abs=3)
 
 
 BLOCKED = """
@@ -412,14 +474,14 @@ def test_rehearsal(script: str, options: list[str], expected: str, tmp_path: Pat
 def test_words_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, data = benchmarks("words"), benchmarks("finetune_data")
     rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
-    made = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
-    monkeypatch.setattr(words, "load", lambda name: made)
-    monkeypatch.setattr(words, "rows_of_splits", lambda *given: {"train": 20, "held": 20})
+    task = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
+    monkeypatch.setattr(words, "load", lambda name: task)
+    monkeypatch.setattr(words, "rows_of_splits", lambda *arguments: {"train": 20, "held": 20})
     words.main(["SST-2", "AG News", "--note", "A rehearsal.", "--output", str(tmp_path)])
     (record,) = tmp_path.glob("words-*.json")
-    found = json.loads(record.read_text())
-    assert found["about"].endswith(" A rehearsal.") and "invented rows" in found["about"]
-    run, whole = (found["tables"]["SST-2"][arm] for arm in ("as in a run", "all rows"))
+    values = json.loads(record.read_text())
+    assert values["about"].endswith(" A rehearsal.") and "invented rows" in values["about"]
+    run, whole = (values["tables"]["SST-2"][arm] for arm in ("as in a run", "all rows"))
     assert (run["learned from"], whole["learned from"], run["of"]) == (20, 40, 40)
     assert run["accuracy"] == whole["accuracy"] == 100.0
     text = record.with_suffix(".md").read_text()

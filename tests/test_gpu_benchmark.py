@@ -26,21 +26,21 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
     arms = benchmarks("gpu_arms")
     case = replace(benchmarks("gpu_measures").rehearsal().cases["mixed lengths, base"], steps=3)
-    made, device = arms.given(case), torch.device("cpu")
-    batches = made.batches(device)
-    shapes = {(len(each.packed.tokens), len(each.packed), len(each.targets)) for each in batches}
+    inputs, device = arms.given(case), torch.device("cpu")
+    batches = inputs.batches(device)
+    shapes = {(len(batch.packed.tokens), len(batch.packed), len(batch.targets)) for batch in batches}
     assert shapes == {(case.tokens, len(batches[0].packed), case.asked)}
-    assert all(bool(each.weights.all()) for each in batches)
-    for batch, step in zip(batches, made.texts, strict=True):
+    assert all(bool(batch.weights.all()) for batch in batches)
+    for batch, step in zip(batches, inputs.texts, strict=True):
         read, asked = batch.packed.tokens.tolist(), [-100] * case.tokens
         for row, target in zip(batch.rows.tolist(), batch.targets.tolist(), strict=True):
             asked[row] = target
         assert read[: sum(len(ids) for ids, _ in step)] == list(chain(*(ids for ids, _ in step)))
         assert asked[: sum(len(ids) for ids, _ in step)] == list(chain(*(labels for _, labels in step)))
         assert sum(label >= 0 for _, labels in step for label in labels) == case.asked
-    texts = sorted((ids, labels) for step in made.texts for ids, labels in step)
+    texts = sorted((ids, labels) for step in inputs.texts for ids, labels in step)
     for grouped in (False, True):
-        padded = arms.pad(made, device, grouped=grouped)
+        padded = arms.pad(inputs, device, grouped=grouped)
         lines = []
         for ids, mask, labels in padded:
             assert mask is not None and (grouped or ids.shape[1] == case.most)
@@ -49,7 +49,7 @@ def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
                 assert seen == [1] * count + [0] * (len(seen) - count) and set(wanted[count:]) <= {-100}
                 lines.append((line[:count], wanted[:count]))
         assert sorted(lines) == texts
-    assert made.tokens == sum(len(ids) for ids, _ in texts) >= arms.FULL * case.tokens * case.steps
+    assert inputs.tokens == sum(len(ids) for ids, _ in texts) >= arms.FULL * case.tokens * case.steps
 
 
 def test_a_round_of_one_length_has_no_mask_and_the_formula_s_work(benchmarks: Any) -> None:
@@ -58,21 +58,24 @@ def test_a_round_of_one_length_has_no_mask_and_the_formula_s_work(benchmarks: An
     share = case.asked / case.tokens
     blocks = 12 * (24 * 768**2 + 4 * 128 * 768)
     head = share * (2 * 768**2 + 2 * 768 * case.vocabulary)
-    one = replace(case, tokens=512, vocabulary=2000)
-    made = arms.given(one)
+    small_case = replace(case, tokens=512, vocabulary=2000)
+    inputs = arms.given(small_case)
     assert [
-        mask for _, mask, _ in arms.pad(replace(made, case=replace(one, most=128)), torch.device("cpu"), grouped=False)
+        mask
+        for _, mask, _ in arms.pad(
+            replace(inputs, case=replace(small_case, most=128)), torch.device("cpu"), grouped=False
+        )
     ] == [None]
     assert case.flop(case.tokens * 128, case.tokens) == pytest.approx(3 * case.tokens * (blocks + head), rel=1e-9)
     assert 3 * (blocks + head) == pytest.approx(545e6, rel=0.01)
 
 
-def test_goals_that_were_reached_and_not(benchmarks: Any) -> None:
+def test_goals_are_reported_as_reached_or_missed(benchmarks: Any) -> None:
     gpu, measures = benchmarks("gpu"), benchmarks("gpu_measures")
     quick = measures.Served(what="one", seconds={"a": [7e-3], "b": [2e-3], "c": [5e-4]}, cosines={})
     slow = measures.Served(what="many", seconds={"a": [3.0], "b": [1.0], "c": [2.0]}, cosines={})
-    found = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
-    rows = [line.split(" | ") for line in gpu.goals(found).splitlines() if line.startswith("| ")][2:]
+    results = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
+    rows = [line.split(" | ") for line in gpu.goals(results).splitlines() if line.startswith("| ")][2:]
     assert [(row[0].strip("| "), row[2][:5], row[3].strip(" |")) for row in rows] == [
         ("one, ms", "0.500", "yes"),
         ("one, to transformers", "14.00", "yes"),
@@ -92,7 +95,7 @@ def test_without_a_gpu_it_says_how_to_rehearse() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_rehearsal_of_all_of_it(tmp_path: Path) -> None:
+def test_all_parts_can_be_rehearsed(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--rehearse", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590)
     assert done.returncode == 0, done.stderr

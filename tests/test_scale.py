@@ -37,8 +37,8 @@ def test_shapes(scale: Any) -> None:
 
 def test_steps(scale: Any) -> None:
     endless = scale.Network(name="endless", rate=1e18)
-    one = scale.step(scale.BASE, endless, 4096)
-    assert one.waiting == pytest.approx(2 * scale.LATENCY, rel=0.01)  # the first block's, and what is ready last
+    single = scale.step(scale.BASE, endless, 4096)
+    assert single.waiting == pytest.approx(2 * scale.LATENCY, rel=0.01)  # the first block's, and what is ready last
     slow = scale.NETWORKS[1]
     whole = slow.reduce(scale.BASE.parameters) + scale.BASE.layers * scale.LATENCY
     nothing = scale.step(scale.BASE, slow, 1e-6)  # nothing to hide behind: all of it is waited for
@@ -52,14 +52,14 @@ def test_steps(scale: Any) -> None:
 
 def test_tokens_that_are_needed(scale: Any) -> None:
     for least in (0.5, 0.9):
-        found = scale.needed(scale.BASE, scale.NETWORKS[1], least)
-        assert scale.step(scale.BASE, scale.NETWORKS[1], found).efficiency >= least
-        assert scale.step(scale.BASE, scale.NETWORKS[1], found - 1000).efficiency < least
+        devices = scale.needed(scale.BASE, scale.NETWORKS[1], least)
+        assert scale.step(scale.BASE, scale.NETWORKS[1], devices).efficiency >= least
+        assert scale.step(scale.BASE, scale.NETWORKS[1], devices - 1000).efficiency < least
     wider = replace(scale.NETWORKS[0], rate=4 * scale.NETWORKS[0].rate)
     assert scale.needed(scale.BASE, wider, 0.95) < scale.needed(scale.BASE, scale.NETWORKS[0], 0.95)
 
 
-def test_what_was_published(scale: Any) -> None:
-    eight, one = scale.LOGS[2], scale.LOGS[1]
-    assert eight.together == 72 and one.together == pytest.approx(96, abs=0.1)
+def test_estimates_equal_published_numbers(scale: Any) -> None:
+    eight, single = scale.LOGS[2], scale.LOGS[1]
+    assert eight.together == 72 and single.together == pytest.approx(96, abs=0.1)
     assert scale.kept() == pytest.approx((53_541 + 53_185) / 64 / ((7_760 + 7_760) / 8), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What one update is when its eight samples are cut into micro-batches: transformers' Trainer beside Heedful's.
+"""One update whose eight samples are split into micro-batches: transformers' Trainer beside Heedful's.
 
 Both train the same small random BERT without dropout on the same eight samples of one length. The reference is plain
 PyTorch: all eight in one batch, the loss averaged over all targets. A difference is |update - reference| over
@@ -44,10 +44,10 @@ OPTIMISERS = {"gradient descent": DESCENT, "AdamW": CLIPPED}
 
 
 class Done(NamedTuple):
-    """What a trainer did in one step."""
+    """The result of one training step."""
 
     update: Tensor  # of all parameters, end to end
-    loss: float  # as it was told
+    loss: float  # as the trainer reports it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +65,10 @@ class Given(Objective):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as one batch; each target is (places, labels)."""
         packed = pack_samples(samples)
-        rows = [start + place for start, each in zip(packed.bounds, samples, strict=False) for place in each.target[0]]
-        targets = torch.tensor([label for each in samples for label in each.target[1]])
+        rows = [
+            start + place for start, sample in zip(packed.bounds, samples, strict=False) for place in sample.target[0]
+        ]
+        targets = torch.tensor([label for sample in samples for label in sample.target[1]])
         weights = torch.ones(len(targets))
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.tensor(rows) if rows else None)
 
@@ -81,18 +83,18 @@ class Given(Objective):
 def examples(head: str) -> list[Example]:
     """Eight; to find are one token of the first and eight of the last, or one label of each."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    positions = []
     for number in range(SAMPLES):
         tokens = torch.randint(MASK + 1, VOCABULARY, (LENGTH,), generator=generator).tolist()
         places = tuple(range(1, number + 2)) if head == "masked language model" else ()
         labels = tuple(tokens[place] for place in places) or (number % 2,)
         hidden = [MASK if place in places else token for place, token in enumerate(tokens)]
-        found.append(Example(tokens=hidden, places=places, labels=labels))
-    return found
+        positions.append(Example(tokens=hidden, places=places, labels=labels))
+    return positions
 
 
 def columns(example: Example) -> dict[str, Any]:
-    """As transformers' models want it."""
+    """Return the example as keyword arguments of transformers' models."""
     known = dict(zip(example.places, example.labels, strict=False))
     labels = [known.get(place, NO_LABEL) for place in range(LENGTH)] if known else example.labels[0]
     return {"input_ids": example.tokens, "attention_mask": [1] * LENGTH, "labels": labels}
@@ -126,8 +128,11 @@ def optimizer(model: Any, settings: AdamW) -> torch.optim.Optimizer:
     if settings is DESCENT:
         return torch.optim.SGD(model.parameters(), lr=1.0)
     groups = [
-        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in model.parameters() if parameter.ndim >= 2],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [parameter for parameter in model.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
 
@@ -135,8 +140,8 @@ def optimizer(model: Any, settings: AdamW) -> torch.optim.Optimizer:
 def reference(head: str, folder: Path, settings: AdamW) -> Done:
     """Plain PyTorch, one batch."""
     model = HEADS[head].from_pretrained(folder).train()
-    given = [columns(each) for each in examples(head)]
-    loss = model(**{name: torch.tensor([each[name] for each in given]) for name in given[0]}).loss
+    rows = [columns(example) for example in examples(head)]
+    loss = model(**{name: torch.tensor([columns_of[name] for columns_of in rows]) for name in rows[0]}).loss
     chosen = optimizer(model, settings)
     loss.backward()
     if settings.max_grad_norm is not None:
@@ -166,8 +171,8 @@ def theirs(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> D
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        given: Any = [columns(each) for each in examples(head)]
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=given, optimizers=(chosen, constant))
+        rows: Any = [columns(example) for example in examples(head)]
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, optimizers=(chosen, constant))
         trainer.remove_callback(transformers.PrinterCallback)
         loss = trainer.train().training_loss
         model.save_pretrained(out)
@@ -176,7 +181,10 @@ def theirs(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> D
 
 def ours(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Done:
     """Heedful's Trainer; a micro-batch is as many samples as fit into the budget of tokens."""
-    samples = [Sample.of([each.tokens], [[0] * LENGTH], target=(each.places, each.labels)) for each in examples(head)]
+    samples = [
+        Sample.of([example.tokens], [[0] * LENGTH], target=(example.places, example.labels))
+        for example in examples(head)
+    ]
     chosen = TrainSettings(
         max_steps=1,
         batch_size=SAMPLES,
@@ -233,7 +241,7 @@ def main() -> int:
     names = ("heedful", "transformers", "accelerate", "torch")
     print(", ".join(f"{name} {version(name)}" for name in names))
     for head in HEADS:
-        counts = ", ".join(str(len(each.labels)) for each in examples(head))
+        counts = ", ".join(str(len(example.labels)) for example in examples(head))
         print(f"\n## {head}: {SAMPLES} samples with {counts} targets\n")
         print("| trainer | micro-batches × samples | loss | gradient: length | difference | of its direction | AdamW |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
