@@ -1,11 +1,12 @@
-"""Two recurrent nets, one that reads and one that writes, without attention and with it; and where it looked.
+"""Translation by two recurrent networks, an encoder and a decoder, without attention and with it.
 
-Idea: "it's absurd that the entire meaning is packed into one embedding" (D4, seq2seq); with attention each token that
-is written looks at all that were read (D0 and D4, "seq2seq + Attention").
-Code: heedful/model/recurrent_seq2seq.py, `RecurrentSeq2Seq` in heedful/model/classic_config.py; the toy language of
+Idea: without attention, one vector has to carry the whole sentence; with attention, each token that is written looks at
+all tokens that were read.
+Code: `RecurrentSeq2Seq` in heedful/model/classic_config.py, heedful/model/recurrent_seq2seq.py; the made-up language of
 heedful/study/toy/language.py; heedful/runs/plots/alignments.py.
-Expect: after the same few steps the loss with attention is lower. Each line of the alignment is a token that is
-written and what it looked at most: Melu has its verb last and adjectives behind nouns, so the places cross.
+Expect: after the same few steps the loss with attention is lower. Each line of the alignment is a token that is written
+and the source token with its largest weight. Melu, the made-up language, puts the verb last and adjectives after nouns,
+so the lines cross.
 """
 
 from dataclasses import replace
@@ -25,28 +26,28 @@ from heedful.study.translation import (
 
 
 def main(steps: int = 130) -> dict[str, object]:
-    """Train both for so many steps; losses, right answers, one alignment."""
+    """Train both models; return their losses, shares of right sentences, and the alignment of one sentence."""
     budget = replace(Budget(), train=3200, test=50, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
     tokenizer = train_joint_tokenizer(data["train"])
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for arm in (NO_ATTENTION, ATTENTION):
         loaded = build_model(arm, tokenizer, seed=1)
         task = translation_task(loaded, tokenizer)
         losses, _ = train_translator(loaded, task, budget, data, seed=1)
         last = losses[-10:]
-        found[arm] = sum(last) / len(last), translation_quality(loaded, task, data["test"])["right"]
-        example = min(data["test"], key=lambda each: len(each.text))
-        found["alignment of " + arm] = alignment(loaded.eval(), example.text, example.rewritten)
-    return found
+        results[arm] = sum(last) / len(last), translation_quality(loaded, task, data["test"])["right"]
+        example = min(data["test"], key=lambda pair: len(pair.text))
+        results["alignment of " + arm] = alignment(loaded.eval(), example.text, example.rewritten)
+    return results
 
 
 if __name__ == "__main__":
-    found = main()
+    results = main()
     for arm in (NO_ATTENTION, ATTENTION):
-        loss, right = found[arm]
-        print(f"{arm:26} loss of a token {loss:.2f}, sentences that are right {100 * right:.0f} %")
-    looked = found["alignment of " + ATTENTION]
-    print(f"\n{' '.join(looked.read)}")
-    for token, weights in zip(looked.written, looked.weights, strict=True):
-        print(f"{token:>12}  looked at {looked.read[weights.argmax()]:8} {weights.max():.2f}   sum {weights.sum():.2f}")
+        loss, right = results[arm]
+        print(f"{arm:26} loss per token {loss:.2f}, right sentences {100 * right:.0f} %")
+    shown = results["alignment of " + ATTENTION]
+    print(f"\n{' '.join(shown.read)}")
+    for token, weights in zip(shown.written, shown.weights, strict=True):
+        print(f"{token:>12}  looked at {shown.read[weights.argmax()]:8} {weights.max():.2f}   sum {weights.sum():.2f}")

@@ -1,11 +1,11 @@
-"""Self-attention without weights: each word becomes a mean of its text's words, by likeness.
+"""Self-attention without weights: each word becomes the mean of the words of its text, weighted by similarity.
 
-Idea: "bank of the river" (D0), "the driver exceeded the speed limit" (D3): softmax(cos(X, X)) X and softmax(X X) X make
-contextual vectors of static ones. Its issues (D0, "ATTENTION ISSUES?"): nothing is trained, two words always score the
-same whatever stands around them, and there is no order.
-Code: `SelfAttentionMean` in heedful/model/classic.py; the table of vectors of the encoder that ships.
-Expect: "bank" has one vector in the table and two after attention; cos(bank, the) is the same number in both texts; and
-a text read backwards gives the same rows backwards.
+Idea: in "the bank of the river", softmax(cos(X, X)) X and softmax(X X) X turn static word vectors into vectors that
+depend on the context. Three things are missing: nothing is trained, two words have the same score in every context, and
+the order of the words does not count.
+Code: `SelfAttentionMean` in heedful/model/classic.py; the embedding table of the bundled encoder.
+Expect: "bank" has one vector in the table and two different ones after attention; cos(bank, the) is the same number in
+both texts; a text read backwards gives the same rows in reverse order.
 """
 
 import torch
@@ -19,28 +19,28 @@ TEXTS = ("he sat on the bank of the river", "she took the money to the bank")
 
 
 def main() -> dict[str, float]:
-    """Return the numbers that the example shows."""
-    loaded = heedful.load("heedful-mini-en")
-    table, tokenizer = loaded.model.embedding.tokens.weight.detach(), loaded.tokenizer
+    """Return the cosines of the two banks, of bank and the in each text, and the change when a text is reversed."""
+    model = heedful.load("heedful-mini-en")
+    table, tokenizer = model.model.embedding.tokens.weight.detach(), model.tokenizer
     attend = SelfAttentionMean(UntrainedSelfAttention(score="cosine"))
-    before, after, likeness, backwards = [], [], [], 0.0
+    before, after, similarities, backwards = [], [], [], 0.0
     for text in TEXTS:
         encoded = tokenizer.encode(text)
-        inner = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
-        names = [tokenizer.name(id) for id in inner]
-        rows = table[torch.tensor(inner)]
+        word_ids = [token_id for token_id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
+        names = [tokenizer.name(token_id) for token_id in word_ids]
+        rows = table[torch.tensor(word_ids)]
         mixed = attend(rows, (0, len(rows)))
         bank, the = names.index("bank"), names.index("the")
         before.append(rows[bank])
         after.append(mixed[bank])
-        likeness.append(float(cosine(rows, rows)[bank, the]))
-        turned = attend(rows.flip(0), (0, len(rows))).flip(0)
-        backwards = max(backwards, float((turned - mixed).abs().max()))
+        similarities.append(float(cosine(rows, rows)[bank, the]))
+        reversed_rows = attend(rows.flip(0), (0, len(rows))).flip(0)
+        backwards = max(backwards, float((reversed_rows - mixed).abs().max()))
     return {
         "bank and bank, from the table": float(cosine(before[0][None], before[1][None])),
         "bank and bank, after attention": float(cosine(after[0][None], after[1][None])),
-        "bank and the, in the first text": likeness[0],
-        "bank and the, in the second": likeness[1],
+        "bank and the, in the first text": similarities[0],
+        "bank and the, in the second": similarities[1],
         "largest change when read backwards": backwards,
     }
 

@@ -1,10 +1,9 @@
-"""A Transformer from the one stack: encoder, decoder, heads, residuals, norms; counted, trained a little, looked at.
+"""A Transformer: encoder, decoder, heads, residuals and norms; its parameters, a short training, its attention.
 
-Idea: "Transformers Step-by-Step" (D2), "Multi-headed Self-Attention", residuals and LayerNorm, encoder and decoder (D4,
-D0 "Bringing it all together").
-Code: heedful/model/stack.py, made of a `ModelConfig` (heedful/model/config.py); heedful/model/decode.py writes with it.
-Expect: the parameters are those that the formula gives; the loss falls within a minute's part; a token that is written
-looks at no later one, and every row of every head's weights sums to 1.
+Idea: multi-head self-attention, residuals and layer norm make a block; blocks make an encoder and a decoder.
+Code: heedful/model/stack.py, built from a `ModelConfig` (heedful/model/config.py); heedful/model/decode.py generates.
+Expect: the number of parameters equals the formula's; the loss falls within seconds; a token of the decoder gives later
+tokens the weight 0, and every row of every head's weights sums to 1.
 """
 
 from dataclasses import replace
@@ -25,7 +24,7 @@ from heedful.study.translation import (
 
 
 def formula(width: int, inner: int, layers: int, vocabulary: int) -> int:
-    """Parameters of so many encoder and decoder blocks with pre-norm, and of one embedding for everything."""
+    """Return the parameters of `layers` pre-norm encoder and decoder blocks and one embedding that all parts share."""
     attention = 4 * (width * width + width)
     mlp = 2 * width * inner + inner + width
     norm = 2 * width
@@ -34,7 +33,7 @@ def formula(width: int, inner: int, layers: int, vocabulary: int) -> int:
 
 
 def main(steps: int = 60) -> dict[str, object]:
-    """Train for so many steps; what was found."""
+    """Train a small Transformer; return its parameter count, its losses and two tensors of attention weights."""
     budget = replace(Budget(), train=1920, test=8, dev=0, steps=steps, eval_every=steps + 1)
     data = sample_sentences(budget, seed=1)
     tokenizer = train_joint_tokenizer(data["train"])
@@ -55,11 +54,12 @@ def main(steps: int = 60) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    found = main()
-    print(f"{found['count']:,} parameters; by the formula {found['formula']:,}")
-    losses = found["losses"]
-    print("loss of a token: " + ", ".join(f"step {at} {losses[at - 1]:.2f}" for at in (1, 20, 40, 60)))
-    print("\nwhat the first written tokens see of each other, first head of the decoder")
-    for row in found["own"][0][:6, :6]:
-        print("".join(f"{each:7.3f}" for each in row))
-    print(f"\nsums of the weights of {len(found['cross'])} heads to what was read: {found['cross'].sum(-1).mean():.6f}")
+    results = main()
+    print(f"{results['count']:,} parameters; by the formula {results['formula']:,}")
+    losses = results["losses"]
+    print("loss per token: " + ", ".join(f"step {step} {losses[step - 1]:.2f}" for step in (1, 20, 40, 60)))
+    print("\nself-attention weights of the first six written tokens, first head of the decoder")
+    for row in results["own"][0][:6, :6]:
+        print("".join(f"{weight:7.3f}" for weight in row))
+    sums = results["cross"].sum(-1)
+    print(f"\nmean sum of a row of cross-attention weights, {len(sums)} heads: {sums.mean():.6f}")

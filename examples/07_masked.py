@@ -1,9 +1,9 @@
-"""Masked pre-training: a tiny encoder learns from text alone, by filling what is hidden.
+"""Masked pre-training: a tiny encoder learns from text alone, by predicting hidden tokens.
 
-Idea: "How to train a BERT" (D0), "Masked Language Model", 80 % hidden, 10 % replaced, 10 % kept (D0, D1, D2).
-Code: heedful/objectives/masked_lm.py, run by `heedful.pretrain`; toy stories of heedful/study/toy/stories.py.
-Expect: the loss on the validation stories is below ln(vocabulary), what a guess costs. It reads for
-seconds, so what it fills in is mostly what is frequent; the study "pretraining" has more time.
+Idea: the masked language model of BERT. Of the selected tokens 80 % are hidden, 10 % are replaced and 10 % stay.
+Code: heedful/objectives/masked_lm.py, run by `heedful.pretrain`; made-up stories of heedful/study/toy/stories.py.
+Expect: the loss on the validation stories is below ln(vocabulary size), the loss of a uniform guess. The model trains
+for seconds, so it mostly predicts frequent words; `heedful study pretraining` trains longer.
 """
 
 import math
@@ -27,21 +27,21 @@ TEXT = "the music is [MASK] good ."
 
 
 def main(steps: int = 150) -> dict[str, object]:
-    """Read for so many steps; the loss of each, and what is filled in."""
+    """Pre-train on made-up stories; return the validation loss, that of a guess, and the words predicted for TEXT."""
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "stories.txt"
-        text.write_text("\n\n".join(each.replace("\n", " ") for each in stories(600, seed=1)) + "\n")
-        done = heedful.pretrain(
+        text.write_text("\n\n".join(story.replace("\n", " ") for story in stories(600, seed=1)) + "\n")
+        run = heedful.pretrain(
             [text], Path(folder) / "run", objective="mlm", max_steps=steps, lr=4e-3, batch_size=4, overrides=SMALL
         )
-        loss = done.results["splits"]["validation"]["numbers"]["loss"]
+        loss = run.results["splits"]["validation"]["numbers"]["loss"]
         engine = heedful.Engine(Path(folder) / "run")
         (answer,) = engine([TEXT])
-        best = [(each["text"], each["probability"]) for each in answer["masks"][0]["tokens"]]
+        best = [(token["text"], token["probability"]) for token in answer["masks"][0]["tokens"]]
         return {"loss": loss, "guess": math.log(engine.tokenizer.size), "filled": best}
 
 
 if __name__ == "__main__":
-    found = main()
-    print(f"loss of a hidden token {found['loss']:.2f}; a guess among all tokens costs {found['guess']:.2f}")
-    print(f"{TEXT}  " + ", ".join(f"{text} {probability:.2f}" for text, probability in found["filled"]))
+    results = main()
+    print(f"loss per hidden token {results['loss']:.2f}; a uniform guess has {results['guess']:.2f}")
+    print(f"{TEXT}  " + ", ".join(f"{text} {probability:.2f}" for text, probability in results["filled"]))

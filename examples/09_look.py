@@ -1,10 +1,10 @@
-"""Looking inside: what each head of a real encoder attends to, and which rows it makes.
+"""Looking inside: what each head of a trained encoder attends to, and which vectors it computes.
 
-Idea: "Attention visualized" (D2), a head that looks at the next word (D1), contextual against static vectors, "bank" of
-the river and of the money (D0, D2).
+Idea: attention weights can be shown; some heads look at the next word. After the encoder, "bank" of the river and
+"bank" of the money have different vectors.
 Code: `Trace` (heedful/model/trace.py), which changes no output; `heedful look` shows the same as a page.
-Expect: all weights of a row sum to 1; some head looks mostly at the next token; tracing gives the same rows to the last
-bit; the two rows of "bank", which has one vector in the table, are not equal. They do not part further in each layer.
+Expect: every row of weights sums to 1; some head looks mostly at the next token; tracing leaves the output equal to the
+last bit; the two vectors of "bank", equal in the embedding table, differ. The difference does not grow in each layer.
 """
 
 import torch
@@ -17,34 +17,34 @@ TEXTS = ("he sat on the bank of the river .", "she took the money to the bank ."
 
 
 def main() -> dict[str, object]:
-    """Weights, the share that each head gives to the next token, and how alike the two banks are."""
+    """Return attention weights, each head's mean weight on the next token, and the cosine of the two banks by layer."""
     loaded = heedful.load("heedful-mini-en")
     encoded = loaded.tokenizer.encode_batch(list(TEXTS))
-    batch, trace = heedful.Packed.of([each.ids for each in encoded]), Trace(what=["weights", "states"])
+    batch, trace = heedful.Packed.of([encoding.ids for encoding in encoded]), Trace(what=["weights", "states"])
     with torch.no_grad():
         rows = loaded.model(batch, trace=trace)
         same = torch.equal(rows, loaded.model(batch))
     stack = loaded.config.model.encoder
     weights = [trace.attention["encoder", layer, 0].weights for layer in range(stack.layers)]
     following = {
-        (layer, head): float(each.diagonal(1).mean())
+        (layer, head): float(head_weights.diagonal(1).mean())
         for layer, heads in enumerate(weights)
-        for head, each in enumerate(heads)
+        for head, head_weights in enumerate(heads)
     }
     bank = loaded.tokenizer.ids(["bank"])[0][0]
-    places = [each.ids.index(bank) for each in encoded]
-    likeness = []
+    positions = [encoding.ids.index(bank) for encoding in encoded]
+    similarities = []
     for layer in range(stack.layers + 1):
-        one, other = (trace.states["encoder", layer, text][place] for text, place in enumerate(places))
-        likeness.append(float(cosine(one[None], other[None])))
-    return {"same": same, "weights": weights, "following": following, "likeness": likeness}
+        river, money = (trace.states["encoder", layer, text][position] for text, position in enumerate(positions))
+        similarities.append(float(cosine(river[None], money[None])))
+    return {"same": same, "weights": weights, "following": following, "likeness": similarities}
 
 
 if __name__ == "__main__":
-    found = main()
-    print(f"tracing changes nothing: {found['same']}")
-    best = sorted(found["following"].items(), key=lambda item: -item[1])
+    results = main()
+    print(f"tracing changes nothing: {results['same']}")
+    best = sorted(results["following"].items(), key=lambda item: -item[1])
     print("weight on the next token, by head: ", end="")
     print(", ".join(f"layer {layer} head {head} {share:.2f}" for (layer, head), share in best[:4]))
     print("cosine of the two banks before each block and at the end: ", end="")
-    print(", ".join(f"{each:.3f}" for each in found["likeness"]))
+    print(", ".join(f"{cosine_of_layer:.3f}" for cosine_of_layer in results["likeness"]))

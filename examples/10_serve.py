@@ -1,10 +1,9 @@
-"""The engine and the service: one answer whatever is asked beside it, and the same over HTTP.
+"""The engine and the server: the answer to a text does not depend on its batch, and HTTP gives the same answer.
 
-Idea: a trained model in use, quickly (D2 "BERT in low-latency production settings"); masks filled by reading both sides
-(D0 "Masked Language Model").
+Idea: a trained model in use; masked words are predicted from both sides.
 Code: `heedful.Engine` (heedful/infer/engine.py), packed batches without padding; heedful/serve/run.py.
-Expect: "[MASK]" is filled with the same words and probabilities alone and among others, to rounding, and the service
-says what the engine says. The service needs `pip install 'heedful[serve]'`.
+Expect: "[MASK]" is filled with the same words and probabilities alone and in a batch, to rounding, and the server
+answers what the engine answers. The server needs `pip install 'heedful[serve]'`.
 """
 
 import json
@@ -17,12 +16,12 @@ OTHERS = ("she opened the [MASK] and went in .", "a [MASK] is a small animal .")
 
 
 def filled(answer: dict[str, list]) -> list[tuple[str, float]]:
-    """Words and their probabilities, of the one mask."""
-    return [(each["text"], each["probability"]) for each in answer["masks"][0]["tokens"]]
+    """Return the words and probabilities for the only mask of a text."""
+    return [(token["text"], token["probability"]) for token in answer["masks"][0]["tokens"]]
 
 
 def over_http(text: str) -> dict[str, list]:
-    """Start the service in a thread, ask it once, end it."""
+    """Start the server in a thread, send one request, stop the server."""
     from heedful.serve.run import background
 
     with background({"encoder": "heedful-mini-en"}) as server:
@@ -38,13 +37,13 @@ def main() -> dict[str, object]:
     engine = heedful.Engine("heedful-mini-en", head="masked_lm")
     (alone,) = engine([TEXT], top_k=3)
     among = engine([*OTHERS, TEXT], top_k=3)[-1]
-    found = {"alone": filled(alone), "among others": filled(among), "served": filled(over_http(TEXT))}
-    return found | {"explained": engine.explain()}
+    fillings = {"alone": filled(alone), "among others": filled(among), "served": filled(over_http(TEXT))}
+    return fillings | {"explained": engine.explain()}
 
 
 if __name__ == "__main__":
-    found = main()
+    results = main()
     print(TEXT)
     for way in ("alone", "among others", "served"):
-        print(f"{way:14}" + ", ".join(f"{word} {probability:.6f}" for word, probability in found[way]))
-    print(f"\n{found['explained']}")
+        print(f"{way:14}" + ", ".join(f"{word} {probability:.6f}" for word, probability in results[way]))
+    print(f"\n{results['explained']}")

@@ -1,4 +1,4 @@
-"""Every example runs, and what it says of itself holds where that is certain."""
+"""Every example runs, and its expectations hold where they are certain."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture
-def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the example of that number gives, run in a folder of its own, with so little training."""
+def result(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the example of that number in a folder of its own, with little training, and return its result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEEDFUL_AUTOTUNE", "off")
@@ -32,10 +32,10 @@ def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def of(number: int, **arguments: float) -> Any:
-    return pytest.mark.parametrize("found", [(number, arguments)], indirect=True, ids=[EXAMPLES[number - 1].stem])
+    return pytest.mark.parametrize("result", [(number, arguments)], indirect=True, ids=[EXAMPLES[number - 1].stem])
 
 
-def test_there_are_ten_short_ones_that_say_what_they_show() -> None:
+def test_there_are_ten_short_examples_with_idea_code_and_expectation() -> None:
     assert [int(path.name[:2]) for path in EXAMPLES] == list(range(1, 11))
     road = (ROOT / "docs" / "road.md").read_text(encoding="utf-8")
     for path in EXAMPLES:
@@ -45,40 +45,40 @@ def test_there_are_ten_short_ones_that_say_what_they_show() -> None:
 
 
 @of(1, steps=3)
-def test_a_bag_of_words_is_blind_to_order(found: Any) -> None:
-    bag, net = found.values()
+def test_a_bag_of_words_is_blind_to_order(result: Any) -> None:
+    bag, net = result.values()
     assert bag["apart"] < 1e-5 < net["apart"]
     assert bag["but"] == bag["not"] == bag["both"] == 0.5, "twins: right for one of the two"
 
 
 @of(2)
-def test_weights_sum_to_one(found: Any) -> None:
-    assert len(found) == 7
-    for name, (weights, mixed) in found.items():
+def test_weights_sum_to_one(result: Any) -> None:
+    assert len(result) == 7
+    for name, (weights, mixed) in result.items():
         assert weights.sum() == pytest.approx(1, abs=1e-6) and (weights >= 0).all(), name
         assert torch.allclose(mixed, weights), "the values are the unit vectors"
-    assert all(found[name][0].argmax() == 2 for name in ("cosine", "dot", "scaled dot", "hard, dot"))
+    assert all(result[name][0].argmax() == 2 for name in ("cosine", "dot", "scaled dot", "hard, dot"))
 
 
 @of(3, steps=2)
-def test_an_alignment_is_there_with_attention_alone(found: Any) -> None:
-    without, _, looks, looked = found.values()
-    assert without[0] > 0 and looks[0] > 0 and found["alignment of recurrent, no attention"] is None
+def test_only_attention_gives_an_alignment(result: Any) -> None:
+    without, _, looks, looked = result.values()
+    assert without[0] > 0 and looks[0] > 0 and result["alignment of recurrent, no attention"] is None
     assert looked.weights.shape == (len(looked.written), len(looked.read))
     assert looked.weights.sum(-1) == pytest.approx(1, abs=1e-5)
 
 
 @of(4)
-def test_attention_without_weights(found: Any) -> None:
-    same, mixed, first, second, backwards = found.values()
+def test_untrained_attention_mixes_vectors_without_order(result: Any) -> None:
+    same, mixed, first, second, backwards = result.values()
     assert same == pytest.approx(1, abs=1e-5) and mixed < 0.99
     assert first == pytest.approx(second, abs=1e-6) and backwards < 1e-5
 
 
 @of(5)
-def test_permutations_show_with_positions_alone(found: Any) -> None:
-    assert found.pop("none") < 1e-5
-    assert len(found) == 5 and min(found.values()) > 1e-3
+def test_only_positions_make_scores_depend_on_order(result: Any) -> None:
+    assert result.pop("none") < 1e-5
+    assert len(result) == 5 and min(result.values()) > 1e-3
     products = (clock := runpy.run_path(str(EXAMPLES[4]))["clock"]()) @ clock.T
     for distance in (0, 1, 7):
         assert products.diagonal(distance).std() < 1e-9, "the distance alone"
@@ -86,38 +86,38 @@ def test_permutations_show_with_positions_alone(found: Any) -> None:
 
 
 @of(6, steps=12)
-def test_a_transformer_is_counted_and_sees_no_later_token(found: Any) -> None:
-    assert found["count"] == found["formula"]
-    assert found["losses"][-1] < found["losses"][0]
-    own = found["own"]
+def test_a_transformer_is_counted_and_sees_no_later_token(result: Any) -> None:
+    assert result["count"] == result["formula"]
+    assert result["losses"][-1] < result["losses"][0]
+    own = result["own"]
     assert own.triu(1).abs().max() == 0 and torch.allclose(own.sum(-1), torch.ones(own.shape[:2]))
-    assert torch.allclose(found["cross"].sum(-1), torch.ones(found["cross"].shape[:2]))
+    assert torch.allclose(result["cross"].sum(-1), torch.ones(result["cross"].shape[:2]))
 
 
 @of(7, steps=3)
-def test_masks_are_filled(found: Any) -> None:
-    assert found["loss"] > 0 and found["filled"] and found["guess"] > 0
-    assert all(0 < score < 1 for _, score in found["filled"])
+def test_masks_are_filled(result: Any) -> None:
+    assert result["loss"] > 0 and result["filled"] and result["guess"] > 0
+    assert all(0 < score < 1 for _, score in result["filled"])
 
 
 @of(8, epochs=0.05)
-def test_a_run_is_made(found: Any) -> None:
-    assert {"model", "results.json", "plots"} <= set(found["files"])
-    for answer in found["answers"]:
+def test_finetuning_writes_a_run_folder(result: Any) -> None:
+    assert {"model", "results.json", "plots"} <= set(result["files"])
+    for answer in result["answers"]:
         assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
 @of(9)
-def test_looking_changes_nothing(found: Any) -> None:
-    assert found["same"] and max(found["following"].values()) > 0.3
-    for weights in found["weights"]:
+def test_looking_changes_nothing(result: Any) -> None:
+    assert result["same"] and max(result["following"].values()) > 0.3
+    for weights in result["weights"]:
         assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
-    assert found["likeness"][-1] < 0.99
+    assert result["likeness"][-1] < 0.99
 
 
 @of(10)
-def test_one_answer_alone_among_others_and_served(found: Any) -> None:
-    alone, among, served = (found[name] for name in ("alone", "among others", "served"))
+def test_one_answer_alone_among_others_and_served(result: Any) -> None:
+    alone, among, served = (result[name] for name in ("alone", "among others", "served"))
     assert [name for name, _ in alone] == [name for name, _ in among] == [name for name, _ in served]
-    for other in (among, served):
-        assert [score for _, score in other] == pytest.approx([score for _, score in alone], rel=1e-3)
+    for answer in (among, served):
+        assert [score for _, score in answer] == pytest.approx([score for _, score in alone], rel=1e-3)

@@ -13,7 +13,7 @@ QUESTION = ("man", "king", "woman")
 
 
 def main() -> list[str]:
-    """Return the nearest words in the table of the encoder that ships, by hand as by the library."""
+    """Return the nearest words in the embedding table of the bundled encoder, compared with the library's answer."""
     model = heedful.load("heedful-mini-en")
     tokenizer = model.tokenizer
     table = torch.nn.functional.normalize(model.model.embedding.tokens.weight.detach()[: tokenizer.size], dim=-1)

@@ -11,7 +11,7 @@ from heedful.nn.layout import Layout
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) v, with q [n, d], k [m, d] and v [m, d]."""
+    """Return softmax(q k^T / sqrt(d)) v, with q [n, d], k [m, d] and v [m, d]."""
     scores = q @ k.T / k.shape[-1] ** 0.5  # [n, m]
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)  # softmax: positive, each row sums to 1
     return weights @ v

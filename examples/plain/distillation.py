@@ -10,13 +10,13 @@ from heedful.objectives.distillation.losses import kd_kl
 
 
 def loss(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The loss of each row of logits."""
+    """Return the loss of each row of logits."""
     p, q = (teacher / temperature).softmax(-1), (student / temperature).softmax(-1)
     return (p * (p / q).log()).sum(-1) * temperature**2
 
 
 def main() -> None:
-    """Compare with the library's loss; the same logits have none, and the gradient hardly depends on T."""
+    """Compare with the library's loss; equal logits have the loss 0, and the gradient hardly depends on T."""
     torch.manual_seed(0)
     teacher, student = torch.randn(4, 3), torch.randn(4, 3, requires_grad=True)
     assert torch.allclose(loss(student, teacher, 2.0), kd_kl(student, teacher, 2.0), atol=1e-6)

@@ -16,19 +16,19 @@ TEXT = "The ferry leaves at noon."
 
 
 def layer_norm(x: torch.Tensor, norm: torch.nn.LayerNorm) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * gain + bias, for each row by itself; the variance divides by n."""
+    """Normalise each row: (x - mean) / sqrt(variance + eps) * gain + bias; the variance divides by n."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
     return centred / (variance + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the probability that a standard normal number is below x."""
+    """Multiply x by the probability that a standard normal number is below x."""
     return x * (1 + torch.tensor([erf(value / sqrt(2)) for value in x.flatten().tolist()]).view_as(x)) / 2
 
 
 def main() -> torch.Tensor:
-    """Return the rows after the first block of the encoder that ships, computed by hand and compared with its own."""
+    """Return the rows after the first block of the bundled encoder, computed by hand and compared with its own."""
     model, trace = heedful.load("heedful-mini-en").eval(), Trace(what=["states"])
     batch = heedful.Packed.of([model.tokenizer.encode(TEXT).ids])
     with torch.no_grad():

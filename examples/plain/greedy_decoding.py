@@ -1,7 +1,7 @@
 """Teacher forcing and greedy decoding: an encoder-decoder learns to write four tokens backwards.
 
 In training the decoder reads the true previous tokens, so all positions are predicted at once. To write, it starts from
-one token, takes the most probable next one, appends it and asks again. A cache of keys and values gives the same tokens
+one token, takes the most probable next one, appends it and repeats. A cache of keys and values gives the same tokens
 without computing the prefix again at each step.
 """
 
@@ -19,7 +19,7 @@ START, STOP, LETTERS, LENGTH = 1, 2, 5, 4  # letters are the tokens from 3
 
 
 def scores(model: ModelBundle, sources: list[list[int]], prefixes: list[list[int]]) -> torch.Tensor:
-    """Scores of the next token at each position of each prefix, [rows, vocabulary]."""
+    """Return the scores of the next token at each position of each prefix, [rows, vocabulary]."""
     assert model.head is not None
     batch = Packed.of(prefixes)
     return model.head(model.model(Packed.of(sources), batch), batch)
@@ -35,8 +35,8 @@ def train(steps: int) -> ModelBundle:
     for _ in range(steps):
         sources = torch.randint(3, 3 + LETTERS, (16, LENGTH))
         answers = sources.flip(1).tolist()
-        found = scores(model, sources.tolist(), [[START, *answer] for answer in answers])
-        loss = F.cross_entropy(found, torch.tensor([[*answer, STOP] for answer in answers]).flatten())
+        logits = scores(model, sources.tolist(), [[START, *answer] for answer in answers])
+        loss = F.cross_entropy(logits, torch.tensor([[*answer, STOP] for answer in answers]).flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -44,7 +44,7 @@ def train(steps: int) -> ModelBundle:
 
 
 def main(steps: int = 200) -> list[int]:
-    """Return what is written after [3, 4, 5, 6] was read; the loop by hand and the library agree."""
+    """Return what the decoder writes for the source [3, 4, 5, 6]; compare the loop with the library."""
     model, source, written = train(steps), [3, 4, 5, 6], [START]
     with torch.no_grad():
         while len(written) <= 2 * LENGTH:

@@ -13,7 +13,7 @@ KEYS = 5
 
 
 def straight_through(scores: torch.Tensor) -> torch.Tensor:
-    """One-hot weights of the largest score, with the gradient of the softmax."""
+    """Return one-hot weights of the largest score, with the gradient of the softmax."""
     soft = scores.softmax(-1)
     one_hot = torch.nn.functional.one_hot(soft.argmax(-1), scores.shape[-1]).to(soft)
     return one_hot + soft - soft.detach()

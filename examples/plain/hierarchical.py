@@ -16,7 +16,7 @@ DOCUMENTS = [[5, 6, STOP, 7, 8, 5, STOP], [6, STOP]]  # token 9 ends a sentence
 
 
 def read(rows: torch.Tensor, layer: nn.Linear, query: torch.Tensor) -> torch.Tensor:
-    """One vector of rows [n, width]: their mean, weighted by how well they match the query."""
+    """Return the mean of rows [n, width], weighted by how well they match the query."""
     weights = (layer(rows).tanh() @ query).softmax(0)
     return weights @ rows
 
@@ -29,17 +29,17 @@ def main() -> torch.Tensor:
         nn.init.normal_(parameter)
     words, sentences = reader.words, reader.sentences
     vectors = nn.Embedding(10, WIDTH)
-    made = []
+    document_vectors = []
     with torch.no_grad():
         for document in DOCUMENTS:
-            rows, start, found = vectors(torch.tensor(document)), 0, []
-            for end in [place + 1 for place, token in enumerate(document) if token == STOP]:
-                found.append(read(rows[start:end], words.key, words.queries[0]))
+            rows, start, sentence_vectors = vectors(torch.tensor(document)), 0, []
+            for end in [position + 1 for position, token in enumerate(document) if token == STOP]:
+                sentence_vectors.append(read(rows[start:end], words.key, words.queries[0]))
                 start = end
-            made.append(read(torch.stack(found), sentences.key, sentences.queries[0]))
+            document_vectors.append(read(torch.stack(sentence_vectors), sentences.key, sentences.queries[0]))
         batch = Packed.of(DOCUMENTS)
         library = reader(vectors(batch.tokens), batch)[:, 0]
-    assert torch.allclose(torch.stack(made), library, atol=1e-6)
+    assert torch.allclose(torch.stack(document_vectors), library, atol=1e-6)
     return library
 
 

@@ -1,4 +1,4 @@
-"""Masks: a causal mask hides later tokens, a padding mask hides tokens that are not there, packing needs neither.
+"""Masks: a causal mask hides later tokens, a padding mask hides padding, and packed rows need no padding mask.
 
 A masked score is minus infinity, so its weight is exactly 0.
 """
@@ -12,7 +12,7 @@ WIDTH = 8
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention where `mask` is True; [..., n, d] and [..., n, m]."""
+    """Return attention with the pairs where `mask` is True; q is [..., n, d], the mask [..., n, m]."""
     scores = (q @ k.mT / WIDTH**0.5).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ v
 

@@ -13,7 +13,7 @@ WIDTH, HEADS, ROWS = 12, 3, 5
 
 
 def main() -> None:
-    """Compute it head by head and with the library's kernel."""
+    """Compute multi-head attention head by head; compare it with the library's kernel."""
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     wq, wk, wv, wo = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))

@@ -20,30 +20,30 @@ Layer = Callable[[torch.Tensor, int], torch.Tensor]  # rows and the number of th
 
 
 def attention(x: torch.Tensor, layer: int) -> torch.Tensor:
-    """softmax(x x^T / sqrt(d)) x."""
+    """Return softmax(x x^T / sqrt(d)) x."""
     return (x @ x.T / WIDTH**0.5).softmax(-1) @ x
 
 
 def window(x: torch.Tensor, layer: int) -> torch.Tensor:
-    """Self-attention in which a row sees only rows at most RADIUS places away."""
-    places = torch.arange(ROWS)
-    far = (places[:, None] - places).abs() > RADIUS
+    """Compute self-attention in which a row sees only rows at most RADIUS positions away."""
+    positions = torch.arange(ROWS)
+    far = (positions[:, None] - positions).abs() > RADIUS
     return (x @ x.T / WIDTH**0.5).masked_fill(far, -torch.inf).softmax(-1) @ x
 
 
 def convolution(x: torch.Tensor, layer: int, growth: int = 1) -> torch.Tensor:
-    """Weights of one for KERNEL neighbours, `growth`^layer places apart."""
+    """Sum KERNEL neighbours that are `growth`^layer positions apart: a convolution with all weights 1."""
     apart, kernel = growth**layer, torch.ones(WIDTH, 1, KERNEL, dtype=x.dtype)
     return nn.functional.conv1d(x.T[None], kernel, padding=apart * (KERNEL // 2), dilation=apart, groups=WIDTH)[0].T
 
 
 def dilated(x: torch.Tensor, layer: int) -> torch.Tensor:
-    """A convolution whose gaps grow by KERNEL with each layer."""
+    """Compute a convolution whose dilation grows by the factor KERNEL with each layer."""
     return convolution(x, layer, growth=KERNEL)
 
 
 def layers_needed(step: Layer) -> int:
-    """Number of layers until the gradient of the last row reaches the first row of the input."""
+    """Return the number of layers until the gradient of the last row reaches the first row of the input."""
     x = source = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
     for layer in range(ROWS):
         x = step(x, layer)
@@ -58,11 +58,11 @@ def main() -> dict[str, int]:
     x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
     near = restricted(*[x[:, None]] * 3, Layout.of([0, ROWS]), radius=RADIUS, scale=WIDTH**-0.5)[:, 0]
     assert torch.allclose(window(x, 0), near) and torch.allclose(attention(x, 0), unfused_self_attention(x))
-    found = {step.__name__: layers_needed(step) for step in (attention, window, convolution, dilated)}
+    layer_counts = {step.__name__: layers_needed(step) for step in (attention, window, convolution, dilated)}
     gap = ROWS - 1
     expected = (1, ceil(gap / RADIUS), ceil(2 * gap / (KERNEL - 1)), ceil(log(2 * gap + 1, KERNEL)))
-    assert tuple(found.values()) == expected
-    return found
+    assert tuple(layer_counts.values()) == expected
+    return layer_counts
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ WIDTH = 8
 
 
 def encoding(position: int) -> torch.Tensor:
-    """sin and cos of position / 10000^(2i/d), alternating."""
+    """Return sin and cos of position / 10000^(2i/d), alternating."""
     rates = 10_000.0 ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
     return torch.stack([(position * rates).sin(), (position * rates).cos()], dim=-1).flatten()
 
 
 def attention(x: torch.Tensor) -> torch.Tensor:
-    """Self-attention without projections."""
+    """Compute self-attention without projections."""
     return (x @ x.T / WIDTH**0.5).softmax(-1) @ x
 
 

@@ -11,7 +11,7 @@ LAYERS, WIDTH, ROWS = 24, 32, 16
 
 
 def first_gradient(residual: bool, norm: bool) -> float:
-    """Norm of the first layer's gradient over that of the last layer's."""
+    """Return the norm of the first layer's gradient divided by the norm of the last layer's."""
     torch.manual_seed(0)
     mlps = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(LAYERS)]
     x = torch.randn(ROWS, WIDTH)

@@ -1,4 +1,4 @@
-"""Next-sentence prediction: how pairs are made, and how two texts are told apart.
+"""Next-sentence prediction: how pairs are made, and how the input separates the two texts.
 
 Half of the pairs are neighbours, half take their second text from another document. The input is [CLS] A [SEP] B
 [SEP], with token type 0 up to the first [SEP] and 1 after it; label 0 means that B follows A (Devlin et al. 2019,
@@ -17,28 +17,28 @@ DOCUMENTS = [
 
 
 def pairs(documents: list[list[str]], draw: random.Random) -> list[tuple[str, str, int]]:
-    """One pair for each sentence that has a successor."""
+    """Make one pair for each sentence that has a successor."""
     result = []
     for number, document in enumerate(documents):
         for first, second in pairwise(document):
             if draw.random() < 0.5:
                 result.append((first, second, 0))  # IsNext
             else:
-                other = draw.choice([n for n in range(len(documents)) if n != number])
-                result.append((first, draw.choice(documents[other]), 1))  # NotNext
+                other_document = draw.choice([n for n in range(len(documents)) if n != number])
+                result.append((first, draw.choice(documents[other_document]), 1))  # NotNext
     return result
 
 
 def main() -> list[tuple[str, str, int]]:
-    """Make pairs and compare the input by hand with the tokenizer's."""
+    """Make pairs; compare inputs built by hand with the tokenizer's."""
     tokenizer = heedful.load("heedful-mini-en").tokenizer
-    made = pairs(DOCUMENTS, random.Random(0))
-    for first, second, _ in made:
+    examples = pairs(DOCUMENTS, random.Random(0))
+    for first, second, _ in examples:
         a, b = (list(tokenizer.encode(text).ids) for text in (first, second))  # [CLS] ... [SEP]
         encoded = tokenizer.encode((first, second))
         assert list(encoded.ids) == a + b[1:]
         assert list(encoded.types) == [0] * len(a) + [1] * (len(b) - 1)
-    return made
+    return examples
 
 
 if __name__ == "__main__":

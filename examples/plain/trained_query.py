@@ -14,7 +14,7 @@ ROWS, WIDTH, CLASSES = 5, 8, 3
 
 
 def main() -> torch.Tensor:
-    """Return what each class reads, [classes, rows], after comparing the vectors with the library's."""
+    """Return the attention weights of each class, [classes, rows], after comparing the vectors with the library's."""
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     reader = QueryPooler(

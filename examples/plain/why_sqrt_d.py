@@ -12,14 +12,14 @@ WIDTHS = (16, 64, 256, 1024)
 
 
 def gradient_norm(scores: torch.Tensor) -> float:
-    """Mean norm of the softmax's Jacobian, diag(p) - p p^T, over rows of scores."""
+    """Return the mean norm of the softmax's Jacobian, diag(p) - p p^T, over rows of scores."""
     p = scores.softmax(-1)
     jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     return float(jacobian.flatten(1).norm(dim=1).mean())
 
 
 def main() -> dict[int, tuple[float, float, float, float]]:
-    """For each width: variance of the scores and gradient norm, without and with the division."""
+    """Return for each width the variance of the scores and the gradient norm, without and with the division."""
     torch.manual_seed(0)
     table = {}
     for width in WIDTHS:

@@ -13,7 +13,7 @@ WORDS = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
 
 
 def longest_match(word: str, vocabulary: set[str]) -> list[str]:
-    """The pieces of a word."""
+    """Return the pieces of a word."""
     pieces, start = [], 0
     while start < len(word):
         for end in range(len(word), start, -1):
@@ -28,16 +28,16 @@ def longest_match(word: str, vocabulary: set[str]) -> list[str]:
 
 
 def train(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
-    """The first merges: each joins the pair of pieces that is most frequent in the words."""
+    """Return the first merges: each joins the pair of pieces that is most frequent in the words."""
     pieces = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in words}
-    made = []
+    merged_pairs = []
     for _ in range(merges):
         counts: Counter[tuple[str, str]] = Counter()
         for word, count in words.items():
             for pair in pairwise(pieces[word]):
                 counts[pair] += count
         first, second = best = max(counts, key=lambda pair: (counts[pair], pair))
-        made.append(best)
+        merged_pairs.append(best)
         for word, parts in pieces.items():
             joined: list[str] = []
             for part in parts:
@@ -46,11 +46,11 @@ def train(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
                 else:
                     joined.append(part)
             pieces[word] = joined
-    return made
+    return merged_pairs
 
 
 def main() -> list[tuple[str, str]]:
-    """Compare longest matches with the tokenizer of the encoder that ships, and return the first merges of training."""
+    """Compare longest matches with the tokenizer of the bundled encoder, and return the first merges of training."""
     tokenizer = heedful.load("heedful-mini-en").tokenizer
     vocabulary = {tokenizer.name(number) for number in range(tokenizer.size)}
     for word in ("unaffable", "library", "borrowings", "heedfulness", "zzxq"):
