@@ -4,22 +4,22 @@
 // cache. Scores are computed again in the backward pass, from the logarithm of each row's sum (Dao et al. 2022).
 #include "products.h"
 
-static constexpr int64_t BLOCK = 48;  // queries at a time
+static constexpr int64_t BLOCK = 48;  // queries in a block
 
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 struct Call {
     int64_t sequences, heads, width;
     const int64_t* spans;                         // for each sequence: first query, last, first key, last
-    int64_t q_stride, k_stride, v_stride, out_stride;  // numbers between rows; heads lie `width` apart in all
+    int64_t q_stride, k_stride, v_stride, out_stride;  // elements between rows; heads are `width` elements apart
     float scale;
     int causal;
-    int64_t window;  // -1: none
+    int64_t window;  // -1: no window
     Drop drop;
     uint64_t seed;
 };
 
-// heads of sequences that a thread takes at a time
+// (sequence, head) pairs that a thread takes at a time
 static inline int64_t shared(const Call& c, int64_t threads) {
     return std::max<int64_t>(1, c.sequences * c.heads / (32 * threads));
 }
@@ -28,7 +28,7 @@ struct Seen {
     int64_t first, last;
 };
 
-// the keys that a query sees: places are aligned at the end
+// the keys that a query sees: positions are aligned at the end
 static inline Seen seen(const Call& c, int64_t query, int64_t n, int64_t m) {
     int64_t here = query + m - n, first = 0, last = m;
     if (c.causal) last = std::min(last, here + 1);
@@ -40,16 +40,16 @@ static inline Seen seen(const Call& c, int64_t query, int64_t n, int64_t m) {
 }
 
 static inline V within(V x, Seen s, int64_t column, V otherwise) {
-    if (s.first <= column && column + LANES <= s.last) return x;  // as most
+    if (s.first <= column && column + LANES <= s.last) return x;  // the usual case
     VI place = lanes() + (int32_t)column;
     return where((place >= (int32_t)s.first) & (place < (int32_t)s.last), x, otherwise);
 }
 
 struct Total {
-    float top, sum;  // the sum is that of 2^(... - top)
+    float top, sum;  // sum of 2^(... - top)
 };
 
-// 2^(s scale log2 e - top) of what a row sees, dropped ones 0, and their sum before that
+// weights 2^(s scale log2 e - top) of the visible keys, 0 where dropped; their sum is taken before dropout
 template <class E>
 static inline Total softmax(const float* scores, Seen s, int64_t from, int64_t to, float scale, const Drop& drop,
                             uint32_t key, typename E::T* weights) {
@@ -136,7 +136,7 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                     int64_t query = span[0] + first + row;
                     uint32_t key = c.drop.below ? key_of(c.seed, query * c.heads + head) : 0;
                     T* w = weights + row * it.wide;
-                    if (s.first >= s.last) {  // it sees nothing
+                    if (s.first >= s.last) {  // the query sees no key
                         if (sums) sums[query * c.heads + head] = INFINITY;
                         inverse[row] = 0;
                         for (int64_t j = left; j < right; j += LANES) E::store(w + j, V{});
@@ -146,7 +146,7 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                     if (sums) sums[query * c.heads + head] = of.top + std::log2(of.sum);
                     inverse[row] = 1 / of.sum;
                 }
-                // values of keys that no query of the block sees are left out
+                // skip the values of keys that no query of the block sees
                 int64_t skip = left / E::IN_WORD, deep = std::min(it.depth_m, right / E::IN_WORD) - skip;
                 Left b = {(const uint32_t*)weights + skip, it.wide / E::IN_WORD, 1};
                 for (int64_t p = 0; p < panels(it.d); p++)
@@ -223,7 +223,7 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                                 E::load(g + (first + row) * dout_stride + i);
                     float level = sum(both);
                     for (int64_t j = left; j < right; j += LANES) {
-                        // of a row that sees nothing log_sum is infinite, and all weights are 0
+                        // a row that sees no key has an infinite log_sum, so all its weights are 0
                         V w = within(exp2_of(*(const AnyV*)(s + j) * scale - log_sum), sees, j, V{});
                         V slope = *(const AnyV*)(g_row + j), dropped = w;
                         if (c.drop.below) {
@@ -237,7 +237,7 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                         E::store(ds + row * wide + j, change);
                     }
                 }
-                for (int64_t pair = 0; pair < deep; pair++) {  // the same with rows in words, for products over queries
+                for (int64_t pair = 0; pair < deep; pair++) {  // rows packed into words, for products over queries
                     int64_t row = pair * E::IN_WORD;
                     bool two = E::IN_WORD == 2 && row + 1 < many;
                     for (int64_t j = left; j < right; j += LANES) {
@@ -298,7 +298,7 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t width, const in
 #endif
 }
 
-// rows of keys that belong to no sequence get no gradient here: give zeros
+// gradients of keys that belong to no sequence are not written: pass tensors of zeros
 void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans, const void* q,
                                 int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride,
                                 float scale, int causal, int64_t window, double p, uint64_t seed, int half,

@@ -1,6 +1,6 @@
-// A whole block of an encoder in inference, in bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). For a short text
-// alone it counts that this is one call instead of seven; for many rows, that what a thread has computed of them goes on
-// through the block before it leaves that thread's cache.
+// A whole encoder block for inference in bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). For a single short
+// text, one call instead of seven saves time; for many rows, a thread takes its rows through the whole block while they
+// are in its cache.
 #include "vectors.h"
 
 extern "C" {
@@ -17,7 +17,7 @@ void heedful_attention(int64_t, int64_t, int64_t, const int64_t*, const void*, i
 
 struct Linear {
     const uint32_t* panels;
-    const float *bias, *scales, *sums;  // scales and sums: of whole numbers, else null
+    const float *bias, *scales, *sums;  // scales and sums: of int8 weights, else null
     int64_t depth, columns, gelu;
 };
 
@@ -49,10 +49,10 @@ static void add_norm(const Norm& n, const uint16_t* x, const uint16_t* y, int64_
     heedful_add_norm(rows, width, (float)n.eps, n.gain, n.bias, 0, 0, x, 1, y, 1, z, 1, nullptr, nullptr, threads);
 }
 
-static constexpr int64_t FEW = 512;   // up to so many rows all threads share each part
-static constexpr int64_t LINES = 96;  // above, each takes so many at a time, or fewer, so that all have as many
+static constexpr int64_t FEW = 512;   // up to this many rows, all threads share each part
+static constexpr int64_t LINES = 96;  // above, a thread takes at most this many rows at a time
 
-// from the attention to the block's end
+// from the attention to the end of the block
 static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64_t rows, uint16_t* z, char* space,
                  int threads) {
     int64_t width = b.qkv.depth;
@@ -65,7 +65,7 @@ static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64
     add_norm(b.done, attended, y, rows, width, z, threads);
 }
 
-// bytes for each row: what `rest` keeps, and a row of the widest input in whole numbers with its scales
+// bytes for each row: what `rest` keeps, and a row of the widest input as int8 with its scales
 static int64_t kept(const Block& b) {
     int64_t widest = std::max(b.qkv.depth, std::max(b.out.depth, b.down.depth));
     return 2 * (2 * b.qkv.depth + b.up.columns) + widest + 8;

@@ -12,7 +12,7 @@ struct Step {
 };
 
 struct Adam {
-    float b1, b2, new1, new2, eps;  // new: 1 - b, of which float32 would keep few digits
+    float b1, b2, new1, new2, eps;  // 1 - b, the weight of the new gradient; float32 would keep few digits of it
     Adam(double b1, double b2, double eps)
         : b1((float)b1), b2((float)b2), new1((float)(1 - b1)), new2((float)(1 - b2)), eps((float)eps) {}
 };
@@ -55,7 +55,7 @@ static inline void store_some(float* to, V x, int64_t count) {
         memcpy(to, &x, count * sizeof(float));
 }
 
-// A row of `count` numbers through steps in which it had no gradient, 4 vectors at a time; the last may be a part.
+// Move a row of `count` numbers through steps without a gradient, 4 vectors at a time; the last may be partial.
 static void fade(float* p, float* m, float* v, int64_t count, const Step* steps, int64_t many, Adam a) {
     for (int64_t first = 0; first < count; first += 4 * LANES) {
         V P[4], M[4], W[4];
@@ -83,7 +83,7 @@ static void fade(float* p, float* m, float* v, int64_t count, const Step* steps,
     }
 }
 
-static constexpr int64_t PIECE = 1 << 14;  // numbers that a thread moves at a time
+static constexpr int64_t PIECE = 1 << 14;  // numbers that a thread updates at a time
 
 struct Tensors {
     float *p, *m, *v;
@@ -113,7 +113,7 @@ void heedful_adamw(int64_t many, const void* tensors, const void* step, float sc
             *(AnyV*)(of->m + i) = M;
             *(AnyV*)(of->v + i) = W;
         }
-        if (int64_t left = last - i; left > 0) {  // what is left of a tensor, as a vector
+        if (int64_t left = last - i; left > 0) {  // the end of a tensor, as a partial vector
             V P = load_some(of->p + i, left), M = load_some(of->m + i, left), W = load_some(of->v + i, left);
             move(P, M, W, load_some(of->g + i, left) * scale, a, s);
             store_some(of->p + i, P, left);

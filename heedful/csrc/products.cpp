@@ -1,8 +1,8 @@
 // Linear layers: y = activation(x W' + b), the gradient of x, and those of W and b.
 #include "products.h"
 
-static constexpr int64_t ROWS = 96;    // of x, about so many at a time: they stay in the second cache with a panel of W
-static constexpr int64_t FEW = 64;     // up to so many rows threads share the columns, not the rows
+static constexpr int64_t ROWS = 96;    // rows of x at a time, about: they stay in the L2 cache with a panel of W
+static constexpr int64_t FEW = 64;     // up to this many rows, threads share the columns instead of the rows
 static constexpr int64_t STEPS = 256;  // words of the depth of a weight's gradient at a time
 
 struct Share {
@@ -47,8 +47,8 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
 }
 
 #if defined(__AVX512VNNI__)
-// x in bytes, whose row is bytes * scale + least (`scales` [rows, 2]); `weights` are the scales of columns, and `sums`
-// those of the whole numbers of W in each
+// x as uint8, whose row is bytes * scale + least (`scales` [rows, 2]); `weights` are the scales of columns, and `sums`
+// the sums of the int8 weights in each column
 template <class Out>
 static void linear8(const uint8_t* x, const float* scales, int64_t rows, const uint32_t* b, int64_t depth,
                     int64_t columns, const float* weights, const float* sums, const float* bias, int gelu,
@@ -64,7 +64,7 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
 }
 #endif
 
-// each row from its least to its largest number, as bytes from 0 to 255; the scale of a row with a NaN is NaN
+// quantise each row from its minimum to its maximum as bytes 0 to 255; the scale of a row with a NaN is NaN
 template <class E>
 static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int64_t width, uint8_t* to, float* scales,
                        int threads) {
@@ -84,12 +84,12 @@ static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int
             total += v;
             store_bytes(to + row * width + i, (VU)(v + 12582912.f));  // 1.5 * 2^23: v, to nearest, ties to even
         }
-        scales[2 * row] = span / 255 + 0 * sum(total);  // what is added is 0 or NaN
+        scales[2 * row] = span / 255 + 0 * sum(total);  // adds 0, or NaN
         scales[2 * row + 1] = least;
     }
 }
 
-// what the columns of y and x, row by row, give: dW[n, k] = sum over rows dy[row, n] x[row, k]
+// gradient of the weight: dW[n, k] = sum over rows dy[row, n] x[row, k]
 template <class E, class From>
 static void weight_gradient(const typename E::T* dy, int64_t columns, const typename From::T* x, int64_t stride,
                             int64_t depth, int64_t rows, uint32_t* space, float* dw, float* db, int threads) {
@@ -137,7 +137,7 @@ static void pack_weight(const typename From::T* w, int64_t rows, int64_t columns
 
 extern "C" {
 
-// what the library was built for: numbers in a vector, and whether it multiplies bfloat16
+// target of the build: floats in a vector, and whether it multiplies bfloat16
 int64_t heedful_lanes() { return LANES; }
 int heedful_half() {
 #if defined(__AVX512BF16__)
@@ -147,7 +147,7 @@ int heedful_half() {
 #endif
 }
 
-// what built it
+// the compiler that built the library
 const char* heedful_compiler() {
 #if defined(__clang__)
     return __VERSION__;
@@ -156,7 +156,7 @@ const char* heedful_compiler() {
 #endif
 }
 
-// whether it multiplies bytes
+// whether the library multiplies int8
 int heedful_bytes() {
 #if defined(__AVX512VNNI__)
     return 1;
@@ -165,7 +165,7 @@ int heedful_bytes() {
 #endif
 }
 
-// how many words pack_weight writes
+// number of words that pack_weight writes
 int64_t heedful_packed_words(int64_t columns, int64_t depth, int64_t in_word) {
     return panels(columns) * words(depth, in_word) * PANEL;
 }
@@ -180,7 +180,7 @@ void heedful_pack(const void* w, int wide, int64_t rows, int64_t columns, int tu
         pack_weight<Half, Half>((const uint16_t*)w, rows, columns, turned, out, threads);
 }
 
-// W [rows, columns] of bytes, as the right side of x W'; columns are whole words
+// W [rows, columns] of int8, as the right side of x W'; columns are whole words
 void heedful_pack8(const int8_t* w, int64_t rows, int64_t columns, uint32_t* out, int threads) {
 #if defined(__AVX512VNNI__)
     pack_weight<Byte, Byte>(w, rows, columns, 1, out, threads);

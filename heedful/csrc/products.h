@@ -1,7 +1,7 @@
 // Matrix products C = A B of packed matrices, in tiles that stay in registers.
 //
-// B lies in panels: PANEL columns side by side, one line of words for each step of the depth. A is read word by word,
-// wherever it lies: word (row, step) is at a[row * row_step + step * step_step], so that a matrix and its transpose are
+// B is stored in panels: PANEL columns side by side, one line of words for each step of the depth. A is read by words,
+// from any layout: word (row, step) is at a[row * row_step + step * step_step], so that a matrix and its transpose are
 // the same to the tile. The depth counts words: two bfloat16, one float32 or four bytes.
 #pragma once
 
@@ -12,7 +12,7 @@
 constexpr int64_t PANEL = VECTORS * LANES;  // columns of a panel
 constexpr int64_t TALL = 6;                 // lines of a tile: 6 x 4 sums of AVX-512's 32 registers, 6 x 2 of AVX2's 16
 
-#define INLINE __attribute__((always_inline))  // a tile and what is done with its sums are one function
+#define INLINE __attribute__((always_inline))  // a tile and the use of its sums are one function
 
 static inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 static inline int64_t words(int64_t count, int64_t in_word) { return (count + in_word - 1) / in_word; }
@@ -38,7 +38,7 @@ static inline INLINE void tile(Left a, const uint32_t* panel, int64_t width, int
         for (int j = 0; j < W; j++) done(r, j, sums[r][j]);
 }
 
-// as many lines at once as there are registers for; W is the number of vectors in a line
+// as many lines at once as fit in registers; W is the number of vectors in a line
 template <class E, int W, class Done>
 static inline INLINE void tiles(Left a, int64_t rows, const uint32_t* panel, int64_t width, int64_t depth, Done done) {
     constexpr int64_t MOST = TALL * VECTORS / W > 12 ? 12 : TALL * VECTORS / W;
@@ -75,7 +75,7 @@ static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64
 
 // -- packing ----------------------------------------------------------------------------------------------------------
 
-// LANES x LANES words change rows with columns
+// transpose LANES x LANES words
 static inline void turn(const VU* in, uint32_t* out, int64_t width) {
 #if defined(__AVX512F__)
     __m512i t[16], u[16], v[16];
@@ -108,9 +108,9 @@ static inline void turn(const VU* in, uint32_t* out, int64_t width) {
 #endif
 }
 
-constexpr int64_t AHEAD = 256;  // bytes of a row: the processor itself does not see LANES rows come
+constexpr int64_t AHEAD = 256;  // prefetch distance in bytes: the processor does not prefetch LANES rows by itself
 
-// the two lines of the cache that a row's next numbers lie in
+// the two cache lines of a row's next numbers
 static inline void soon(const void* from) {
     __builtin_prefetch(from);
     __builtin_prefetch((const char*)from + 64);

@@ -1,4 +1,4 @@
-// What is done row by row: GELU, norm(x + dropout(y)), and cross-entropy over a vocabulary, each with its gradient.
+// Row-wise operations: GELU, norm(x + dropout(y)), and cross-entropy over a vocabulary, each with its gradient.
 #include "vectors.h"
 
 static constexpr int64_t BLOCK = 32;  // rows whose share of a gain's gradient is summed at a time
@@ -125,7 +125,7 @@ static void cross_entropy(const typename E::T* scores, int64_t rows, int64_t cla
     for (int64_t row = 0; row < rows; row++) {
         const typename E::T* x = scores + row * classes;
         typename E::T *dx = gradients + row * classes, rest[LANES];
-        for (int64_t i = 0; i < LANES; i++) rest[i] = x[std::min(whole + i, classes - 1)];  // what is left, as a vector
+        for (int64_t i = 0; i < LANES; i++) rest[i] = x[std::min(whole + i, classes - 1)];  // the end of the row
         VI there = lanes() < (int32_t)(classes - whole);
         V last = where(there, E::load(rest), all(-INFINITY)), most = last;
         for (int64_t j = 0; j < whole; j += LANES) most = larger(most, E::load(x + j));
@@ -137,7 +137,7 @@ static void cross_entropy(const typename E::T* scores, int64_t rows, int64_t cla
         for (int64_t j = 0; j < whole; j += LANES) E::store(dx + j, exp2_of((E::load(x + j) - top) * LOG2_E - less));
         E::store(rest, exp2_of((last - top) * LOG2_E - less));
         for (int64_t i = whole; i < classes; i++) dx[i] = rest[i - whole];
-        // the target's own, in float32: where it is nearly certain little is left of 1
+        // the target's gradient in float32: near probability 1 the difference from 1 is small
         float own = std::exp(-losses[row]) - 1;
         V several = all(own);
         E::store(rest, several);

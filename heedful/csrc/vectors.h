@@ -1,6 +1,6 @@
 // Vectors of floats, and the kinds of numbers that kernels read and write: bfloat16, float32, and bytes.
 //
-// Written with the vector extensions of GCC and Clang, so that the same text becomes AVX-512, AVX2 or anything else.
+// Written with the vector extensions of GCC and Clang, so that the same source compiles to AVX-512, AVX2 or others.
 // Products of bfloat16 need AVX-512 BF16; everything else is plain C++.
 #pragma once
 
@@ -49,10 +49,10 @@ static inline V smaller(V x, V y) {  // the same
 }
 static inline V as_floats(VU x) { return (V)x; }
 
-// the last byte of each
+// the last byte of each lane
 static inline void store_bytes(uint8_t* to, VU x) {
 #if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x));  // GCC takes them one by one
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x));  // GCC would handle the lanes one by one
 #else
     for (int i = 0; i < LANES; i++) to[i] = (uint8_t)x[i];
 #endif
@@ -77,7 +77,7 @@ static inline void published() {
 #endif
 }
 
-// halves on each other until there is one, so that the order is that of no compiler
+// add halves until one number is left, so that the order of summation does not depend on the compiler
 template <class Fold> static inline float folded(V x, Fold fold) {
 #if defined(__AVX__)
 #if defined(__AVX512F__)
@@ -102,7 +102,7 @@ static inline float sum(V x) {
     return folded(x, [](auto a, auto b) { return a + b; });
 }
 
-static inline float largest(V x) {  // NaN where the last of them is, and perhaps where another is
+static inline float largest(V x) {  // NaN if the last value is NaN, and possibly if another one is
     return folded(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
@@ -157,7 +157,7 @@ struct Single {
 };
 
 #if defined(__AVX512VNNI__)
-struct Byte {  // whole numbers: those of the left side from 0 to 255, those of the right from -128 to 127
+struct Byte {  // integers: the left side is 0 to 255, the right side -128 to 127
     typedef int8_t T;
     typedef VI Sum;
     static constexpr int64_t IN_WORD = 4;
@@ -175,7 +175,7 @@ static inline V exp2_of(V x) {
 #if defined(__AVX512F__)
     V whole = (V)_mm512_roundscale_ps((__m512)x, 0);
 #else
-    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: what is behind the point falls off
+    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: rounds to a whole number
 #endif
     V part = x - whole, y = all(1.5403530e-4f);
     y = y * part + 1.3333558e-3f;
@@ -220,7 +220,7 @@ static inline V gelu_of(V x) {
     return where(x <= -EDGE, V{}, x * (near * y + 0.5f));
 }
 
-// -- dropout: a number of each place, from a key; drawn again in the backward pass instead of kept -------------------
+// -- dropout: a number for each position, from a key; drawn again in the backward pass, not stored --------------------
 
 // the finaliser of MurmurHash3 (Appleby 2011): every bit of the input changes half of the bits of the output
 static inline uint32_t mixed(uint32_t x) {
@@ -238,11 +238,11 @@ static inline uint32_t key_of(uint64_t seed, uint64_t number) {
 }
 
 struct Drop {
-    uint32_t below;  // a place is dropped where its number is below that; 0: none is
-    float kept;      // what the others are multiplied by
+    uint32_t below;  // a position is dropped if its number is below this; 0: no dropout
+    float kept;      // factor of the positions that stay
     explicit Drop(double p)
         : below((uint32_t)std::min(4294967295.0, p * 4294967296.0)), kept(p < 1 ? 1 / (1 - p) : 0) {}
-    // 0 or `kept` for the places from `first` on
+    // 0 or `kept` for the positions from `first` on
     inline V factors(uint32_t key, int64_t first) const {
         VU x = (VU)(lanes() + (int32_t)first) * 0x9e3779b9u + key;
         x ^= x >> 16;
@@ -256,7 +256,7 @@ struct Drop {
 
 // -- memory -----------------------------------------------------------------------------------------------------------
 
-// a thread's scratch memory, kept for its next call; what lay there before is lost when it grows
+// scratch memory of a thread, kept for its next call; its content is lost when it grows
 struct Scratch {
     char* start = nullptr;
     size_t size = 0, used = 0;
