@@ -28,7 +28,7 @@ HABITS = {
     r"\bparted\b": 'write "split"',
     r"\bstands?\b": 'write "is"',
     r"\bin words\b": "say what the message contains",
-    r"\b(CORRECTNESS|RELIABILITY|DESIGN|trap \d+|the decks)\b": "refer to nothing outside the repository",
+    r"\b(CORRECTNESS|RELIABILITY|DESIGN|trap\s\d+|the\sdecks)\b": "refer to nothing outside the repository",
 }
 PRONOUNS = {
     "each",

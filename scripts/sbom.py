@@ -36,7 +36,7 @@ class Walk:
         self._seen: set[tuple[str, str]] = set()
         lines = [
             *PROJECT["dependencies"],
-            *(line for each in extras for line in PROJECT["optional-dependencies"][each]),
+            *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
         ]
         self._require(ROOT, lines, "")
 
@@ -59,8 +59,8 @@ class Walk:
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 needs.add(canonicalize_name(requirement.name))
-                for each in ("", *requirement.extras):
-                    self.follow(requirement.name, each)
+                for selected in ("", *requirement.extras):
+                    self.follow(requirement.name, selected)
 
 
 def named(name: str, version: str) -> dict[str, Any]:
@@ -72,19 +72,23 @@ def named(name: str, version: str) -> dict[str, Any]:
 def component(dist: Distribution, *, optional: bool) -> dict[str, Any]:
     """One distribution as CycloneDX describes it."""
     name = canonicalize_name(dist.metadata["Name"])
-    made = named(name, dist.version) | {"scope": "optional" if optional else "required"}
+    record = named(name, dist.version) | {"scope": "optional" if optional else "required"}
     if summary := dist.metadata.get("Summary"):
-        made["description"] = summary
+        record["description"] = summary
     if expression := dist.metadata.get("License-Expression"):
-        made["licenses"] = [{"expression": expression}]
+        record["licenses"] = [{"expression": expression}]
     else:
-        classifiers = [each for each in dist.metadata.get_all("Classifier") or [] if each.startswith("License :: ")]
-        names = [each.rpartition(" :: ")[2] for each in classifiers]
+        classifiers = [
+            license_texts
+            for license_texts in dist.metadata.get_all("Classifier") or []
+            if license_texts.startswith("License :: ")
+        ]
+        names = [classifier.rpartition(" :: ")[2] for classifier in classifiers]
         text = (dist.metadata.get("License") or "").strip()
         names = names or [text] * bool(text and "\n" not in text and len(text) < 80)
         if names:
-            made["licenses"] = [{"license": {"name": each}} for each in sorted(set(names))]
-    return made
+            record["licenses"] = [{"license": {"name": name}} for name in sorted(set(names))]
+    return record
 
 
 def bill() -> tuple[dict[str, Any], set[str]]:
@@ -92,7 +96,7 @@ def bill() -> tuple[dict[str, Any], set[str]]:
     core, every = Walk(), Walk(*EXTRAS)
     root = named(ROOT, heedful.__version__) | {"licenses": [{"expression": PROJECT["license"]}]}
     others = [component(dist, optional=name not in core.found) for name, dist in sorted(every.found.items())]
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -104,8 +108,8 @@ def bill() -> tuple[dict[str, Any], set[str]]:
             for name, needs in sorted(every.needs.items())
         ],
     }
-    made["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(made, sort_keys=True))}"
-    return made, every.missing
+    document["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True))}"
+    return document, every.missing
 
 
 if __name__ == "__main__":

@@ -47,22 +47,26 @@ def page() -> str:
     """The text of the page."""
     parts = [HEAD]
     for title, cls, command, before in SECTIONS:
-        known = {(each.path, each.when, each.owner) for other in before for each in describe_settings(other)}
-        rows = [each for each in describe_settings(cls) if (each.path, each.when, each.owner) not in known]
+        known = {
+            (setting.path, setting.when, setting.owner) for earlier in before for setting in describe_settings(earlier)
+        }
+        rows = [
+            setting for setting in describe_settings(cls) if (setting.path, setting.when, setting.owner) not in known
+        ]
         if cls is MaskedDistilSettings:
-            rows = [each for each in rows if not each.path.startswith("pretrain.")]
+            rows = [row for row in rows if not row.path.startswith("pretrain.")]
         parts.append(f"## {title}\n")
         if before:
-            names = " and ".join(name for name, other, _, _ in SECTIONS if other in before)
+            names = " and ".join(name for name, earlier, _, _ in SECTIONS if earlier in before)
             more = "; `pretrain` holds those of `heedful pretrain`" if cls is MaskedDistilSettings else ""
             parts.append(f"Settings that are not listed are those of `{names}`{more}.\n")
         parts.append("| Setting | Type | Default | Meaning | Flags and other names |\n|---|---|---|---|---|")
-        parts[-1] = "\n".join([parts[-1], *(_row(each, cls, command) for each in rows)]) + "\n"
+        parts[-1] = "\n".join([parts[-1], *(_row(row, cls, command) for row in rows)]) + "\n"
     return "\n".join(parts)
 
 
 def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> str:
-    kinds = ", ".join(f"`{each}`" for each in setting.when[-1:])
+    kinds = ", ".join(f"`{kind}`" for kind in setting.when[-1:])
     meaning = f"{setting.doc}{f'; with {kinds}' if kinds else ''}"
     flags = [
         f"`{flag.name}`"
@@ -71,7 +75,7 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
         and find_setting(cls, name) == setting.path
     ]
     known = setting_paths(cls)
-    others = [f"`{each.name}`" for each in ALIASES.values() if each.accepted and each.path(known) == setting.path]
+    others = [f"`{alias.name}`" for alias in ALIASES.values() if alias.accepted and alias.path(known) == setting.path]
     cells = (f"`{setting.path}`", _type(setting.type), _default(setting.default), meaning, ", ".join(flags + others))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -51,9 +51,9 @@ def make(folder: Path, family: str, architecture: str, **more: Any) -> Path:
 def make_encoder(folder: Path, name: str) -> Path:
     """A tiny encoder with a vocabulary and a head of HEADS."""
     architecture, more = HEADS[name]
-    made = make(folder, "bert", architecture, **BERT_WORDS, **more)
-    shared.write_vocabulary(made)
-    return made
+    bundle = make(folder, "bert", architecture, **BERT_WORDS, **more)
+    shared.write_vocabulary(bundle)
+    return bundle
 
 
 def make_embedder(folder: Path) -> Path:
@@ -69,13 +69,13 @@ def make_generator(folder: Path, family: str) -> Path:
     """A tiny model that generates letters: a decoder, or an encoder and a decoder."""
     architecture = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}[family]
     ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    made = make(folder, family, architecture, **{"vocab_size": 11, **ends})
-    shared.write_letters(made)
-    return made
+    bundle = make(folder, family, architecture, **{"vocab_size": 11, **ends})
+    shared.write_letters(bundle)
+    return bundle
 
 
 def call(*words: object) -> str:
-    """What a command prints, run in this process without plots and with little timing."""
+    """Run a command in this process, without plots and with little timing, and return what it prints."""
     from heedful.cli import main
 
     skip_plots_and_timing()
@@ -98,7 +98,7 @@ def skip_plots_and_timing() -> None:
     from heedful.runs.distil import search as distil_search
     from heedful.runs.distil import verdict as distil_verdict
 
-    def nothing(*given: Any) -> list[Any]:
+    def nothing(*arguments: Any) -> list[Any]:
         return []
 
     for module, name in (
@@ -115,9 +115,9 @@ def skip_plots_and_timing() -> None:
         setattr(module, name, value)
 
 
-def settings(**given: object) -> list[str]:
-    """Settings as words of a command; two underscores stand for a dot."""
-    return [f"--{name.replace('__', '.')}={value}" for name, value in given.items()]
+def settings(**values: object) -> list[str]:
+    """Return settings as words of a command; two underscores mean a dot."""
+    return [f"--{name.replace('__', '.')}={value}" for name, value in values.items()]
 
 
 STEPS = settings(train__max_steps=30, train__batch_size=8, train__precision="float32", train__seed=3)
@@ -128,24 +128,24 @@ PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")
 def without(value: Any, names: tuple[str, ...] = PROSE + VOLATILE) -> Any:
     """Plain data without some keys: prose, times, paths."""
     if isinstance(value, dict):
-        return {key: without(each, names) for key, each in value.items() if key not in names}
-    return [without(each, names) for each in value] if isinstance(value, list) else value
+        return {key: without(item, names) for key, item in value.items() if key not in names}
+    return [without(item, names) for item in value] if isinstance(value, list) else value
 
 
 def as_before(value: Any) -> Any:
     """Settings with the duration of training as a table of kind and count, which the other checkout has."""
     if not isinstance(value, dict):
         return value
-    found = {key: as_before(each) for key, each in value.items()}
-    if found.keys() >= DURATIONS.keys():
-        given = {kind: found.pop(key) for key, kind in DURATIONS.items()}
-        ((kind, count),) = ((kind, count) for kind, count in given.items() if count not in (None, "none"))
-        found["length"] = {"kind": kind, "count": count}
-    return found
+    as_then = {key: as_before(item) for key, item in value.items()}
+    if as_then.keys() >= DURATIONS.keys():
+        duration = {kind: as_then.pop(key) for key, kind in DURATIONS.items()}
+        ((kind, count),) = ((kind, count) for kind, count in duration.items() if count not in (None, "none"))
+        as_then["length"] = {"kind": kind, "count": count}
+    return as_then
 
 
 def run_of(folder: Path, *, names: bool = True) -> Probes:
-    """What a finished run of finetune, pretrain or distil left."""
+    """Read what a finished run of finetune, pretrain or distil left."""
     results = json.loads((folder / "results.json").read_text())
     return {
         "journal": [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()],
@@ -166,14 +166,14 @@ def outputs(work: Path, quick: bool) -> Probes:
     """Outputs of every family and head in float32, bfloat16 and int8."""
     from heedful.families import FAMILIES
 
-    found: Probes = {}
+    probes: Probes = {}
     for family in KINDS if quick else shared.CONFIGS:
         for architecture in FAMILIES[family].heads:
             folder = make(work / f"{family}-{architecture}", family, architecture)
-            found[f"{family} {architecture}"] = precisions(folder, family)
-    found |= native_outputs(work)
-    found |= classic_outputs(work)
-    return found
+            probes[f"{family} {architecture}"] = precisions(folder, family)
+    probes |= native_outputs(work)
+    probes |= classic_outputs(work)
+    return probes
 
 
 def precisions(folder: Path, family: str = "") -> Probes:
@@ -186,21 +186,26 @@ def precisions(folder: Path, family: str = "") -> Probes:
     from heedful.packed import Packed
 
     batch = Packed.of(*shared.sequences(family))
-    found: Probes = {}
+    probes: Probes = {}
     for precision in ("float32", "bfloat16", "int8"):
         loaded = load(folder, dtype=activation_dtype(precision))
         blocks = loaded.config.model.encoder is not None or loaded.config.model.decoder is not None
         if blocks or precision != "int8":
             autotune(loaded, precision)
             with torch.inference_mode():
-                found[precision] = digests(loaded(batch, batch.shift_right(0) if loaded.needs_target else None))
+                probes[precision] = digests(loaded(batch, batch.shift_right(0) if loaded.needs_target else None))
     plain = load(folder).train()
     torch.manual_seed(5)
-    given = plain(batch, batch.shift_right(0) if plain.needs_target else None)
-    sum(each.float().square().mean() for each in (given if isinstance(given, tuple) else [given])).backward()
-    found["training"] = digests(given)
-    found["gradients"] = sorted(digest(each.grad) for each in plain.parameters() if each.grad is not None)
-    return found
+    forward_outputs = plain(batch, batch.shift_right(0) if plain.needs_target else None)
+    sum(
+        output.float().square().mean()
+        for output in (forward_outputs if isinstance(forward_outputs, tuple) else [forward_outputs])
+    ).backward()
+    probes["training"] = digests(forward_outputs)
+    probes["gradients"] = sorted(
+        digest(parameter.grad) for parameter in plain.parameters() if parameter.grad is not None
+    )
+    return probes
 
 
 def native_outputs(work: Path) -> Probes:
@@ -213,7 +218,7 @@ def native_outputs(work: Path) -> Probes:
     from heedful.model.vaswani import VaswaniSize, vaswani_config
 
     both = vaswani_config(VaswaniSize(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
-    found: Probes = {}
+    probes: Probes = {}
     for name, model in (("encoder", replace(both, decoder=None)), ("both", both)):
         bare = create(BundleConfig(family="heedful", model=model), seed=2)
         for kind in FAMILIES["heedful"].kinds():
@@ -223,8 +228,8 @@ def native_outputs(work: Path) -> Probes:
                 continue  # it needs two streams; pre-training has it
             labels = ("x", "y", "z") if kind in ("sequence_classification", "token_classification") else ()
             save(with_head(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
-            found[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
-    return found
+            probes[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
+    return probes
 
 
 def classic_outputs(work: Path) -> Probes:
@@ -254,17 +259,17 @@ def classic_outputs(work: Path) -> Probes:
         "cosines": BagPooling(over=UntrainedSelfAttention(score="cosine")),
         "writer": RecurrentSeq2Seq(width=16),
     }
-    found: Probes = {}
+    probes: Probes = {}
     for name, reader in readers.items():
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=99, width=32), reader=reader)
         bare = create(BundleConfig(family="heedful-classic", model=config), seed=2)
         if name == "writer":
-            made = with_head(bare, "language_model", seed=1)
+            headed = with_head(bare, "language_model", seed=1)
         else:
-            made = with_head(bare, "sequence_classification", labels=("x", "y"), seed=1)
-        save(made, work / f"classic-{name}")
-        found[f"classic {name}"] = precisions(work / f"classic-{name}")
-    return found
+            headed = with_head(bare, "sequence_classification", labels=("x", "y"), seed=1)
+        save(headed, work / f"classic-{name}")
+        probes[f"classic {name}"] = precisions(work / f"classic-{name}")
+    return probes
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -284,7 +289,7 @@ TASKS: dict[str, tuple[str, str]] = {  # name of the probe -> the task and its d
 def training(work: Path, quick: bool) -> Probes:
     """Thirty steps of every task."""
     model = make_encoder(work / "model", "masked")
-    found: Probes = {}
+    probes: Probes = {}
     for name, (task, kind) in TASKS.items():
         if quick and name not in ("classify", "tag", "questions"):
             continue
@@ -293,11 +298,11 @@ def training(work: Path, quick: bool) -> Probes:
         more += [] if name == "classify" else settings(eval_baseline="false")
         out = work / f"run-{name.replace(' ', '-')}"
         call("finetune", task, data, "--model", model, "--output", out, *STEPS, *more)
-        found[name] = run_of(out)
+        probes[name] = run_of(out)
     if not quick:
-        found |= variants(work, model)
-    found |= rewriting(work, quick)
-    return found
+        probes |= variants(work, model)
+    probes |= rewriting(work, quick)
+    return probes
 
 
 def variants(work: Path, model: Path) -> Probes:
@@ -322,17 +327,17 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "epochs": settings(train__epochs=2, fit__patience=1, seeds=2),
     }
-    found, bare = Probes(), settings(eval_baseline="false")
-    for name, given in several.items():
-        names = {word.partition("=")[0] for word in given}
+    probes, bare = Probes(), settings(eval_baseline="false")
+    for name, values in several.items():
+        names = {word.partition("=")[0] for word in values}
         names |= {"--train.max_steps"} if "--train.epochs" in names else set()
         rest = [word for word in STEPS if word.partition("=")[0] not in names]
         out = work / f"variant-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--model", model, "--output", out, *rest, *given, *bare)
-        found[f"classify, {name}"] = (
+        call("finetune", "classify", data, "--model", model, "--output", out, *rest, *values, *bare)
+        probes[f"classify, {name}"] = (
             run_of(out) if name != "epochs" else without(json.loads((out / "results.json").read_text())["seeds"])
         )
-    for name, given in (
+    for name, values in (
         ("bag of words", settings(init__kind="classic", init__words__width=16)),
         (
             "attention",
@@ -355,9 +360,9 @@ def variants(work: Path, model: Path) -> Probes:
         ),
     ):
         out = work / f"start-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--output", out, *STEPS, *given, *bare)
-        found[f"classify, {name}"] = run_of(out, names=False)
-    return found
+        call("finetune", "classify", data, "--output", out, *STEPS, *values, *bare)
+        probes[f"classify, {name}"] = run_of(out, names=False)
+    return probes
 
 
 def rewriting(work: Path, quick: bool) -> Probes:
@@ -375,12 +380,12 @@ def rewriting(work: Path, quick: bool) -> Probes:
     if not quick:
         starts["beams"] = [*small, *settings(task__num_beams=3, init__positions="rotary")]
         starts["recurrent"] = settings(init__kind="recurrent", init__rnn__width=16)
-    found: Probes = {}
-    for name, given in starts.items():
+    probes: Probes = {}
+    for name, values in starts.items():
         out = work / f"rewrite-{name}"
-        call("finetune", "seq2seq", data, "--output", out, *STEPS, *pieces, *given)
-        found[f"rewrite, {name}"] = run_of(out, names=False)
-    return found
+        call("finetune", "seq2seq", data, "--output", out, *STEPS, *pieces, *values)
+        probes[f"rewrite, {name}"] = run_of(out, names=False)
+    return probes
 
 
 SMALL = settings(
@@ -431,18 +436,18 @@ OBJECTIVES: dict[str, list[str]] = {
 def pretraining(work: Path, quick: bool) -> Probes:
     """Thirty steps of every objective."""
     text = shared.write_text(work / "text.txt")
-    found: Probes = {}
-    for name, given in OBJECTIVES.items():
+    probes: Probes = {}
+    for name, values in OBJECTIVES.items():
         if quick and name not in ("masked words", "causal", "replaced"):
             continue
         out = work / name.replace(" ", "-")
         before = name.partition(" ")[0]
         kind = next(new for new, old in KINDS_BEFORE.items() if old == before)
-        call("pretrain", text, "--objective", kind, "--output", out, *SMALL, *given)
-        found[name] = run_of(out)
+        call("pretrain", text, "--objective", kind, "--output", out, *SMALL, *values)
+        probes[name] = run_of(out)
     if not quick:
-        found["teacher"] = taught(work, text)
-    return found
+        probes["teacher"] = taught(work, text)
+    return probes
 
 
 def taught(work: Path, text: Path) -> Probes:
@@ -450,10 +455,10 @@ def taught(work: Path, text: Path) -> Probes:
     teacher = make_encoder(work / "teacher", "bare")
     phase = "[{start_fraction = 0.5, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
-    given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
+    flags = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
     out = work / "taught"
     small = [word for word in SMALL if not word.startswith("--tokenizer.vocab_size")]
-    call("pretrain", text, *given, "--output", out, *small)
+    call("pretrain", text, *flags, "--output", out, *small)
     return run_of(out)
 
 
@@ -474,17 +479,17 @@ def distillation(work: Path, quick: bool) -> Probes:
         *settings(augment__model=work / "masked"),
     ]
     make_encoder(work / "masked", "masked")
-    found: Probes = {}
-    for name, given in kinds.items():
+    probes: Probes = {}
+    for name, values in kinds.items():
         if quick and name not in ("triple",):
             continue
         out = work / f"run-{name.replace(' ', '-')}"
-        call("distil", teacher, data, "--output", out, *STEPS, *few, *given)
-        found[name] = run_of(out, names=name != "words")
+        call("distil", teacher, data, "--output", out, *STEPS, *few, *values)
+        probes[name] = run_of(out, names=name != "words")
     if not quick:
-        found["tag"] = distilled_tags(work, few)
-        found["masked"] = distilled_masks(work, few)
-    return found
+        probes["tag"] = distilled_tags(work, few)
+        probes["masked"] = distilled_masks(work, few)
+    return probes
 
 
 def distilled_tags(work: Path, few: list[str]) -> Probes:
@@ -506,13 +511,13 @@ def distilled_masks(work: Path, few: list[str]) -> Probes:
 
 
 def ranks(work: Path, quick: bool) -> Probes:
-    """The same on two ranks, with copies of the weights and with parts of them."""
+    """Run fine-tuning on two ranks, with replicated and with sharded weights."""
     if quick:
         return {}
     text = shared.write_text(work / "text.txt")
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
     tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS, *settings(eval_baseline="false")]
-    found: Probes = {}
+    probes: Probes = {}
     for name, words in (
         ("classify", tune),
         ("classify, parts", [*tune, *settings(train__data_parallel_shard_degree='"all"')]),
@@ -520,8 +525,8 @@ def ranks(work: Path, quick: bool) -> Probes:
     ):
         out = work / name.replace(", ", "-")
         shared.run(*words, "--nproc", "2", "--output", str(out))
-        found[name] = run_of(out)
-    return found
+        probes[name] = run_of(out)
+    return probes
 
 
 # -- what is drawn ----------------------------------------------------------------------------------------------------
@@ -541,13 +546,13 @@ def drawing(work: Path, quick: bool) -> Probes:
 
     order = BatchSampler(count=37, batch=8, seed=5)
     turns = [order.turn(step) for step in range(12)]
-    found: Probes = {"order": [[turn.epoch, turn.numbers.tolist(), list(turn.keys)] for turn in turns]}
-    found["order, versions"] = [list(order.turn(step, versions=2).keys) for step in range(12)]
+    probes: Probes = {"order": [[turn.epoch, turn.numbers.tolist(), list(turn.keys)] for turn in turns]}
+    probes["order, versions"] = [list(order.turn(step, versions=2).keys) for step in range(12)]
     work.joinpath("words").mkdir()
     shared.write_vocabulary(work / "words")
     words = Tokenizer.load(work / "words")
     ids, types = shared.sequences("bert")
-    samples = [Sample.of([each], [kinds]) for each, kinds in zip(ids, types, strict=True)]
+    samples = [Sample.of([token_ids], [kinds]) for token_ids, kinds in zip(ids, types, strict=True)]
     for name, objective in (
         ("masked tokens", MaskedLM(tokenizer=words)),
         ("masked words", MaskedLM(tokenizer=words, mask_prob=0.3, mask_unit="words")),
@@ -556,13 +561,13 @@ def drawing(work: Path, quick: bool) -> Probes:
         ("permuted", PermutationLM(tokenizer=words, share=0.3)),
     ):
         batches = [objective.batch(samples, [seed, seed + 1, seed + 2, seed + 3]) for seed in (0, 100)]
-        found[name] = [
-            [digest(each) for each in (batch.packed.tokens, batch.targets, batch.rows) if each is not None]
+        probes[name] = [
+            [digest(tensor) for tensor in (batch.packed.tokens, batch.targets, batch.rows) if tensor is not None]
             for batch in batches
         ]
     torch.manual_seed(9)
-    found["dropout"] = [digest(dropout(torch.ones(7, 33), p)) for p in (0.1, 0.5)]
-    return found
+    probes["dropout"] = [digest(dropout(torch.ones(7, 33), p)) for p in (0.1, 0.5)]
+    return probes
 
 
 def decoding(work: Path, quick: bool) -> Probes:
@@ -580,7 +585,7 @@ def decoding(work: Path, quick: bool) -> Probes:
             num_beams=3, num_return_sequences=2, normalization="gnmt", length_penalty=0.6, early_stopping=True
         ),
     }
-    found: Probes = {}
+    probes: Probes = {}
     for family in ("gpt2", "t5"):
         folder = make_generator(work / family, family)
         for precision in ("float32", "bfloat16"):
@@ -593,8 +598,8 @@ def decoding(work: Path, quick: bool) -> Probes:
                     engine = Engine(
                         folder, dtype=torch.bfloat16, writing=GenerationConfig(how=how, max_new_tokens=12, seed=3)
                     )
-                found[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
-    return found
+                probes[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
+    return probes
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -618,23 +623,23 @@ def predictions(work: Path, quick: bool) -> Probes:
         "span": [QUESTION["context"], "--question", QUESTION["question"]],
         "choice": ["the cat", "--choice", "sat on the mat", "--choice", "ran"],
     }
-    found: Probes = {}
+    probes: Probes = {}
     for name, words in asked.items():
-        found[name] = answers(call("predict", make_encoder(work / name, name), *words, "--json"))
-    found["embed"] = answers(call("predict", make_embedder(work / "embed"), *texts, "--json"))
+        probes[name] = answers(call("predict", make_encoder(work / name, name), *words, "--json"))
+    probes["embed"] = answers(call("predict", make_embedder(work / "embed"), *texts, "--json"))
     letters = make_generator(work / "gpt2", "gpt2")
     for name, words in (
         ("greedy", ["--max-new-tokens", "6"]),
         ("beams", ["--max-new-tokens", "6", "--num-beams", "3"]),
         ("sampling", ["--max-new-tokens", "6", "--temperature", "1.5", "--seed", "4"]),
     ):
-        found[name] = answers(call("predict", letters, "a b c", "d", *words, "--json"))
+        probes[name] = answers(call("predict", letters, "a b c", "d", *words, "--json"))
     data = shared.write_data(work / "data", "single") / "test.csv"
     call("predict", work / "single", "--file", data, "--output", work / "answers.jsonl", "--format", "jsonl", "--json")
-    found["file"] = answers((work / "answers.jsonl").read_text())
+    probes["file"] = answers((work / "answers.jsonl").read_text())
     measured = json.loads(call("evaluate", work / "single", "--data", data, "--json"))
-    found["evaluate"] = without(measured)
-    return found
+    probes["evaluate"] = without(measured)
+    return probes
 
 
 def answers(printed: str) -> list[Any]:
@@ -672,9 +677,9 @@ def server(work: Path, quick: bool) -> Probes:
     folders["embed"] = str(make_embedder(work / "embed"))
     folders["write"] = str(make_generator(work / "write", "gpt2"))
     with background(folders) as running:
-        found = {name: shared.post(running.port, path, body) for name, path, body in ROUTES}
-        found["info"] = shared.post(running.port, "/info?model=tag")
-    return found
+        replies = {name: shared.post(running.port, path, body) for name, path, body in ROUTES}
+        replies["info"] = shared.post(running.port, "/info?model=tag")
+    return replies
 
 
 # -- resuming ---------------------------------------------------------------------------------------------------------
@@ -714,21 +719,21 @@ def defaults(work: Path, quick: bool) -> Probes:
     from heedful.tasks.specs import SPECS
     from heedful.tokenizer.settings import TokenizerSettings
 
-    found: Probes = {}
+    probes: Probes = {}
     for name in SPECS:
         for examples in (100, 30_000):
-            made, _ = settings.finetune_defaults(name, examples, random_init=False)
-            found[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(made)
+            preset, _ = settings.finetune_defaults(name, examples, random_init=False)
+            probes[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(preset)
     for name in pretrain_specs.OBJECTIVES:
-        found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(
+        probes[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(
             pretrain_settings.pretrain_defaults(name, 256, continued=False)
         )
-    found["distil"] = to_mapping(DistilSettings(task=SPECS["classify"].settings(), teacher="t"))
-    found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
-    found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in LOSS_PRESETS.items()}
-    found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
-    found["tokenizer"] = to_mapping(TokenizerSettings(vocab_size=1000))
-    return {name: as_before(value) for name, value in found.items()}
+    probes["distil"] = to_mapping(DistilSettings(task=SPECS["classify"].settings(), teacher="t"))
+    probes["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
+    probes |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in LOSS_PRESETS.items()}
+    probes["limits"], probes["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
+    probes["tokenizer"] = to_mapping(TokenizerSettings(vocab_size=1000))
+    return {name: as_before(value) for name, value in probes.items()}
 
 
 SECTIONS = {

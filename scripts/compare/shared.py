@@ -118,7 +118,7 @@ def sequences(family: str) -> tuple[list[list[int]], list[list[int]]]:
     draw = random.Random(3)
     ids = [[draw.randrange(5, 98) for _ in range(length)] for length in LENGTHS]
     if family == "t5":
-        ids = [[*each[:-1], 1] for each in ids]
+        ids = [[*row_ids[:-1], 1] for row_ids in ids]
     two = CONFIGS.get(family, {}).get("type_vocab_size", 1) == 2 or family == "xlnet"
     return ids, [[int(two and place >= length // 2) for place in range(length)] for length in LENGTHS]
 
@@ -175,11 +175,13 @@ def write_letters(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     marks = ["<pad>", "</s>", "<unk>"]
-    made = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*marks, *"abcdefgh"])}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    made.decoder = decoders.Fuse()
-    made.add_special_tokens(marks)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: n for n, token in enumerate([*marks, *"abcdefgh"])}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(marks)
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     named = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | named))
@@ -260,13 +262,13 @@ def write_data(folder: Path, kind: str) -> Path:
             path.with_suffix(".conll").write_text("".join(_tagged(draw) for _ in range(count)))
         elif kind == "questions":
             paragraphs = [_question(draw, number) for number in range(count)]
-            found = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
-            path.with_suffix(".json").write_text(json.dumps(found))
+            squad = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
+            path.with_suffix(".json").write_text(json.dumps(squad))
         elif kind in ("vectors", "pairs"):
             rows = [_scored(draw, number) for number in range(count)]
             found_rows = [{"a": row["text"], "b": row["pair"]} for row in rows]
             if kind == "vectors":
-                found_rows = [{**each, "score": row["score"]} for each, row in zip(found_rows, rows, strict=True)]
+                found_rows = [{**entry, "score": row["score"]} for entry, row in zip(found_rows, rows, strict=True)]
             _lines(path, found_rows)
         elif kind in ("multiple", "choice"):
             _lines(path, [_ROWS[kind](draw, number) for number in range(count)])
@@ -299,8 +301,8 @@ def write_text(path: Path, documents: int = 120) -> Path:
         start = f"In the {draw.choice(places)} a {draw.choice(things)} {draw.choice(deeds)} {draw.choice(when)}"
         return start + (f", and the {draw.choice(things)} {draw.choice(deeds)}." if draw.random() < 0.7 else ".")
 
-    found = ["\n".join(sentence() for _ in range(draw.randint(2, 8))) for _ in range(documents)]
-    path.write_text("\n\n".join(found) + "\n")
+    stories = ["\n".join(sentence() for _ in range(draw.randint(2, 8))) for _ in range(documents)]
+    path.write_text("\n\n".join(stories) + "\n")
     return path
 
 
@@ -319,13 +321,13 @@ def digest(value: Any) -> str:
     else:
         array = np.ascontiguousarray(value)
         dtype, shape, first, data = f"numpy.{array.dtype}", array.shape, array.flatten()[:3].tolist(), array.tobytes()
-    found = hashlib.sha256(f"{dtype} {shape} ".encode() + data).hexdigest()[:32]
-    return f"{found} {dtype} {list(shape)} {first}"
+    name = hashlib.sha256(f"{dtype} {shape} ".encode() + data).hexdigest()[:32]
+    return f"{name} {dtype} {list(shape)} {first}"
 
 
 def digests(value: Any) -> list[str]:
     """Digests of a tensor, or of each tensor of a sequence."""
-    return [digest(each) for each in (value if isinstance(value, tuple | list) else [value])]
+    return [digest(item) for item in (value if isinstance(value, tuple | list) else [value])]
 
 
 def weights(path: Path, *, names: bool = True) -> str:
@@ -365,7 +367,7 @@ def run(*words: str, accept: tuple[int, ...] = (0,)) -> str:
 
 
 def terminate_after(words: Sequence[str], journal: Path, lines: int) -> int:
-    """Start heedful, send SIGTERM when its journal has so many lines, and return the exit status."""
+    """Start heedful, send SIGTERM when its journal has `lines` lines, and return the exit status."""
     process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
@@ -385,8 +387,8 @@ def post(port: int, path: str, body: Any = None) -> Any:
     """The status and the JSON that a server answers with."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        given = None if body is None else json.dumps(body).encode()
-        connection.request("GET" if body is None else "POST", path, given, {"content-type": "application/json"})
+        data = None if body is None else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", path, data, {"content-type": "application/json"})
         reply = connection.getresponse()
         return {"status": reply.status, "body": json.loads(reply.read())}
     finally:
@@ -400,25 +402,25 @@ def main(sections: Mapping[str, Section]) -> None:
     parser.add_argument("--work", type=Path, required=True, help="an empty folder")
     parser.add_argument("--section", action="append", required=True)
     parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     import torch
 
     import heedful
 
     place = Path(heedful.__file__).resolve()
-    if not place.is_relative_to(given.checkout.resolve()):
-        raise SystemExit(f"heedful was imported from {place}, not from {given.checkout}")
+    if not place.is_relative_to(options.checkout.resolve()):
+        raise SystemExit(f"heedful was imported from {place}, not from {options.checkout}")
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for name in given.section:
-        started, folder = time.monotonic(), given.work / name
+    probed: dict[str, Any] = {}
+    for name in options.section:
+        started, folder = time.monotonic(), options.work / name
         folder.mkdir()
         os.chdir(folder)
         try:
-            found[name] = {"values": json.loads(json.dumps(sections[name](folder, given.quick)))}
+            probed[name] = {"values": json.loads(json.dumps(sections[name](folder, options.quick)))}
         except BaseException:
-            found[name] = {"error": traceback.format_exc()}
-        found[name]["seconds"] = time.monotonic() - started
-        how = "failed" if "error" in found[name] else "done"
-        print(f"{given.checkout}: {name} {how} in {found[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
-    (given.work / "values.json").write_text(json.dumps(found))
+            probed[name] = {"error": traceback.format_exc()}
+        probed[name]["seconds"] = time.monotonic() - started
+        how = "failed" if "error" in probed[name] else "done"
+        print(f"{options.checkout}: {name} {how} in {probed[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+    (options.work / "values.json").write_text(json.dumps(probed))

@@ -40,11 +40,11 @@ def parts(path: str) -> tuple[str, Keys]:
 
 def fits(rule: Keys, keys: Keys) -> bool:
     """Whether keys are those of a rule, in which * is any key."""
-    return len(rule) == len(keys) and all(one in ("*", other) for one, other in zip(rule, keys, strict=True))
+    return len(rule) == len(keys) and all(part in ("*", key) for part, key in zip(rule, keys, strict=True))
 
 
 def stands_in(rule: Keys, keys: Keys) -> bool:
-    """Whether the parts of a rule stand somewhere in a row."""
+    """Return whether the parts of a rule are in the keys, one after another."""
     return any(fits(rule, keys[at : at + len(rule)]) for at in range(len(keys) - len(rule) + 1))
 
 
@@ -61,52 +61,52 @@ class KeyMap:
     def read(cls, section: str, path: Path = HERE / "key_map.toml") -> KeyMap:
         """Read the rules that hold in a section, the longest first."""
         table = tomllib.loads(path.read_text())
-        found = cls()
+        key_map = cls()
         for old, new in table.get("keys", {}).items():
-            (where, one), (_, other) = parts(old), parts(new)
-            if one.count("*") != other.count("*"):
+            (where, before), (_, now) = parts(old), parts(new)
+            if before.count("*") != now.count("*"):
                 raise SystemExit(f'{path}: "{old}" and "{new}" differ in how many * they have')
             if where in ("", section):
-                found.keys.append((one, other))
-        found.keys.sort(key=lambda rule: -len(rule[0]))
+                key_map.keys.append((before, now))
+        key_map.keys.sort(key=lambda rule: -len(rule[0]))
         for place, renamed in table.get("values", {}).items():
-            where, one = parts(place)
+            where, before = parts(place)
             if where in ("", section):
-                found.values.append((one, renamed))
-        for name, paths in (("removed", found.removed), ("added", found.added)):
-            paths += [one for where, one in map(parts, table.get(name, {})) if where in ("", section)]
-        return found
+                key_map.values.append((before, renamed))
+        for name, paths in (("removed", key_map.removed), ("added", key_map.added)):
+            paths += [target for where, target in map(parts, table.get(name, {})) if where in ("", section)]
+        return key_map
 
     def renamed(self, keys: Keys) -> Keys:
         """A path of the old tree as the new one has it."""
-        at, made = 0, list[str]()
+        at, place = 0, list[str]()
         while at < len(keys):
-            for one, other in self.keys:
-                given = keys[at : at + len(one)]
-                if fits(one, given):
-                    kept = iter([key for key, rule in zip(given, one, strict=True) if rule == "*"])
-                    made += [next(kept) if key == "*" else key for key in other]
-                    at += len(one)
+            for pattern, replacement in self.keys:
+                start = keys[at : at + len(pattern)]
+                if fits(pattern, start):
+                    wildcards = iter([key for key, rule in zip(start, pattern, strict=True) if rule == "*"])
+                    place += [next(wildcards) if key == "*" else key for key in replacement]
+                    at += len(pattern)
                     break
             else:
-                made.append(keys[at])
+                place.append(keys[at])
                 at += 1
-        return tuple(made)
+        return tuple(place)
 
     def moved(self, old: Mapping[Keys, Any]) -> dict[Keys, Any]:
         """Values of the old tree under the names of the new one."""
-        found: dict[Keys, Any] = {}
+        flat: dict[Keys, Any] = {}
         for keys, value in old.items():
             if any(stands_in(rule, keys) for rule in self.removed):
                 continue
             path = self.renamed(keys)
-            if path in found:
+            if path in flat:
                 raise SystemExit(f"key_map.toml: two values of the old tree become {'/'.join(path)}")
             for rule, renamed in self.values:
                 if isinstance(value, str) and fits(rule, path[-len(rule) :]):
                     value = renamed.get(value, value)
-            found[path] = value
-        return found
+            flat[path] = value
+        return flat
 
     def kept(self, new: Mapping[Keys, Any]) -> dict[Keys, Any]:
         """Values of the new tree but those that the old one does not have."""
@@ -118,20 +118,20 @@ def leaves(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not inner:
         yield path, value
-    for key, each in inner:
-        yield from leaves(each, (*path, str(key)))
+    for key, item in inner:
+        yield from leaves(item, (*path, str(key)))
 
 
 def differences(section: str, before: Any, now: Any) -> list[str]:
-    """What is not equal, in words."""
+    """Describe the values that are not equal."""
     names = KeyMap.read(section)
     old, new = names.moved(dict(leaves(before))), names.kept(dict(leaves(now)))
-    found = []
+    lines = []
     for keys in [*old, *(keys for keys in new if keys not in old)]:
-        one, other = (json.dumps(each[keys]) if keys in each else "(nothing)" for each in (old, new))
-        if one != other:  # as text, so that 1 is not 1.0 and a number that is not finite equals itself
-            found.append(f"{'/'.join(keys)}\n    before: {one[:200]}\n    now:    {other[:200]}")
-    return found
+        old_text, new_text = (json.dumps(values[keys]) if keys in values else "(nothing)" for values in (old, new))
+        if old_text != new_text:  # as text, so that 1 is not 1.0 and a number that is not finite equals itself
+            lines.append(f"{'/'.join(keys)}\n    before: {old_text[:200]}\n    now:    {new_text[:200]}")
+    return lines
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -152,18 +152,18 @@ def probe(script: str, checkout: Path, sections: list[str], quick: bool) -> dict
         "HEEDFUL_AUTOTUNE": "off",
     }  # its name before and now; timings choose other kernels
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
-        given = ["--checkout", str(checkout), "--work", folder, *(["--quick"] if quick else [])]
-        given += [word for name in sections for word in ("--section", name)]
-        done = subprocess.run([python_of(checkout), str(HERE / script), *given], env=os.environ | alone | fixed)
+        arguments = ["--checkout", str(checkout), "--work", folder, *(["--quick"] if quick else [])]
+        arguments += [word for name in sections for word in ("--section", name)]
+        done = subprocess.run([python_of(checkout), str(HERE / script), *arguments], env=os.environ | alone | fixed)
         if done.returncode:
             raise SystemExit(f"{script} ended with {done.returncode} in {checkout}")
         text = Path(folder, "values.json").read_text().replace(folder, "WORK")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    result: dict[str, Any] = json.loads(text)
+    return result
 
 
 def fingerprint(checkout: Path, quick: bool) -> str | None:
-    """What the values of a checkout depend on; None where it has changes that are not committed."""
+    """Return what the values of a checkout depend on; None if it has uncommitted changes."""
     git = ["git", "-C", str(checkout)]
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -182,16 +182,16 @@ def values_before(checkout: Path, sections: list[str], quick: bool, fresh: bool)
     """Values of the other checkout, those that were kept among them."""
     key = fingerprint(checkout, quick)
     places = {name: ROOT / "build" / "compare" / f"{name}-{key}.json" for name in sections}
-    kept = [name for name in sections if key and not fresh and places[name].exists()]
-    found = {name: json.loads(places[name].read_text()) for name in kept}
-    if missing := [name for name in sections if name not in kept]:
-        made = probe("before.py", checkout, missing, quick)
-        found |= made
+    reusable = [name for name in sections if key and not fresh and places[name].exists()]
+    probes = {name: json.loads(places[name].read_text()) for name in reusable}
+    if missing := [name for name in sections if name not in reusable]:
+        fresh_probes = probe("before.py", checkout, missing, quick)
+        probes |= fresh_probes
         for name in missing:
-            if key and "error" not in made[name]:
+            if key and "error" not in fresh_probes[name]:
                 places[name].parent.mkdir(parents=True, exist_ok=True)
-                places[name].write_text(json.dumps(made[name]))
-    return found
+                places[name].write_text(json.dumps(fresh_probes[name]))
+    return probes
 
 
 def report(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -200,14 +200,14 @@ def report(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> b
         if "error" in side:
             print(f"{section}: the probe failed, {name}:\n{side['error']}")
             return False
-    found = differences(section, before["values"], now["values"])
+    difference_lines = differences(section, before["values"], now["values"])
     count, seconds = sum(1 for _ in leaves(now["values"])), f"{before['seconds']:.0f} s and {now['seconds']:.0f} s"
-    if not found:
+    if not difference_lines:
         print(f"{section}: equal ({len(now['values'])} probes, {count:,} values; {seconds})")
         return True
-    print(f"{section}: {len(found):,} of {count:,} values differ ({seconds})")
-    for each in found[:MOST]:
-        print(f"  {each}")
+    print(f"{section}: {len(difference_lines):,} of {count:,} values differ ({seconds})")
+    for line in difference_lines[:MOST]:
+        print(f"  {line}")
     return False
 
 
@@ -218,17 +218,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer probes of each section; no ranks, no resuming")
     parser.add_argument("--fresh", action="store_true", help="run the other checkout again, though its values are kept")
     parser.add_argument("--frozen", action="store_true", help="run before.py on both sides: whether probes are stable")
-    given = parser.parse_args()
-    checkout = given.before.resolve()
+    options = parser.parse_args()
+    checkout = options.before.resolve()
     if not (checkout / "heedful" / "__init__.py").exists():
-        raise SystemExit(f"{given.before} is no checkout of Heedful: give a clone at the tag before-names")
-    skipped = ("ranks", "resuming") if given.quick else ()
-    sections = given.only or [name for name in SECTIONS if name not in skipped]
-    before = values_before(checkout, sections, given.quick, given.fresh)
-    if given.frozen:
-        now = probe("before.py", checkout, sections, given.quick)
+        raise SystemExit(f"{options.before} is no checkout of Heedful: give a clone at the tag before-names")
+    skipped = ("ranks", "resuming") if options.quick else ()
+    sections = options.only or [name for name in SECTIONS if name not in skipped]
+    before = values_before(checkout, sections, options.quick, options.fresh)
+    if options.frozen:
+        now = probe("before.py", checkout, sections, options.quick)
     else:
-        now = probe("now.py", ROOT, sections, given.quick)
+        now = probe("now.py", ROOT, sections, options.quick)
     equal = [report(name, before[name], now[name]) for name in sections]
     raise SystemExit(0 if all(equal) else 1)
 
