@@ -69,6 +69,7 @@ def _inner_links(text: str, up: str) -> str:
     """Rewrite links to records and houses' pages, and link the names of examples."""
     text = re.sub(r"\]\((?:\.\./)+benchmarks/results/([^)]+\.md)\)", rf"]({up}records/\1)", text)
     text = re.sub(r"\]\((?:\.\./)+benchmarks/results/?\)", f"]({up}records/index.md)", text)
+    text = re.sub(r"\]\((?:\.\./)+examples/?\)", f"]({up}gallery.md)", text)
     for name, target in HOUSE.items():
         text = re.sub(rf"\]\((?:\.\./)+{name}\)", f"]({up}{target})", text)
     names = {path.relative_to(ROOT).as_posix(): path for path in EXAMPLES}
