@@ -20,7 +20,7 @@ import torch
 
 # before anything imports heedful; all signatures (scripts/test --slow), or those where one layer calls another: all of
 # them would be half of the time of all tests
-_CHECKED = [f"heedful.{each}" for each in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
+_CHECKED = [f"heedful.{module}" for module in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
 _PARTS = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
 _ALL = [f"heedful.{part}" for part in _PARTS if part not in ("__init__", "cli")]  # typer gives cli contexts of its own
 jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "type_checks.check")
@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("heedful")
 
 
 def pytest_collection() -> None:
-    """Nothing of what is imported and collected becomes garbage."""
+    """Turn off garbage collection while tests are imported and collected."""
     gc.disable()
 
 
@@ -124,8 +124,8 @@ def built() -> pathlib.Path:
     from heedful.csrc import library
     from heedful.errors import HeedfulWarning
 
-    if given := os.environ.get("HEEDFUL_TEST_KERNELS"):
-        return pathlib.Path(given)
+    if kernels_file := os.environ.get("HEEDFUL_TEST_KERNELS"):
+        return pathlib.Path(kernels_file)
     if not any(map(shutil.which, library.COMPILERS)):
         pytest.skip("no C++ compiler")
     folder = pathlib.Path(tempfile.gettempdir(), f"heedful-kernels-of-{os.getuid()}")
@@ -140,6 +140,6 @@ def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Turns them on for a test."""
     from heedful.csrc import library
 
-    found = library.load(built)
-    monkeypatch.setattr(library, "_library_or_reason", lambda: found)
-    return found
+    library_ = library.load(built)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: library_)
+    return library_

@@ -62,13 +62,13 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
     assert train["optimizer"]["lr"] == 1e-3 and train["optimizer"]["weight_decay"] == 0.2
     assert done.scores == {"dev": done.results["splits"]["dev"]["numbers"]["accuracy"]}
     assert json.loads(json.dumps(done.to_dict()))["output_dir"] == str(tmp_path / "run")
-    (found,) = heedful.predict(tmp_path / "run", ["it was good"], heedful.Classification)
-    assert set(found.scores) == {"yes", "no"} and found.probability == found.scores[found.label]
+    (answer,) = heedful.predict(tmp_path / "run", ["it was good"], heedful.Classification)
+    assert set(answer.scores) == {"yes", "no"} and answer.probability == answer.scores[answer.label]
     assert heedful.evaluate(tmp_path / "run", [{"text": "it was bad", "label": "no"}]).to_dict()["split"] == "train"
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("settings", "error"),
     [
         ({"epochs": 1, "max_steps": 2}, "epochs=1 and train.max_steps=2 are given"),
         ({"lr": 0.1, "overrides": {"train.optimizer.lr": 0.2}}, "train.optimizer.lr is given twice"),
@@ -77,14 +77,14 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
         ({"recipe": "x.toml", "settings": FinetuneSettings(task=ClassifySettings())}, "recipe and settings"),
     ],
 )
-def test_wrong_settings_are_refused_before_the_data_are_read(given: dict[str, Any], error: str) -> None:
+def test_wrong_settings_are_refused_before_the_data_are_read(settings: dict[str, Any], error: str) -> None:
     with pytest.raises(SettingError, match=error):
-        heedful.finetune("classify", "nowhere.csv", "run", **given)
+        heedful.finetune("classify", "nowhere.csv", "run", **settings)
 
 
 def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(api.finetune_run, "finetune", lambda *given, **more: seen.update(more) or finished())
+    monkeypatch.setattr(api.finetune_run, "finetune", lambda *arguments, **more: seen.update(more) or finished())
     settings = FinetuneSettings(task=ClassifySettings(), train=TrainSettings(max_steps=2, optimizer=AdamW(lr=0.5)))
     heedful.finetune("classify", "data.csv", "run", settings=settings, batch_size=2)
     assert seen["recipe"] == to_mapping(settings) and seen["overrides"] == {"train.batch_size": 2}
@@ -106,7 +106,7 @@ def test_an_engine_has_its_options_already(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_script_passes_a_strict_type_checker(tmp_path: Path) -> None:
-    """Also that a wrong type is found, so that the check can fail."""
+    """A correct script passes the type checker, and a wrong type is reported."""
     for name, code, status in (("right", SCRIPT, 0), ("wrong", SCRIPT + '\nheedful.finetune("classify", 1, 2)\n', 1)):
         (tmp_path / f"{name}.py").write_text(code)
         command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", f"{name}.py"]

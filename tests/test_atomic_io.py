@@ -36,7 +36,7 @@ OPERATIONS = (*REFUSABLE, "_remove")
 
 
 def state(number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What the commit of that number saves."""
+    """Return what the commit of that number saves."""
     generator = torch.Generator().manual_seed(number)
     return {"a": torch.randn(3, 5, generator=generator), "b": torch.tensor(number)}, {"number": number}
 
@@ -69,9 +69,9 @@ def watched(patch: pytest.MonkeyPatch, names: tuple[str, ...], before: Callable[
     for name in names:
         original = getattr(atomic_io, name)
 
-        def operation(*given: Any, name: str = name, original: Any = original) -> Any:
-            before(name, *given)
-            return original(*given)
+        def operation(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            before(name, *arguments)
+            return original(*arguments)
 
         patch.setattr(atomic_io, name, operation)
 
@@ -145,9 +145,9 @@ class Disk:
         for name in OPERATIONS:
             original = getattr(atomic_io, name)
 
-            def operation(*given: Any, name: str = name, original: Any = original) -> Any:
-                result = original(*given)
-                getattr(self, name)(*given, *([] if result is None else [result]))
+            def operation(*arguments: Any, name: str = name, original: Any = original) -> Any:
+                result = original(*arguments)
+                getattr(self, name)(*arguments, *([] if result is None else [result]))
                 after()
                 return result
 
@@ -182,7 +182,7 @@ class Disk:
         self.node(path.parent).edit(path.name, None, node)
 
     def cuts(self) -> Iterator[dict[str, bytes | None]]:
-        """What may be there after a cut now: the bytes of each file; None for a folder."""
+        """Yield what may be on the disk after a power cut now: the bytes of each file; None for a folder."""
         folders: list[Folder] = []
         todo: list[Any] = [self.top]
         while todo:
@@ -259,7 +259,7 @@ def test_a_returned_commit_survives_power_loss(
         lay(tmp_path / "cut", files)
         folder = tmp_path / "cut" / "run" / "state"
         assert (newest(folder) or 0) >= expected, files
-        commit(CheckpointManager(folder, keep_last=keep), 9)  # and it goes on from there
+        commit(CheckpointManager(folder, keep_last=keep), 9)  # and the next commit works
         assert newest(folder) == 9
         assert not leftovers(folder)
         shutil.rmtree(tmp_path / "cut")
@@ -272,10 +272,10 @@ def refusing(patch: pytest.MonkeyPatch, at: int, code: int) -> None:
     """Let the operation of that number fail, a write after its first half."""
     numbers = itertools.count()
 
-    def refuse(name: str, *given: Any) -> None:
+    def refuse(name: str, *arguments: Any) -> None:
         if next(numbers) == at:
             if name == "_write":
-                os.write(given[0], given[1][: len(given[1]) // 2])
+                os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
             raise OSError(code, os.strerror(code))
 
     watched(patch, REFUSABLE, refuse)
@@ -284,7 +284,7 @@ def refusing(patch: pytest.MonkeyPatch, at: int, code: int) -> None:
 def operations_of(work: Callable[[], None], names: tuple[str, ...]) -> list[str]:
     done: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        watched(patch, names, lambda name, *given: done.append(name))
+        watched(patch, names, lambda name, *arguments: done.append(name))
         work()
     return done
 
@@ -335,7 +335,7 @@ def test_an_interrupt_at_any_operation(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             numbers = itertools.count()
 
-            def interrupt(name: str, *given: Any, at: int = at, numbers: Iterator[int] = numbers) -> None:
+            def interrupt(name: str, *arguments: Any, at: int = at, numbers: Iterator[int] = numbers) -> None:
                 if next(numbers) == at:
                     raise KeyboardInterrupt
 
@@ -407,12 +407,12 @@ def killed(folder: Path, at: int, step: int, half: bool) -> bool:
     def work() -> None:
         numbers = itertools.count()
 
-        def die(name: str, *given: Any) -> None:
+        def die(name: str, *arguments: Any) -> None:
             if next(numbers) == at:
                 if half and name == "_write":
-                    os.write(given[0], given[1][: len(given[1]) // 2])
-                if half and name == "_remove" and given[0].is_dir():
-                    next(given[0].iterdir(), given[0] / "none").unlink(missing_ok=True)
+                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                if half and name == "_remove" and arguments[0].is_dir():
+                    next(arguments[0].iterdir(), arguments[0] / "none").unlink(missing_ok=True)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -446,7 +446,7 @@ def test_killed_at_any_file_operation(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_again_while_recovering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_survives_being_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # a killed process loses nothing that it wrote
     for first, second in itertools.product(range(32), repeat=2):
         folder = tmp_path / f"{first}-{second}"
@@ -464,27 +464,27 @@ def test_killed_again_while_recovering(tmp_path: Path, monkeypatch: pytest.Monke
         shutil.rmtree(folder)
 
 
-def test_what_living_processes_write_is_left_alone(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+def test_files_of_running_processes_are_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         mine = {f".step-00000001.{pid}.part" for pid in (os.getpid(), 2**22 + 1)} | {f".latest.{2**22 + 1}.part"}
-        theirs = {f".step-00000001.{other.pid}.part", ".step-00000001.x.part", ".part", ".1.part", "a.1.part"}
-        theirs |= {".step-00000001.99999999999999999999.part", "step-00000001"}
-        for name in mine | theirs:
+        foreign = {f".step-00000001.{process.pid}.part", ".step-00000001.x.part", ".part", ".1.part", "a.1.part"}
+        foreign |= {".step-00000001.99999999999999999999.part", "step-00000001"}
+        for name in mine | foreign:
             (tmp_path / name).mkdir()
             (tmp_path / name / "tensors.safetensors").touch()
         atomic_io.remove_stale(tmp_path)
-        assert set(os.listdir(tmp_path)) == theirs
-        other.communicate(b"\n")
+        assert set(os.listdir(tmp_path)) == foreign
+        process.communicate(b"\n")
     atomic_io.remove_stale(tmp_path)
-    assert len(os.listdir(tmp_path)) == len(theirs) - 1
+    assert len(os.listdir(tmp_path)) == len(foreign) - 1
 
 
-def test_what_was_left_of_one_name_alone(tmp_path: Path) -> None:
+def test_only_leftovers_of_the_same_name_are_removed(tmp_path: Path) -> None:
     names = {f".{name}.{2**22 + 1}.part" for name in ("a.b", "a.b.old", "axb", "c", "a.b.c")}
     for name in names:
         (tmp_path / name).touch()
     atomic_io.remove_stale(tmp_path, "a.b")
-    assert set(os.listdir(tmp_path)) == {each for each in names if not each.startswith((".a.b.old", ".a.b.4"))}
+    assert set(os.listdir(tmp_path)) == {name for name in names if not name.startswith((".a.b.old", ".a.b.4"))}
 
 
 # -- at any instant ---------------------------------------------------------------------------------------------------
@@ -497,8 +497,8 @@ def valid(folder: Path) -> bool:
         files = {name: (folder / name).read_bytes() for name in ("tensors.safetensors", "values.json")}
     except (OSError, ValueError):
         return False
-    found = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    return bool(manifest["files"] == found and manifest["step"] == int(folder.name.split("-")[1]))
+    described = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return bool(manifest["files"] == described and manifest["step"] == int(folder.name.split("-")[1]))
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -511,7 +511,7 @@ def test_a_valid_checkpoint_exists_before_every_operation(
         commit(store, 2)
     counts = []
 
-    def look(*given: Any) -> None:
+    def look(*arguments: Any) -> None:
         counts.append(sum(valid(path) for path in tmp_path.glob("step-*")))
 
     watched(monkeypatch, OPERATIONS, look)
@@ -558,9 +558,7 @@ def test_a_concurrent_reader_always_finds_a_valid_checkpoint(tmp_path: Path) -> 
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_takes_less_than_it_was_given_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: random.randint(1, 7)]))
     commit(CheckpointManager(tmp_path), 1)
@@ -568,14 +566,14 @@ def test_a_write_that_takes_less_than_it_was_given_is_continued(
     assert newest(tmp_path) == 1
 
 
-def test_a_new_file_is_never_one_that_is_there(tmp_path: Path) -> None:
+def test_a_new_file_never_replaces_an_existing_one(tmp_path: Path) -> None:
     atomic_io.write_synced(tmp_path / "a", [b"1", memoryview(b"23"), torch.tensor([4], dtype=torch.uint8)])
     assert (tmp_path / "a").read_bytes() == b"123\x04"
     with pytest.raises(FileExistsError):
         atomic_io.write_synced(tmp_path / "a", [b"4"])
 
 
-def test_the_measure_is_the_size_and_the_hash() -> None:
+def test_a_checksum_is_the_size_and_the_hash() -> None:
     expected = {"bytes": 8, "sha256": hashlib.sha256(b"\0\0\x80?\0\0\0@").hexdigest()}
     assert atomic_io.checksum([torch.tensor([1.0, 2.0])]) == expected
     assert atomic_io.checksum([b"\0\0\x80", b"", b"?\0\0\0@"]) == expected

@@ -135,15 +135,15 @@ def test_links_in_a_circle_are_an_error_of_the_system(here: Path) -> None:
         cache.check_folder(here / "a" / "cache")
 
 
-def test_what_is_made_is_for_this_user_alone(here: Path) -> None:
+def test_created_files_are_private_to_this_user(here: Path) -> None:
     cache.write_private_file(here / "x" / "y" / "file.json", b"")
     (here / "x" / "y" / f".file.json.{2**22 + 1}.part").touch()  # of a process that is not there
     cache.write_private_file(here / "x" / "y" / "file.json", b"text")
     with cache.lock(here / "x" / "lock", "working"):
-        assert [mode(here / each) for each in ("x", "x/y")] == [0o700] * 2
-        assert [mode(here / each) for each in ("x/y/file.json", "x/lock")] == [0o600] * 2
+        assert [mode(here / name) for name in ("x", "x/y")] == [0o700] * 2
+        assert [mode(here / name) for name in ("x/y/file.json", "x/lock")] == [0o600] * 2
     assert cache.read_file(here / "x" / "y" / "file.json") == b"text"
-    assert sorted(each.name for each in here.rglob("*")) == ["file.json", "lock", "x", "y"]
+    assert sorted(path.name for path in here.rglob("*")) == ["file.json", "lock", "x", "y"]
 
 
 def test_a_file_in_place_of_the_folder_is_an_error_of_the_system(here: Path) -> None:
@@ -194,14 +194,14 @@ def test_a_lock_is_not_made_through_a_link(here: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("given", ["above", "above/cache", "above/link"])
-def test_what_belongs_to_another_user_is_refused_on_every_step_of_the_way(here: Path, given: str) -> None:
+@pytest.mark.parametrize("path", ["above", "above/cache", "above/link"])
+def test_a_folder_of_another_user_is_refused_anywhere_on_the_path(here: Path, path: str) -> None:
     (here / "above").mkdir(0o700)
     (here / "above" / "cache").mkdir(0o700)
     (here / "above" / "link").symlink_to("cache")
     cache.check_folder(here / "above" / "link")
-    give(here / given)
-    with pytest.raises(CacheError, match=rf"{given} belongs to user {OTHER}, but this is user 0"):
+    give(here / path)
+    with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER}, but this is user 0"):
         cache.make_private_folder(here / "above" / "link" / "new")
 
 
@@ -223,9 +223,9 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
         except CacheError as error:
             return str(error)
 
-    root, mine, theirs, mixed = as_user(USER, lambda: [read(name) for name in caches])
+    root, mine, foreign, mixed = as_user(USER, lambda: [read(name) for name in caches])
     assert (root, mine) == ("root", "mine")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in theirs
+    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in foreign
     assert f"mixed/file belongs to user {OTHER}" in mixed
     assert "no home folder" in as_user(USER, cache.folder)
     assert as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
@@ -244,14 +244,12 @@ def held(path: Path) -> Iterator[int]:
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        yield other.pid
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        yield holder.pid
 
 
-def test_a_lock_that_is_held_is_waited_for_with_a_word_and_not_for_ever(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_lock_is_announced_and_limited(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "WARN_AFTER", 0.1)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.4)
     with held(here / "lock") as number:
@@ -280,7 +278,7 @@ def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.Monke
     assert taken == ["waited", "held"]
 
 
-def test_a_holder_that_has_no_number_is_another_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_holder_without_a_process_id_is_another_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.0)
     handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)

@@ -26,18 +26,18 @@ TABLE = """
 @pytest.fixture
 def trees(tmp_path: Path) -> dict[str, Any]:
     """The script's names, with a table of this test."""
-    found = runpy.run_path(str(TREES))
+    tree_functions = runpy.run_path(str(TREES))
     (tmp_path / "key_map.toml").write_text(TABLE)
-    read = found["KeyMap"].read
-    found["KeyMap"].read = lambda section: read(section, tmp_path / "key_map.toml")
-    return found
+    read = tree_functions["KeyMap"].read
+    tree_functions["KeyMap"].read = lambda section: read(section, tmp_path / "key_map.toml")
+    return tree_functions
 
 
 def test_old_names_and_values_are_looked_up(trees: dict[str, Any]) -> None:
     before = {"train": {"rate": 1.5, "gone": 3}, "task": {"kind": "extract"}, "journal": [{"rate": 2, "loss": 0.1}]}
     now = {"train": {"optimizer": {"lr": 1.5}, "fresh": 0}, "task": {"kind": "qa"}, "log": [{"lr": 2}]}
-    found = trees["differences"]("defaults", before, now)
-    assert len(found) == 1 and found[0].startswith("journal/0/loss") and "(nothing)" in found[0]
+    lines = trees["differences"]("defaults", before, now)
+    assert len(lines) == 1 and lines[0].startswith("journal/0/loss") and "(nothing)" in lines[0]
 
 
 def test_a_rule_of_a_section_holds_there_alone(trees: dict[str, Any]) -> None:
@@ -46,11 +46,11 @@ def test_a_rule_of_a_section_holds_there_alone(trees: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(1, 1.0), (0.1, 0.1 + 2**-56), ([], {}), ("a", "b"), ([1], [1, 2]), (None, 0)]
+    ("before", "now"), [(1, 1.0), (0.1, 0.1 + 2**-56), ([], {}), ("a", "b"), ([1], [1, 2]), (None, 0)]
 )
-def test_every_other_value_is_a_difference(trees: dict[str, Any], one: Any, other: Any) -> None:
-    assert trees["differences"]("training", {"x": one}, {"x": other})
-    assert not trees["differences"]("training", {"x": float("nan"), "y": one}, {"x": float("nan"), "y": one})
+def test_any_unequal_value_is_a_difference(trees: dict[str, Any], before: Any, now: Any) -> None:
+    assert trees["differences"]("training", {"x": before}, {"x": now})
+    assert not trees["differences"]("training", {"x": float("nan"), "y": before}, {"x": float("nan"), "y": before})
 
 
 def test_two_old_values_cannot_have_one_new_name(trees: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Devices: what is not there is told in words, and each process of a host has a GPU of its own."""
+"""Devices: a missing device is an error with a reason, and each process of a host has a GPU of its own."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_each_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cpu") == torch.device("cpu")
 
 
-def test_what_is_not_there_is_told(
+def test_a_missing_device_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    said = r'the device is "cuda", but PyTorch .* sees no GPU'
+    message = r'the device is "cuda", but PyTorch .* sees no GPU'
     for refused in (
         lambda: heedful.load(BUNDLED_ENCODER, device="cuda"),
         lambda: Engine(BUNDLED_ENCODER, device="cuda"),
     ):
-        with pytest.raises(HeedfulError, match=said):
+        with pytest.raises(HeedfulError, match=message):
             refused()
-    with pytest.raises(HeedfulError, match=said):
+    with pytest.raises(HeedfulError, match=message):
         resolve_precision(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
         resolve_device("tpu2")
@@ -52,14 +52,14 @@ def test_what_is_not_there_is_told(
     assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err
 
 
-def test_what_a_device_can_decides_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     assert resolve_dtype("auto") == torch.float32 and resolve_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
     assert resolve_precision(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
-def test_a_gpu_that_nobody_asks_for_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.is_available() or not unused_gpu_note(None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (

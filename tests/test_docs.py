@@ -41,7 +41,9 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune
-    monkeypatch.setattr(heedful, "finetune", lambda *given, **more: usual(*given, **(more | {"epochs": EPOCHS})))
+    monkeypatch.setattr(
+        heedful, "finetune", lambda *arguments, **more: usual(*arguments, **(more | {"epochs": EPOCHS}))
+    )
     Path("corpus.txt").write_text(
         "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
     )
@@ -98,13 +100,13 @@ def alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stand_in(path: Path) -> None:
     """Something small in place of a file or a folder that a page names, where it is not there."""
-    said = [(f"It was {a} . I call it {a} and {b} .", b) for a in ("good", "fine", "bad") for b in "abcdefgh"]
+    texts = [(f"It was {a} . I call it {a} and {b} .", b) for a in ("good", "fine", "bad") for b in "abcdefgh"]
     if path.exists():
         return
     if path == Path("intents"):
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
-        tokenizer = train_tokenizer([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
+        tokenizer = train_tokenizer([text for text, _ in texts], TokenizerSettings(algorithm="unigram", vocab_size=60))
         model = transformer_config(TransformerInit(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(
             with_head(create(BundleConfig(family="heedful", model=model), tokenizer, seed=0), "language_model"), path
@@ -114,7 +116,7 @@ def stand_in(path: Path) -> None:
         path.symlink_to(ROOT / "heedful" / "assets" / BUNDLED_ENCODER)
     elif path.suffix == ".csv":
         names = ("source", "target") if path.stem == "pairs" else ("text", "label")
-        path.write_text("".join(f"{a},{b}\n" for a, b in (names, *said)))
+        path.write_text("".join(f"{a},{b}\n" for a, b in (names, *texts)))
     elif "=" in path.name and path.name.endswith("100d.txt"):
         numbers = " ".join(["0.5"] * 100)
         Path(path.name.partition("=")[2]).write_text("".join(f"{word} {numbers}\n" for word in ("it", "good", "bad")))
@@ -126,21 +128,21 @@ def test_the_table_of_data_settings_is_whole() -> None:
 
 
 def test_the_comparison_counts_the_lines_of_the_models() -> None:
-    said = re.search(r"about ([\d,]+)\s+lines", (ROOT / "docs/comparison.md").read_text(encoding="utf-8"))
+    match = re.search(r"about ([\d,]+)\s+lines", (ROOT / "docs/comparison.md").read_text(encoding="utf-8"))
     files = [file for folder in ("nn", "model", "families") for file in (ROOT / "heedful" / folder).rglob("*.py")]
     lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files)
-    assert said and abs(int(said[1].replace(",", "")) - lines) < 0.02 * lines
+    assert match and abs(int(match[1].replace(",", "")) - lines) < 0.02 * lines
 
 
-def test_records_that_are_named_are_there() -> None:
-    """Also those in the records themselves, where a newer one may have taken the place of an older one."""
+def test_named_records_exist() -> None:
+    """Every record that docs or other records name exists; a newer one may have replaced an older one."""
     records = ROOT / "benchmarks" / "results"
     for page in (*PAGES, *records.glob("shares*.md")):
         for name in re.findall(r"[\w.-]+-20\d\d-\d\d-\d\d\b", page.read_text(encoding="utf-8")):
             assert list(records.glob(f"{name}.*")), (page.name, name)
 
 
-def test_the_road_names_what_is_there() -> None:
+def test_the_road_names_existing_files_and_code() -> None:
     lines = (ROOT / "docs" / "road.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| ") and "| decks |" not in line]
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "heedful").rglob("*.py"))
@@ -155,7 +157,7 @@ def test_the_road_names_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("page", COURSE, ids=lambda page: f"course-{page.name}")
-def test_a_page_of_the_course_names_what_is_there(page: Path) -> None:
+def test_course_pages_name_existing_files_and_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert 1200 <= len(text.split()) <= 2200 and text.count("assert ") >= 3
     for name in re.findall(r"`([\w.]+(?:/[\w.]+)*(?:\.py|/))`", text):
@@ -168,7 +170,7 @@ def test_a_page_of_the_course_names_what_is_there(page: Path) -> None:
         assert study in STUDIES, study
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), (page.name, target)

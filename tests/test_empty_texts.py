@@ -32,15 +32,15 @@ def engine(folder: Path) -> Engine:
     return Engine(folder)
 
 
-@pytest.mark.parametrize("given", [["", "the cat"], b"\nthe cat\n"])
-def test_the_command(folder: Path, engine: Engine, given: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = isinstance(given, bytes)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given if lines else b"")))
+@pytest.mark.parametrize("text", [["", "the cat"], b"\nthe cat\n"])
+def test_the_command(folder: Path, engine: Engine, text: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = isinstance(text, bytes)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text if lines else b"")))
     with pytest.raises(SystemExit) as stop:
-        main(["predict", str(folder), "--json", *([] if lines else given)])
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert not stop.value.code and [each["input"] for each in found] == ["", "the cat"]
-    assert [each["label"] for each in found] == [each["label"] for each in engine(["", "the cat"])]
+        main(["predict", str(folder), "--json", *([] if lines else text)])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert not stop.value.code and [answer["input"] for answer in answers] == ["", "the cat"]
+    assert [answer["label"] for answer in answers] == [answer["label"] for answer in engine(["", "the cat"])]
 
 
 def csv(path: Path) -> Path:
@@ -62,17 +62,17 @@ def parquet(path: Path) -> Path:
 def test_files(engine: Engine, tmp_path: Path, write: Any) -> None:
     file = write(tmp_path / f"in.{write.__name__}")
     done = predict_files(engine, [file], tmp_path / "out", BatchSettings(format="jsonl"))
-    found = [json.loads(line) for line in (tmp_path / "out" / "part-00000000.jsonl").read_text().splitlines()]
-    wanted = [each["label"] for each in engine(["", "the cat", ""])]
-    assert [each["label"] for each in found[:3]] == wanted and done.answered == 3
-    assert [each["error"] for each in found[3:]] == ["text: is missing"] * (len(found) - 3)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "part-00000000.jsonl").read_text().splitlines()]
+    wanted = [answer["label"] for answer in engine(["", "the cat", ""])]
+    assert [row["label"] for row in rows[:3]] == wanted and done.answered == 3
+    assert [row["error"] for row in rows[3:]] == ["text: is missing"] * (len(rows) - 3)
     assert "2 rows have an empty text, which is answered like any other" in done.stated
 
 
 def test_the_server(folder: Path, engine: Engine) -> None:
     with background({"single": str(folder)}) as server:
-        found = ask(server.port, "/predict", {"inputs": [[""], ["the cat"]]}).json
-        assert [each[0]["label"] for each in found] == [each["label"] for each in engine(["", "the cat"])]
-        assert ask(server.port, "/predict", {"inputs": ""}).json[0]["label"] == found[0][0]["label"]
+        replies = ask(server.port, "/predict", {"inputs": [[""], ["the cat"]]}).json
+        assert [reply[0]["label"] for reply in replies] == [answer["label"] for answer in engine(["", "the cat"])]
+        assert ask(server.port, "/predict", {"inputs": ""}).json[0]["label"] == replies[0][0]["label"]
         for missing in (None, [None], [[]], {"pair": "x"}):
             assert ask(server.port, "/predict", {"inputs": missing}).status == 422

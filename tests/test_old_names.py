@@ -156,5 +156,5 @@ def test_an_old_name_is_found(text: str, name: str) -> None:
         'end.stop_reason == "completed"',
     ],
 )
-def test_a_name_of_today_is_not(text: str) -> None:
+def test_a_current_name_is_not_reported(text: str) -> None:
     assert not found(text)

@@ -31,10 +31,11 @@ def test_of_keeps_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "given"), [([[0, 0], [0]], "[2, 1]"), ([[0, 0, 0]], "[3]"), ([[0] * 3, [0], []], "[3, 1, 0]"), ([], "[]")]
+    ("types", "types_text"),
+    [([[0, 0], [0]], "[2, 1]"), ([[0, 0, 0]], "[3]"), ([[0] * 3, [0], []], "[3, 1, 0]"), ([], "[]")],
 )
-def test_types_of_other_lengths_are_refused(types: list[list[int]], given: str) -> None:
-    text = f"types have lengths {given} but the sequences have lengths [3, 1]: give one type for each token"
+def test_types_of_other_lengths_are_refused(types: list[list[int]], types_text: str) -> None:
+    text = f"types have lengths {types_text} but the sequences have lengths [3, 1]: give one type for each token"
     with pytest.raises(HeedfulError, match=re.escape(text)):
         Packed.of([[5, 6, 7], [8]], types=types)
 
@@ -78,7 +79,7 @@ def test_an_empty_batch() -> None:
 def test_to_moves_every_tensor_and_keeps_the_bounds() -> None:
     batch = Packed.of([[1, 2], [3]])
     moved = batch.to("meta")
-    assert {each.device.type for each in (moved.tokens, moved.positions, moved.types)} == {"meta"}
+    assert {tensor.device.type for tensor in (moved.tokens, moved.positions, moved.types)} == {"meta"}
     assert moved.bounds == batch.bounds
     assert torch.equal(batch.to("cpu").tokens, batch.tokens)
 
@@ -92,4 +93,4 @@ def test_filled_has_few_numbers_of_rows_and_at_most_three_percent_more() -> None
         assert 0 <= more <= rows / 32 and filled.bounds[:-1] == batch.bounds
         assert len(filled.tokens) == len(filled.positions) == len(filled.types) == filled.bounds[-1]
         seen.add(filled.bounds[-1])
-    assert len([each for each in seen if each >= 64]) <= 32 * 5 + 1
+    assert len([size for size in seen if size >= 64]) <= 32 * 5 + 1

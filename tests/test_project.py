@@ -1,4 +1,4 @@
-"""What a person meets before any mathematics: import, command, wheel, scripts."""
+"""The project's surface: import, command, wheel, scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def run(*command: str, **more: str) -> str:
-    """What a command writes; it must succeed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         command, cwd=ROOT, env={**ENVIRONMENT, **more}, capture_output=True, text=True, timeout=110, check=False
     )
@@ -97,7 +97,7 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name or "/test_" in name]
 
 
-def test_what_the_source_archive_names_is_there() -> None:
+def test_files_named_in_the_source_archive_exist() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert [name for name in build["targets"]["sdist"]["include"] if not (ROOT / name[1:]).exists()] == []
 
@@ -128,36 +128,36 @@ def requirements(*extras: str) -> list[Requirement]:
 def test_lower_bounds_are_above_known_vulnerabilities() -> None:
     every = requirements(*PROJECT["optional-dependencies"])
     for name, newest in KNOWN_VULNERABLE.items():
-        found = [each for each in every if each.name == name]
-        assert found and not any(each.specifier.contains(newest) for each in found), name
+        matching = [requirement for requirement in every if requirement.name == name]
+        assert matching and not any(requirement.specifier.contains(newest) for requirement in matching), name
 
 
 def test_constraints_satisfy_every_requirement() -> None:
     lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] != "#"]
-    pinned = {canonicalize_name(each.name): next(iter(each.specifier)) for each in lines}
-    assert all(each.operator == "==" for each in pinned.values())
+    pinned = {canonicalize_name(line.name): next(iter(line.specifier)) for line in lines}
+    assert all(specifier.operator == "==" for specifier in pinned.values())
     assert pinned["torch"].version == "2.13.0" and len(pinned) == len(lines)
-    for each in requirements("serve", "export", "translate", "notebook", "test", "dev"):
-        if each.name != "heedful":
-            assert each.specifier.contains(pinned[canonicalize_name(each.name)].version), each
+    for requirement in requirements("serve", "export", "translate", "notebook", "test", "dev"):
+        if requirement.name != "heedful":
+            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)].version), requirement
 
 
 def test_the_bill_of_materials_lists_what_heedful_runs_with() -> None:
     document = run(sys.executable, "scripts/sbom.py")
-    made = json.loads(document)
-    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
-    assert made["metadata"]["component"]["purl"] == f"pkg:pypi/heedful@{heedful.__version__}"
-    found = {each["name"]: each for each in made["components"]}
-    for each in requirements():
-        assert found[canonicalize_name(each.name)]["scope"] == "required"
-    for each in requirements("serve", "export"):
-        assert found[canonicalize_name(each.name)]["version"] == version(each.name)
-    assert found["uvicorn"]["scope"] == "optional"
-    assert {"pillow", "httpcore2"} & found.keys(), "those of dependencies too"
-    assert not {"pytest", "mypy", "ruff", "heedful"} & found.keys()
-    refs = {"heedful", *(each["bom-ref"] for each in made["components"])}
-    assert {each["ref"] for each in made["dependencies"]} == refs
-    assert all(set(each["dependsOn"]) <= refs for each in made["dependencies"])
+    bill = json.loads(document)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["purl"] == f"pkg:pypi/heedful@{heedful.__version__}"
+    components = {component["name"]: component for component in bill["components"]}
+    for requirement in requirements():
+        assert components[canonicalize_name(requirement.name)]["scope"] == "required"
+    for requirement in requirements("serve", "export"):
+        assert components[canonicalize_name(requirement.name)]["version"] == version(requirement.name)
+    assert components["uvicorn"]["scope"] == "optional"
+    assert {"pillow", "httpcore2"} & components.keys(), "those of dependencies too"
+    assert not {"pytest", "mypy", "ruff", "heedful"} & components.keys()
+    refs = {"heedful", *(component["bom-ref"] for component in bill["components"])}
+    assert {dependency["ref"] for dependency in bill["dependencies"]} == refs
+    assert all(set(dependency["dependsOn"]) <= refs for dependency in bill["dependencies"])
     assert document == run(sys.executable, "scripts/sbom.py")
 
 

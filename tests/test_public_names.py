@@ -39,12 +39,12 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def repeated(kind: type[ast.stmt]) -> dict[str, list[str]]:
     """Map each public name that several modules define at their top to those modules."""
-    found = defaultdict(list)
+    modules_by_name = defaultdict(list)
     for module, tree in modules().items():
         for node in tree.body:
             if isinstance(node, kind) and not (name := getattr(node, "name", "_")).startswith("_"):
-                found[name].append(module)
-    return {name: places for name, places in found.items() if len(places) > 1}
+                modules_by_name[name].append(module)
+    return {name: places for name, places in modules_by_name.items() if len(places) > 1}
 
 
 def test_each_class_has_a_name_of_its_own() -> None:

@@ -115,8 +115,8 @@ class Halves:
 
 def test_part_of_a_table_lies_over_the_default() -> None:
     """Not over the class's own; another kind starts anew, and what no other kind has says which it is."""
-    found = settings.from_mapping(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
-    assert found == Halves(first=Stack(layers=4, rate=0.5), second=Learned(count=9))
+    halves = settings.from_mapping(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
+    assert halves == Halves(first=Stack(layers=4, rate=0.5), second=Learned(count=9))
     assert settings.from_mapping(Halves, {"second": {"kind": "sinusoidal"}}, source="f").second == Sinusoidal()
     assert override(Halves(first=None), ["first.rate=0.1"]).first == Stack(layers=3, rate=0.1)
     with pytest.raises(HeedfulError, match=r'^f: second.kind is missing, expected one of "learned", "sinusoidal"$'):
@@ -124,7 +124,7 @@ def test_part_of_a_table_lies_over_the_default() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, "none"])
-def test_none_is_a_word_where_it_is_allowed(nothing: str | None) -> None:
+def test_none_is_read_as_a_word_where_allowed(nothing: str | None) -> None:
     model = settings.from_mapping(Model, {"name": "none", "positions": nothing, "note": nothing}, source="here")
     assert (model.name, model.positions, model.note) == ("none", None, None)
 
@@ -232,7 +232,7 @@ def test_ten_problems_are_enough() -> None:
     assert lines[-1] == "and more"
 
 
-def test_our_own_mistakes_stay_ours() -> None:
+def test_programming_errors_are_not_setting_errors() -> None:
     with pytest.raises(AssertionError, match="our own mistake"):
         settings.from_mapping(Model, {"name": "a", "stack": {"layers": 13}}, source="x")
 
@@ -361,7 +361,7 @@ def test_assignments_refused(assignment: str, message: str) -> None:
     assert str(caught.value).split("\n")[-1].removeprefix(f"{assignment}: ") == message
 
 
-def test_an_assignment_is_made_once() -> None:
+def test_a_setting_cannot_be_assigned_twice() -> None:
     with pytest.raises(HeedfulError, match=r"both set stack\.layers: give one"):
         override(START, ["stack.layers=1", "stack.layers=2"])
 
@@ -411,8 +411,8 @@ plain = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KNOWN.split(", ")), plain), plain)
-def test_anything_else_is_refused_and_nothing_breaks(mapping: dict[str, Any], other: Any) -> None:
-    for data in (mapping, other, {"name": "a", "positions": other, "stacks": [other], "warm_up": other}):
+def test_arbitrary_values_are_refused_with_an_error(mapping: dict[str, Any], anything: Any) -> None:
+    for data in (mapping, anything, {"name": "a", "positions": anything, "stacks": [anything], "warm_up": anything}):
         try:
             model = settings.from_mapping(Model, data, source="here")
         except HeedfulError:
@@ -442,7 +442,7 @@ def test_toml_looks_as_a_person_would_write_it() -> None:
     )
 
 
-def test_what_toml_cannot_hold_is_not_written() -> None:
+def test_values_that_toml_cannot_hold_are_refused() -> None:
     with pytest.raises(HeedfulError, match=r'^to_toml: the text "none" would be read as None'):
         settings.to_toml(Model(name="a", note="none"))
     with pytest.raises(HeedfulError, match=r"^to_toml: betas\.0 is inf, expected a finite number$"):

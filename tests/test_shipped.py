@@ -35,16 +35,18 @@ def test_it_is_small_and_read_by_its_name() -> None:
 def test_transformers_computes_the_same() -> None:
     folder, loaded = bundled_model(BUNDLED_ENCODER), heedful.load(BUNDLED_ENCODER)
     assert loaded.source == heedful.load(f"{BUNDLED_ENCODER}@main").source == BUNDLED_ENCODER
-    theirs, info = transformers.BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    reference, info = transformers.BertForMaskedLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert loaded.tokenizer is not None
     batch = loaded.tokenizer.pack(["The rain came [MASK] from the hills."])
     with torch.inference_mode():
-        ours, expected = loaded(batch), theirs.eval()(batch.tokens[None]).logits[0]
-    assert (ours - expected).abs().max() < 1e-4
+        actual, expected = loaded(batch), reference.eval()(batch.tokens[None]).logits[0]
+    assert (actual - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("text", SENTENCES)
 def test_it_fills_in_masks(text: str) -> None:
     (answer,) = heedful.Engine(BUNDLED_ENCODER)([text], top_k=10)
-    assert SENTENCES[text] in [each["text"] for each in answer["masks"][0]["tokens"]]
+    assert SENTENCES[text] in [token["text"] for token in answer["masks"][0]["tokens"]]

@@ -31,8 +31,8 @@ def script() -> Any:
 
 @pytest.fixture(scope="module")
 def pages(script: Any) -> dict[str, str]:
-    found: dict[str, str] = script.generated_pages()
-    return found
+    generated: dict[str, str] = script.generated_pages()
+    return generated
 
 
 def test_every_page_is_in_one_group(script: Any, pages: dict[str, str]) -> None:
@@ -40,10 +40,10 @@ def test_every_page_is_in_one_group(script: Any, pages: dict[str, str]) -> None:
     assert list(groups) == ["Start", "Tasks", "Train", "Serve", "Understand", "Reference"]
     named = Counter(name for names in groups.values() for name in names)
     written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    made = {name.removesuffix(".md") for name in pages if "/" not in name or name.endswith("/index.md")}
+    generated = {name.removesuffix(".md") for name in pages if "/" not in name or name.endswith("/index.md")}
     house = {name.removesuffix(".md") for name in script.HOUSE.values()}
     assert set(named.values()) == {1}
-    assert set(named) == (written - {"index"}) | made | house
+    assert set(named) == (written - {"index"}) | generated | house
 
 
 def test_the_command_line_page_has_every_verb(pages: dict[str, str]) -> None:

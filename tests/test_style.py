@@ -59,8 +59,8 @@ def test_module(path: Path) -> None:
     if path.parent.name != "families":
         methods = METHODS.get(str(path.relative_to(ROOT / "heedful")), set())
         named = [(line, name) for line, name in names_and_literals(tree) if name not in methods]
-        found = [(line, name) for line, name in named if words(name) & FAMILY_NAMES]
-        assert not found, "families are data: their names stay in heedful/families"
+        matches = [(line, name) for line, name in named if words(name) & FAMILY_NAMES]
+        assert not matches, "families are data: their names stay in heedful/families"
     elif path.name not in ("config_reader.py", "family.py", "family_facts.py", "names.py"):
         assert not [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)], "families are data"
 
@@ -69,17 +69,17 @@ def test_no_private_paths() -> None:
     folders = ["heedful", "tests", "scripts", "examples", "benchmarks", "docs", ".ci"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
-    found = []
+    names_found = []
     for path in files:
         text = path.read_text(encoding="utf-8", errors="ignore") if path.stat().st_size < 2_000_000 else ""
         if path.suffix not in (".pyc", ".png") and (match := PRIVATE_PATH.search(text)):
-            found.append(f"{path.relative_to(ROOT)}: {match.group()}")
-    assert not found
+            names_found.append(f"{path.relative_to(ROOT)}: {match.group()}")
+    assert not names_found
 
 
 def test_the_checks_see_what_they_should() -> None:
     code = 'def load_bert(x): """bert"""; GPT2Model.t5 = f"roberta-{x}"\nfrom a.xlm import BertNormalizer, albert as b'
-    found = {name for _, name in names_and_literals(ast.parse(code)) if words(name) & FAMILY_NAMES}
-    assert found == {"load_bert", "GPT2Model", "t5", "roberta-", "a.xlm", "albert"}
+    names_found = {name for _, name in names_and_literals(ast.parse(code)) if words(name) & FAMILY_NAMES}
+    assert names_found == {"load_bert", "GPT2Model", "t5", "roberta-", "a.xlm", "albert"}
     assert PRIVATE_PATH.search('open("/home' + '/someone/x")')
     assert not PRIVATE_PATH.search("https://example.org/home/page and model/work/x")

@@ -50,13 +50,13 @@ def move_out(folder: Path, name: str, outside: Path) -> None:
         "model.safetensors",
     ],
 )
-def test_a_file_of_a_model_is_no_link_out_of_its_folder(name: str, model: Path, tmp_path: Path) -> None:
+def test_a_model_file_must_not_link_out_of_its_folder(name: str, model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     heedful.load(folder)
     move_out(folder, name, tmp_path)
-    with pytest.raises(HeedfulError, match="lies outside the folder") as told:
+    with pytest.raises(HeedfulError, match="lies outside the folder") as error:
         heedful.load(folder)
-    assert str(folder) in str(told.value)
+    assert str(folder) in str(error.value)
 
 
 def words(folder: Path) -> None:
@@ -86,7 +86,7 @@ def sentence_pieces(folder: Path) -> None:
         (sentence_pieces, "spiece.model"),
     ],
 )
-def test_a_file_of_a_tokenizer_is_no_link_out_of_its_folder(
+def test_a_tokenizer_file_must_not_link_out_of_its_folder(
     make: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "tokenizer")
@@ -96,7 +96,7 @@ def test_a_file_of_a_tokenizer_is_no_link_out_of_its_folder(
         Tokenizer.load(tmp_path / "tokenizer")
 
 
-def test_what_a_link_leads_to_is_not_published(tmp_path: Path) -> None:
+def test_targets_of_links_are_not_published(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("-----BEGIN KEY-----\nsecret\n")
     save_tiny(tmp_path / "model", "bert", "BertModel", num_hidden_layers=1)
     (tmp_path / "model" / "vocab.txt").symlink_to("../key")
@@ -125,19 +125,19 @@ def test_links_inside_the_folder_and_into_the_hubs_blobs_are_followed(model: Pat
     "path",
     ["a\0b", "\ud800", "a\nb", "a/../../b", "..", "/etc", "1_Pooling/" * 50, "x" * 300, "\x1b[2J", "\u202e"],
 )
-def test_a_path_in_modules_that_is_no_place_in_the_folder(path: str, model: Path, tmp_path: Path) -> None:
+def test_a_module_path_outside_the_folder_is_refused(path: str, model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["path"] = path
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(HeedfulError, match="the path of the pooling module cannot be used") as told:
+    with pytest.raises(HeedfulError, match="the path of the pooling module cannot be used") as error:
         heedful.load(folder)
-    assert str(told.value).isprintable() and len(str(told.value)) < 1_000
+    assert str(error.value).isprintable() and len(str(error.value)) < 1_000
     modules[0]["path"] = path
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(HeedfulError, match="keeps the Transformer in") as told:
+    with pytest.raises(HeedfulError, match="keeps the Transformer in") as error:
         heedful.load(folder)
-    assert str(told.value).isprintable() and len(str(told.value)) < 1_000
+    assert str(error.value).isprintable() and len(str(error.value)) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -151,24 +151,24 @@ def test_a_path_in_modules_that_is_no_place_in_the_folder(path: str, model: Path
         None,
     ],
 )
-def test_modules_that_are_none_are_refused_in_few_words(modules: object, model: Path, tmp_path: Path) -> None:
+def test_an_invalid_modules_file_is_refused_briefly(modules: object, model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(HeedfulError, match=r"modules\.json") as told:
+    with pytest.raises(HeedfulError, match=r"modules\.json") as error:
         heedful.load(folder)
-    assert str(told.value).isprintable() and len(str(told.value)) < 1_200
+    assert str(error.value).isprintable() and len(str(error.value)) < 1_200
 
 
 @pytest.mark.parametrize(
     "pooling",
     [["mean"] * 100_000, ["mean", "mean"], ["mean", 3], [["mean"]], [], 3, "\ud800", "x" * 500_000, {"mean": True}],
 )
-def test_a_pooling_that_is_none_is_refused_in_few_words(pooling: object, model: Path, tmp_path: Path) -> None:
+def test_an_invalid_pooling_is_refused_briefly(pooling: object, model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
-    with pytest.raises(HeedfulError, match=r"the pooling is .*expected some of .*, each of them once") as told:
+    with pytest.raises(HeedfulError, match=r"the pooling is .*expected some of .*, each of them once") as error:
         heedful.load(folder)
-    assert str(told.value).isprintable() and len(str(told.value)) < 1_000
+    assert str(error.value).isprintable() and len(str(error.value)) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_an_error_does_not_quote_a_whole_file(file: str, value: dict[str, object
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     known = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps(known | value))
-    with pytest.raises(HeedfulError) as told:
+    with pytest.raises(HeedfulError) as error:
         heedful.load(folder)
-    assert len(str(told.value)) < 1.1 * MAX_MESSAGE
+    assert len(str(error.value)) < 1.1 * MAX_MESSAGE
 
 
 def test_messages_and_quotes_are_cut() -> None:
@@ -207,7 +207,7 @@ def test_messages_and_quotes_are_cut() -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/../b", "../a", "/a", "./a", "a//b", "a/", "a\0", "\ud800", "x" * 201]
 )
-def test_names_that_are_no_places_in_the_folder(name: str, tmp_path: Path) -> None:
+def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None:
     for check in (check_name, check_inside, read_bytes):
         with pytest.raises(HeedfulError, match="lies outside the folder"):
             check(tmp_path, name)

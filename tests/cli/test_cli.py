@@ -179,10 +179,10 @@ def test_an_interruption_is_quiet(folders: dict[str, Path]) -> None:
 
 
 def test_models_are_counted_exactly(run: Any) -> None:
-    (found,) = run("models", "--json").json
-    counts = {each["size"]: each["parameters"] for each in found}
+    (entry,) = run("models", "--json").json
+    counts = {size["size"]: size["parameters"] for size in entry}
     assert {name: counts[name] for name in COUNTS} == COUNTS
-    base = next(each for each in found if each["size"] == "bert-base-uncased")
+    base = next(size for size in entry if size["size"] == "bert-base-uncased")
     assert base == {
         "family": "bert",
         "size": "bert-base-uncased",
@@ -212,14 +212,14 @@ def test_models_with_heads_are_counted_exactly(head: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
+    ("variables", "spins"), [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
 )
 def test_threads_do_not_spin_for_long(
-    run: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None
+    run: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spins: str | None
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     run("--version")
     assert os.environ.get("GOMP_SPINCOUNT") == spins
@@ -261,8 +261,8 @@ def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
     (facts,) = run(
         "tokenizer", text, "--output", tmp_path / "b", "--settings", settings, "--vocab-size=280", "--json"
     ).json
-    made = heedful.Tokenizer.load(tmp_path / "b")
-    assert facts["vocab_size"] == made.size == 280 and facts["fingerprint"] == made.fingerprint
+    tokenizer = heedful.Tokenizer.load(tmp_path / "b")
+    assert facts["vocab_size"] == tokenizer.size == 280 and facts["fingerprint"] == tokenizer.fingerprint
     assert facts["example"]["tokens"][0] == "<s>"
 
 
@@ -346,7 +346,7 @@ SHOWN: list[tuple[str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), SHOWN)
-def test_predict_shows(
+def test_predict_prints_answers(
     run: Any, folders: dict[str, Path], name: str, arguments: list[str], expected: list[str]
 ) -> None:
     done = run("predict", folders[name], *arguments)
@@ -475,7 +475,7 @@ def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) ->
 
 
 def sets(**settings: Any) -> list[str]:
-    """Of a run that takes a second."""
+    """Return the settings of a run that takes a second."""
     return list(assignments(settings))
 
 
@@ -487,7 +487,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
+def test_finetune_prints_its_results(run: Any, tmp_path: Path) -> None:
     generated_data.data("single", tmp_path / "data")
     folder = tmp_path / "my run"
     done = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
@@ -501,19 +501,19 @@ def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
     assert results == {"folder": str(folder)} | json.loads((folder / "results.json").read_text())
 
 
-def test_what_is_next_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
+def test_the_suggested_command_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
     generated_data.data("pair", tmp_path / "data")
     done = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
     assert done.code == 0 and '/run "Your text." --pair "Its pair."' in done.out
 
 
 def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", given, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
+    path = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    done = run("finetune", "classify", path, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
     assert done.code == 0 and done.err == ""
     (results,) = done.json
     assert results["data"]["bad_rows"] == {"a.csv": 1} and results["folder"] == str(tmp_path / "run")
-    (estimate,) = run("finetune", "classify", given, "--on-bad-row=skip", "--dry-run", "--json", *sets()).json
+    (estimate,) = run("finetune", "classify", path, "--on-bad-row=skip", "--dry-run", "--json", *sets()).json
     assert estimate["steps"] == results["seeds"][0]["steps"]
 
 
@@ -529,34 +529,34 @@ def test_a_dry_run_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.
 
 def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = tuned / "data"
+    data = tuned / "data"
     (tmp_path / "recipe.toml").write_text("[train]\nbacth = 3\n")
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
     diverges = sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})
     for arguments, message in (
-        (["clasify", given], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
+        (["clasify", data], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
         (
-            ["classify", given, "--train.bacth=3"],
+            ["classify", data, "--train.bacth=3"],
             "--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)",
         ),
-        (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
-        (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),
-        (["classify", given, "--on-bad-row", "skp"], '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip'),
+        (["classify", data, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
+        (["classify", data, "--recipe", "no.toml"], "no.toml: there is no such file"),
+        (["classify", data, "--on-bad-row", "skp"], '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip'),
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
         (
-            ["classify", given, "--model", "nowhere"],
+            ["classify", data, "--model", "nowhere"],
             "'nowhere' is no folder here, and revision 'main' of it is not in the local cache",
         ),
-        (["classify", given, "--output", given], "data is no run: it holds "),
-        (["classify", given, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
-        (["tag", given], "train.csv: which column is the words?"),
-        (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),
+        (["classify", data, "--output", data], "data is no run: it holds "),
+        (["classify", data, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
+        (["tag", data], "train.csv: which column is the words?"),
+        (["classify", data, "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),
         (
-            ["classify", given, "--data.dev_fraction=0.2"],
+            ["classify", data, "--data.dev_fraction=0.2"],
             "--data.dev_fraction=0.2 would change nothing: a dev split is given",
         ),
-        (["classify", given, "--output", "diverges", *diverges], "The weights are those from before this step."),
+        (["classify", data, "--output", "diverges", *diverges], "The weights are those from before this step."),
     ):
         done = run("finetune", *arguments)
         assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
@@ -573,8 +573,8 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
         return RunResult(output_dir=folder, status="interrupted", results={})
 
     monkeypatch.setattr(finetune_module, "finetune", finetune)
-    for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
-        done = run("finetune", "tag", *given)
+    for arguments, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
+        done = run("finetune", "tag", *arguments)
         assert done.code == 130 and done.out == ""
         assert done.err == f"stopped; all progress is saved in {name}. The same command resumes it.\n"
     assert seen[0] == (Path("a.csv"), "tag-a") and seen[1][0] == [Path("b/c.d.csv"), Path("x.csv")]
@@ -591,7 +591,7 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
         ["recipe", "cp", "bogus"],
     ],
 )
-def test_what_is_wrong_is_told_before_torch_is_there(arguments: list[str]) -> None:
+def test_errors_are_reported_before_torch_is_imported(arguments: list[str]) -> None:
     code = (
         f"import sys; from heedful.cli import main\n"
         f"try: main({arguments})\n"
@@ -617,11 +617,13 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert run(*again, "--overwrite").code == 0
     assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
     test = tuned / "data" / "test.csv"
-    kept = test.read_bytes()
+    content = test.read_bytes()
     done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", test, "--overwrite")
-    assert done.code == 2 and "test.csv is the data itself: give another file" in done.err and test.read_bytes() == kept
-    found = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
-    assert found.err == "" and found.json == [
+    assert (
+        done.code == 2 and "test.csv is the data itself: give another file" in done.err and test.read_bytes() == content
+    )
+    result = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
+    assert result.err == "" and result.json == [
         {"split": "dev"} | results["dev"] | {"bad_rows": {}, "precision": "float32"}
     ]
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
@@ -634,22 +636,24 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
     for seed, share in ((0, "none"), (next(n for n in range(99) if hash_text("the cat sat", n) < 2**64 / 10), "all")):
-        given = sets(**{"data.seed": seed})
-        done = run("finetune", "classify", "a.csv", "--output", share, *given)
-        said = f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
-        assert done.code == 0 and f"{said}, so all are train" in done.err, done.err
+        flags = sets(**{"data.seed": seed})
+        done = run("finetune", "classify", "a.csv", "--output", share, *flags)
+        message = (
+            f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
+        )
+        assert done.code == 0 and f"{message}, so all are train" in done.err, done.err
         assert done.out.startswith("nothing was evaluated: ")
         assert f"The run is in {share}: model, plots, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
-        assert run("finetune", "classify", "a.csv", "--output", share, *given).code == 0
-    found = generated_data.questions(9, impossible=True)
-    paragraphs = found["data"][0]["paragraphs"]
+        assert run("finetune", "classify", "a.csv", "--output", share, *flags).code == 0
+    questions_ = generated_data.questions(9, impossible=True)
+    paragraphs = questions_["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
-    Path("b.json").write_text(json.dumps(found))
+    Path("b.json").write_text(json.dumps(questions_))
     done = run("finetune", "qa", "b.json", *sets())
     assert (
         done.code == 2 and "hash of their contexts, none of the 2 examples would be in it; give a dev file" in done.err
@@ -662,8 +666,11 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
         as_csv(Path(f"{name}.csv"), classified(count, number))
-    for given, folder in ((["train.csv", "dev.csv"], "a"), (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b")):
-        done = run("finetune", "classify", *given, "--output", folder, *sets())
+    for arguments, folder in (
+        (["train.csv", "dev.csv"], "a"),
+        (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b"),
+    ):
+        done = run("finetune", "classify", *arguments, "--output", folder, *sets())
         assert done.code == 0 and "dev, 8 examples" in done.out, done.err
         assert ("test, 9 examples" in done.out) == (folder == "b")
     done = run("check", "train.csv", "dev.csv", "test.csv")
@@ -683,7 +690,7 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])
+    path = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])
     done = run("finetune", "classify", "a.csv", *sets())
     assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
     done = run("check", "a.csv", "--task", "classify")
@@ -694,7 +701,7 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     done = run("evaluate", "run", "--data", "a.csv")
     assert done.code == 0 and "a.csv, 30 examples" in done.out
     assert "settings of the run are used: data.columns.text=my review;" in done.err
-    given.write_text(given.read_text() + "the cat,\n")
+    path.write_text(path.read_text() + "the cat,\n")
     for _ in range(2):
         done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
         assert done.code == 0 and "were skipped: 1; they are in a-bad-rows.jsonl" in done.err
@@ -713,38 +720,38 @@ def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) ->
         place.mkdir(parents=True)
     (tmp_path / "glue" / "SST-2" / "dev.tsv").write_text("n\tsentence\tlabel\n" + rows)
     shutil.copytree(folders["single"], tmp_path / "runs" / "SST-2")
-    (found,) = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue", "--json").json
-    assert found["sst2"]["count"] == 6
+    (result,) = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue", "--json").json
+    assert result["sst2"]["count"] == 6
     done = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue")
     row = next(line.split() for line in done.out.splitlines() if line.startswith("sst2"))
-    assert row[1] == f"{100 * found['sst2']['score']:.2f}" and "of 1 of 10 entries" in done.out
+    assert row[1] == f"{100 * result['sst2']['score']:.2f}" and "of 1 of 10 entries" in done.out
 
 
 def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
-    given = ["--data", tuned / "data"]
+    more_flags = ["--data", tuned / "data"]
     for arguments, message in (
-        ([*given, "--suite", "gleu"], '--suite is "gleu": use glue'),
-        ([*given, "--suite", "glue", "--split", "dev"], "--split cannot be used with --suite"),
-        ([*given, *given, "--suite", "glue"], "--data is given 2 times"),
-        ([*given, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
-        ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
+        ([*more_flags, "--suite", "gleu"], '--suite is "gleu": use glue'),
+        ([*more_flags, "--suite", "glue", "--split", "dev"], "--split cannot be used with --suite"),
+        ([*more_flags, *more_flags, "--suite", "glue"], "--data is given 2 times"),
+        ([*more_flags, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
+        ([*more_flags, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
         (
-            [*given, "--fromat=csv"],
+            [*more_flags, "--fromat=csv"],
             "--fromat is neither a flag nor a setting of heedful evaluate (did you mean --data.format?)",
         ),
-        ([*given, "--suite", "glue"], "nothing to evaluate"),
-        ([*given, "--overwrite"], "--overwrite would change nothing: "),
+        ([*more_flags, "--suite", "glue"], "nothing to evaluate"),
+        ([*more_flags, "--overwrite"], "--overwrite would change nothing: "),
     ):
         done = run("evaluate", tuned / "run", *arguments)
         assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
-    assert "is no folder here" in run("evaluate", "nowhere", *given).err
+    assert "is no folder here" in run("evaluate", "nowhere", *more_flags).err
 
 
 def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("recipe")
     assert done.code == 0 and done.out == run("recipe", "ls").out and "paper  " in done.out and "intents  " in done.out
-    assert {each["name"] for each in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
+    assert {recipe["name"] for recipe in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
     done = run("recipe", "cp", "paper")
     assert done.out == "copied to paper.toml: heedful finetune TASK DATA --recipe paper.toml\n"
     done = run("recipe", "cp", "intents", "--output", "my data")
@@ -759,7 +766,7 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
         assert done.code == 2 and done.err == f"heedful: {message}\n"
 
 
-def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
+def test_a_seed_without_sampling_is_refused() -> None:
     with pytest.raises(HeedfulError, match="--seed is for sampling, which needs --temperature"):
         generation_settings(5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
     assert generation_settings(5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed == 3
@@ -820,7 +827,7 @@ def test_stdout_escapes_what_it_cannot_encode(folders: dict[str, Path]) -> None:
 def test_predict_refuses_answers_that_are_not_finite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["single"], tmp_path / "overflow")
     tensors = load_file(folder / "model.safetensors")
-    save_file({name: torch.full_like(each, 3e38) for name, each in tensors.items()}, folder / "model.safetensors")
+    save_file({name: torch.full_like(tensor, 3e38) for name, tensor in tensors.items()}, folder / "model.safetensors")
     for more in ([], ["--json"]):
         done = run("predict", folder, "the cat", *more)
         assert done.code == 2 and not done.out and "not finite" in done.err

@@ -73,16 +73,16 @@ class Terminal:
     def __init__(self, shell: str, folder: Path) -> None:
         command, first = START[shell]
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TERM": "dumb"}
-        self._master, other = pty.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 250, 0, 0))
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 250, 0, 0))
         self._process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=other, stdout=other, stderr=other, start_new_session=True
+            command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
         )
-        os.close(other)
+        os.close(slave)
         self.answer(FIRST.format(first, shell))
 
     def answer(self, keys: str) -> str:
-        """What appears until the next prompt."""
+        """Send keys and return what appears until the next prompt."""
         os.write(self._master, keys.encode())
         text, end = "", time.monotonic() + SECONDS
         while PROMPT not in text and time.monotonic() < end:

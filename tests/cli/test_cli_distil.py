@@ -32,7 +32,7 @@ def test_the_verdict_is_printed(
     assert "teacher" in out and "The student " in out and "ms, p50 / p99" in out
     assert run(*command, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["models"]["student"]["precision"] == "float32"
-    for wrong, said in (
+    for wrong, message in (
         (["--student", "bag", "--min-quality", "90%"], "--student names a student"),
         (["--min-quality", "130%"], '"130%"'),
         (["--max-latency", "soon"], '"soon"'),
@@ -40,4 +40,4 @@ def test_the_verdict_is_printed(
         (["--lost.soft=1"], "lost.soft is neither a flag nor a setting"),
     ):
         assert run("distil", teacher, folder, *wrong) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -20,9 +20,9 @@ PRETRAIN += ["--train.max_steps=2", "--train.batch_size=12"]
 
 
 def ended(words: list[str]) -> Any:
-    with pytest.raises(SystemExit) as found:
+    with pytest.raises(SystemExit) as error:
         main(words)
-    return found.value.code
+    return error.value.code
 
 
 @pytest.mark.parametrize("verb", [["pretrain"], ["finetune", "classify"], ["distil", "teacher"]])
@@ -39,7 +39,7 @@ def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.
     assert "OMP_NUM_THREADS" not in os.environ and not (tmp_path / "run").exists()
 
 
-def test_not_inside_torchrun(
+def test_nproc_is_refused_inside_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -51,8 +51,8 @@ def test_not_inside_torchrun(
 @pytest.mark.parametrize("shard", ["1", '"all"'])
 def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     """The folder that is published has the same files and the same names, whoever had which part."""
-    found = documents(90)
-    data = corpus_of(tmp_path, found, trained(found)).folder
+    documents_ = documents(90)
+    data = corpus_of(tmp_path, documents_, trained(documents_)).folder
     calm = ["--train.optimizer.eps=1e-2", "--train.optimizer.lr=2e-2"]
     calm += ["--train.precision=float32"]
     left = []
@@ -64,11 +64,11 @@ def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     (files, results), (others, alone) = left
     assert files.keys() == others.keys() and results["tokens"] == alone["tokens"] and results["steps"] == 2
     assert all(files[name] == others[name] for name in files if name != "model.safetensors")
-    mine, other = (load(each["model.safetensors"]) for each in (files, others))
-    assert mine.keys() == other.keys()
-    assert max(float((mine[name] - other[name]).abs().max()) for name in mine) < 1e-5
+    mine, theirs_ = (load(path["model.safetensors"]) for path in (files, others))
+    assert mine.keys() == theirs_.keys()
+    assert max(float((mine[name] - theirs_[name]).abs().max()) for name in mine) < 1e-5
 
 
 @pytest.mark.slow
-def test_an_error_of_the_processes_is_the_command_s(tmp_path: Path) -> None:
+def test_an_error_in_a_process_fails_the_command(tmp_path: Path) -> None:
     assert ended(["pretrain", str(tmp_path / "none.txt"), "--output", str(tmp_path / "run"), "--nproc", "2"]) == 2

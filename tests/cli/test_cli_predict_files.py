@@ -50,25 +50,25 @@ def write(path: Path, count: int = 7) -> Path:
 
 
 def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
-    one, two = write(tmp_path / "one.csv"), write(tmp_path / "two.csv", 3)
+    first, two = write(tmp_path / "one.csv"), write(tmp_path / "two.csv", 3)
     with two.open("a") as file:
         file.write("ragged\n")
-    code, out, err = run(folder, "--file", one, two, "--rows", 4)
+    code, out, err = run(folder, "--file", first, two, "--rows", 4)
     assert code == 0 and "written" in out and "one-answers: 3 parts" in out
     assert '1 rows failed; see the column "error": two.csv:5: has 1 cells' in err
     assert 'one.csv: columns: text="text"; not used: "label"' in err
     table = pq.read_table(tmp_path / "one-answers")
     assert table.num_rows == 11 and table.column_names[:4] == ["file", "row", "line", "input"]
-    code, out, err = run(folder, "--file", one, two, "--rows", 4)
+    code, out, err = run(folder, "--file", first, two, "--rows", 4)
     assert code == 0 and "(all existed already)" in out
-    code, out, err = run(folder, "--file", one, "--rows", 4)
+    code, out, err = run(folder, "--file", first, "--rows", 4)
     assert code == 2 and "holds answers of another run: columns two.csv was" in err
 
 
-def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
+def test_json_output_is_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
-    given = ("--format", "jsonl", "--output", "said", "--without-inputs", "--data.columns.text=label", "--json")
-    code, out, err = run(folder, "--file", file, *given)
+    arguments = ("--format", "jsonl", "--output", "said", "--without-inputs", "--data.columns.text=label", "--json")
+    code, out, err = run(folder, "--file", file, *arguments)
     done = json.loads(out)
     assert code == 0 and not err and (done["rows"], done["errors"], done["folder"]) == (7, 0, "said")
     (row, *_) = (json.loads(line) for line in (tmp_path / "said" / "part-00000000.jsonl").read_text().splitlines())
@@ -87,11 +87,11 @@ def test_a_row_in_another_encoding_says_what_reads_it(run: Any, folder: Path, tm
 
 def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = shutil.copytree(folder, tmp_path / "trained")
-    said = 'dev_fraction = 0.2\nencoding = "cp1252"\ndelimiter = ";"\ncolumns = {text = "body", label = "kind"}\n'
-    (trained / "settings.toml").write_text(f'long_inputs = "truncate"\n[data]\n{said}')
-    file, other = tmp_path / "in.csv", ("--format", "jsonl")
+    recipe = 'dev_fraction = 0.2\nencoding = "cp1252"\ndelimiter = ";"\ncolumns = {text = "body", label = "kind"}\n'
+    (trained / "settings.toml").write_text(f'long_inputs = "truncate"\n[data]\n{recipe}')
+    file, flags = tmp_path / "in.csv", ("--format", "jsonl")
     file.write_bytes("text;body;kind\nthe cat;café;x\n".encode("cp1252"))
-    code, _, err = run(trained, "--file", file, *other, "--output", "one")
+    code, _, err = run(trained, "--file", file, *flags, "--output", "one")
     assert code == 0 and 'in.csv: columns: text="body"' in err
     assert (
         "of the run are used: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; change them with --data."
@@ -99,32 +99,32 @@ def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_pat
     )
     (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
     assert row["error"] is None and row["input"]["body"] == "café"
-    code, _, err = run(trained, "--file", file, *other, "--output", "two", "--data.columns.text=text")
+    code, _, err = run(trained, "--file", file, *flags, "--output", "two", "--data.columns.text=text")
     assert code == 0 and 'in.csv: columns: text="text"' in err
     (tmp_path / "in.txt").write_text("the cat\n")  # plain text has no columns
-    code, _, err = run(trained, "--file", tmp_path / "in.txt", *other, "--output", "three")
+    code, _, err = run(trained, "--file", tmp_path / "in.txt", *flags, "--output", "three")
     assert code == 0 and 'in.txt: columns: text="text"' in err
 
 
 def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = shutil.copytree(folder, tmp_path / "trained")
     (trained / "settings.toml").write_text('[data]\ncolumns = {text = "body", label = "kind"}\n')
-    given, other = tmp_path / "given", ("--format", "jsonl", "--output")
-    given.mkdir()
-    (given / "a.txt").write_text("the cat\n")
-    code, _, err = run(trained, "--file", given, *other, "one")
+    rows, flags = tmp_path / "given", ("--format", "jsonl", "--output")
+    rows.mkdir()
+    (rows / "a.txt").write_text("the cat\n")
+    code, _, err = run(trained, "--file", rows, *flags, "one")
     assert code == 0 and 'a.txt: columns: text="text"' in err and "of the run are used" not in err
-    (given / "b.csv").write_text("text,body\nx,the cat\n")
-    code, _, err = run(trained, "--file", given, *other, "two")
+    (rows / "b.csv").write_text("text,body\nx,the cat\n")
+    code, _, err = run(trained, "--file", rows, *flags, "two")
     assert code == 0 and 'a.txt: columns: text="text"' in err and 'b.csv: columns: text="body"' in err
-    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--data.format=text")
+    code, _, err = run(trained, "--file", rows / "b.csv", *flags, "three", "--data.format=text")
     assert code == 0 and 'b.csv: columns: text="text"' in err
-    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--data.columns.text=body")
+    code, _, err = run(folder, "--file", rows / "a.txt", *flags, "four", "--data.columns.text=body")
     assert code == 2 and 'has no column "body"' in err
 
 
 def asked(trained: DataSettings, kind: str, folder: Path, *names: str, **chosen: Any) -> DataSettings:
-    """As files of those names are asked."""
+    """Return the data settings for files of those names."""
     for name in names:
         (folder / name).touch()
     return settings_for_inputs(trained, kind, [folder / name for name in names], DataSettings(**chosen))
@@ -181,8 +181,8 @@ def test_a_header_that_names_the_text_wins_over_the_number_of_a_run(
     (tmp_path / "in.tsv").write_text("\n".join(rows))
     code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
     assert code == 0 and f'columns: text="{names[place]}"' in err
-    found = answered(tmp_path / "out")
-    assert [row["input"][names[place]] for row in found] == [text for _, text in QUESTIONS]
+    answers = answered(tmp_path / "out")
+    assert [row["input"][names[place]] for row in answers] == [text for _, text in QUESTIONS]
 
 
 def test_a_number_of_a_run_holds_without_a_header_and_is_echoed(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_a_number_of_a_run_holds_without_a_header_and_is_echoed(run: Any, folder
 def test_a_header_without_known_names_is_never_answered(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = trained_by_number(folder, tmp_path / "trained")
     (tmp_path / "in.tsv").write_text("\n".join(map("\t".join, [("author", "phrase"), *QUESTIONS])))
-    given = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
-    code, _, err = run(trained, *given)
+    arguments = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
+    code, _, err = run(trained, *arguments)
     assert code == 2 and '"author", "phrase", may name the columns: say --data.header=true' in err
-    code, _, err = run(trained, *given, "--data.header=true", "--data.columns.text=phrase")
+    code, _, err = run(trained, *arguments, "--data.header=true", "--data.columns.text=phrase")
     assert code == 0 and [row["input"]["phrase"] for row in answered(tmp_path / "out")] == [q for _, q in QUESTIONS]
     (tmp_path / "in.tsv").write_text("author\tphrase\tlabel\nx\ty\tz\n")
-    code, _, err = run(trained, *given)
+    code, _, err = run(trained, *arguments)
     assert code == 2 and "which column is the text?" in err
 
 
@@ -218,7 +218,7 @@ def test_json_lines_are_utf8_whatever_encoding_a_run_read(run: Any, folder: Path
 
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
-    for given, told in (
+    for arguments, message in (
         (("a text", "--output", "x"), "--output needs files: name them with --file"),
         (("a text", "--rows", "3"), "--rows needs files"),
         (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
@@ -232,8 +232,8 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
         (("--file", file, "--output", "answers.csv", "--format", "jsonl"), "ends in .csv, and the format is jsonl"),
         (("--file", file, "--output", "/dev/full"), "is a file: give a folder"),
     ):
-        code, out, err = run(folder, *given)
-        assert code == 2 and told in err and not out, (given, err)
+        code, out, err = run(folder, *arguments)
+        assert code == 2 and message in err and not out, (arguments, err)
 
 
 def test_progress_is_one_line_now_and_then(
@@ -298,5 +298,5 @@ def test_torchrun_shares_the_work(folder: Path, tmp_path: Path) -> None:
         [*launch, *map(str, command)], capture_output=True, text=True, timeout=110, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    (said,) = (json.loads(each) for each in done.stdout.splitlines() if each.startswith("{"))
-    assert said["rows"] == 40 and pq.read_table(tmp_path / "out").num_rows == 40
+    (summary,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert summary["rows"] == 40 and pq.read_table(tmp_path / "out").num_rows == 40

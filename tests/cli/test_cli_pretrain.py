@@ -1,4 +1,4 @@
-"""heedful pretrain on the command line: what it imports, prints, refuses, and how it goes on."""
+"""heedful pretrain on the command line: what it imports, prints and refuses, and how it resumes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Done(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Any:
-    """As in the processes that are started here."""
+    """Use one thread, as in the processes that are started here."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -131,13 +131,13 @@ def test_help_imports_nothing_heavy() -> None:
         (["x", "--data=['y']"], "DATA x and data="),
     ],
 )
-def test_slips_are_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
+def test_pretrain_reports_errors_before_torch_is_imported(arguments: list[str], message: str) -> None:
     code, err, heavy = imported("pretrain", *arguments)
     assert code == 2 and err.startswith("heedful: ") and message in err and err.count("\n") == 1
     assert "torch" not in heavy and "tokenizers" not in heavy
 
 
-def test_what_a_person_sees(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_for_people(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
     assert done.code == 0
@@ -145,33 +145,35 @@ def test_what_a_person_sees(run: Any, text: Path, tmp_path: Path, monkeypatch: p
     assert re.search(r"^  mlm_accuracy +0\.\d{4}\n", done.out, re.MULTILINE) and "nsp_loss" in done.out
     assert "The run is in pretrain-harbour: model, curves, model card." in done.out
     assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in done.out
-    said = done.err.splitlines()
-    assert said[0].startswith("training a tokenizer on the text (wordpiece, up to 400 tokens); --tokenizer takes one")
-    assert re.match(r"120 documents of .* rows of up to 64 tokens, 8 in a step$", said[1])
-    assert [line.split(",")[0] for line in said if line.startswith("step")] == ["step 4", "step 6"]
+    messages = done.err.splitlines()
+    assert messages[0].startswith(
+        "training a tokenizer on the text (wordpiece, up to 400 tokens); --tokenizer takes one"
+    )
+    assert re.match(r"120 documents of .* rows of up to 64 tokens, 8 in a step$", messages[1])
+    assert [line.split(",")[0] for line in messages if line.startswith("step")] == ["step 4", "step 6"]
     again = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
     assert again.out == done.out and "pretrain-harbour is finished already" in again.err
-    other = run("pretrain", text, *sets(**STEPS))
-    assert other.code == 2 and "holds a run with other settings: objective.kind was 'mlm+nsp'" in other.err
+    second_run = run("pretrain", text, *sets(**STEPS))
+    assert second_run.code == 2 and "holds a run with other settings: objective.kind was 'mlm+nsp'" in second_run.err
 
 
 def test_json(run: Any, text: Path, tmp_path: Path) -> None:
     done = run("pretrain", text, "--output", tmp_path / "run", "--json", *sets(**STEPS))
     assert done.code == 0 and not done.err
     (line,) = done.out.splitlines()
-    found = json.loads(line)
-    assert found["folder"] == str(tmp_path / "run") and found["steps"] == 6 and found["objective"] == "mlm"
-    assert found["splits"]["validation"]["numbers"]["mlm_loss"] > 0
+    record = json.loads(line)
+    assert record["folder"] == str(tmp_path / "run") and record["steps"] == 6 and record["objective"] == "mlm"
+    assert record["splits"]["validation"]["numbers"]["mlm_loss"] > 0
 
 
 def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
     done = run("pretrain", text, "--output", tmp_path / "run", "--json", "--time-budget", "1s", *sets())
-    found = json.loads(done.out)
-    assert found["seconds"] >= 1 and found["steps"] > 2, "as many steps as fit"
+    record = json.loads(done.out)
+    assert record["seconds"] >= 1 and record["steps"] > 2, "as many steps as fit"
     settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert settings.train.time_budget == 1 / 60 and settings.train.max_steps is None
     last = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
-    rates = [each["lr"] for each in last if "lr" in each]
+    rates = [entry["lr"] for entry in last if "lr" in entry]
     assert rates[-1] < 0.3 * max(rates), "the schedule follows the clock"
 
 
@@ -184,10 +186,10 @@ def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytes
     more = {
         name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
     }
-    given = [f"--{name}={value}" for name, value in more.items()]
-    done = run("pretrain", "mine.toml", "--json", *given)
-    found = json.loads(done.out)
-    assert found["objective"] == "mlm+sop" and found["folder"] == "pretrain-harbour"
+    flags = [f"--{name}={value}" for name, value in more.items()]
+    done = run("pretrain", "mine.toml", "--json", *flags)
+    record = json.loads(done.out)
+    assert record["objective"] == "mlm+sop" and record["folder"] == "pretrain-harbour"
 
 
 INTERRUPTED = """
@@ -226,10 +228,10 @@ def test_the_same_command_resumes(run: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_bad_rows(run: Any, tmp_path: Path) -> None:
-    rows = [json.dumps({"text": " ".join(each)}) for each in documents(80)]
+    rows = [json.dumps({"text": " ".join(document)}) for document in documents(80)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{broken"]) + "\n")
-    given = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *sets(**STEPS)]
-    done = run("pretrain", *given)
+    arguments = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *sets(**STEPS)]
+    done = run("pretrain", *arguments)
     assert done.code == 2 and "a.jsonl" in done.err and "81" in done.err
-    assert run("pretrain", *given, "--on-bad-row", "skip").code == 0
+    assert run("pretrain", *arguments, "--on-bad-row", "skip").code == 0
     assert "broken" in (tmp_path / "run" / "bad-rows.jsonl").read_text()

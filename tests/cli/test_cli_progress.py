@@ -29,7 +29,7 @@ def step(number: int, tokens: int = 100, seconds: float = 0.5) -> Step:
 
 
 class At(Trainer):
-    """A trainer so far on its way, after so many seconds."""
+    """A trainer at a given step, after a given number of seconds."""
 
     progress = 0.0
 
@@ -60,7 +60,7 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatc
         ]
 
 
-def test_nothing_where_it_is_to_be_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY", 0.0)
     with Progress(quiet=True) as progress:
         progress.step(step(1), At(0.5, 1.0))
@@ -87,5 +87,5 @@ def test_ctrl_c_before_there_are_steps(capsys: pytest.CaptureFixture[str], quiet
     progress = Progress(quiet=quiet)
     progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     progress.__exit__(ValueError, ValueError(), None)
-    said = "" if quiet else "interrupted; finished work is kept, and the same command resumes.\n"
-    assert capsys.readouterr() == ("", said)
+    message = "" if quiet else "interrupted; finished work is kept, and the same command resumes.\n"
+    assert capsys.readouterr() == ("", message)

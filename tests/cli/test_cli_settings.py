@@ -31,9 +31,9 @@ def parse(verb: str, *words: str) -> tuple[list[str], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("verb", TRAINING)
-def test_flags_for_what_everybody_sets(verb: str) -> None:
-    given = {"--lr": "0.1", "--batch-size": "8", "--seed": "7", "--device": "cpu", "--precision": "float32"}
-    assignments, params = parse(verb, *(word for pair in given.items() for word in pair), "-o", "run", "--overwrite")
+def test_common_settings_have_flags(verb: str) -> None:
+    flags = {"--lr": "0.1", "--batch-size": "8", "--seed": "7", "--device": "cpu", "--precision": "float32"}
+    assignments, params = parse(verb, *(word for pair in flags.items() for word in pair), "-o", "run", "--overwrite")
     assert params["out"] == Path("run") and params["overwrite"]
     usual = (
         pretraining("mlm", 256, continued=False)
@@ -59,8 +59,8 @@ def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
     assert len(command.flags) >= 8
     for flag in command.flags:
         name = flag.assignment.partition("=")[0]
-        found = [find_setting(cls, name) for cls in command.settings_classes()[:1]]
-        assert f"({found[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
+        settings = [find_setting(cls, name) for cls in command.settings_classes()[:1]]
+        assert f"({settings[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
         assert "  " not in flag.help and flag.help.endswith((".", ")."))
 
 
@@ -156,7 +156,7 @@ def test_texts_with_an_equals_sign_are_texts() -> None:
         (["--layers", "3"], "init.layers"),
     ],
 )
-def test_what_is_unknown_or_incomplete_is_answered(words: list[str], message: str) -> None:
+def test_unknown_or_incomplete_arguments_get_a_suggestion(words: list[str], message: str) -> None:
     with pytest.raises(HeedfulError) as caught:
         parse("finetune", *words)
     assert message in str(caught.value)
@@ -172,7 +172,7 @@ def test_a_flag_and_an_assignment_for_one_setting_are_refused() -> None:
 @pytest.mark.parametrize(
     ("word", "flag"), [("--output_dir", "--output"), ("--report-to", "--track"), ("--default_root_dir", "--output")]
 )
-def test_a_foreign_flag_is_accepted_and_its_name_here_is_said(
+def test_flags_of_other_libraries_are_accepted_and_translated(
     word: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, params = parse("finetune", word, "csv")
@@ -231,7 +231,9 @@ def test_init_prints_the_settings_of_serve(tmp_path: Path, capsys: pytest.Captur
     assert "max_batch_tokens = " in file.read_text()
 
 
-@pytest.mark.parametrize("verb", [name for name, each in GROUP.commands.items() if isinstance(each, SettingsCommand)])
+@pytest.mark.parametrize(
+    "verb", [name for name, command in GROUP.commands.items() if isinstance(command, SettingsCommand)]
+)
 def test_help_says_what_lists_all_settings(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])

@@ -39,21 +39,21 @@ def compiler(folder: Path, text: str) -> str:
 
 def left(folder: Path) -> list[str]:
     """Names of what a build left: not its lock."""
-    return sorted(each.name for each in folder.iterdir() if each.name != "kernels.lock") if folder.is_dir() else []
+    return sorted(path.name for path in folder.iterdir() if path.name != "kernels.lock") if folder.is_dir() else []
 
 
 def alive(folder: Path) -> list[str]:
     """The processes that have the folder in their command or in their environment, but this one."""
-    found = []
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit() and int(each.name) != os.getpid():
+    messages = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
             try:
-                words = (each / "cmdline").read_bytes()
-                if str(folder).encode() in words + (each / "environ").read_bytes():
-                    found.append(words.replace(b"\0", b" ").decode())
+                words = (path / "cmdline").read_bytes()
+                if str(folder).encode() in words + (path / "environ").read_bytes():
+                    messages.append(words.replace(b"\0", b" ").decode())
             except OSError:  # it has ended, or belongs to another user
                 continue
-    return found
+    return messages
 
 
 def comes(what: object, seconds: float = 20.0) -> bool:
@@ -67,7 +67,7 @@ def comes(what: object, seconds: float = 20.0) -> bool:
     return False
 
 
-def test_what_is_built_is_for_this_user_alone(
+def test_built_libraries_are_private_to_this_user(
     monkeypatch: pytest.MonkeyPatch, folder: Path, built: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
@@ -77,7 +77,7 @@ def test_what_is_built_is_for_this_user_alone(
     finally:
         os.umask(before)
     (path,) = folder.glob("*.so")
-    modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, path, folder / "kernels.lock")]
+    modes = [stat.S_IMODE(file.stat().st_mode) for file in (folder, path, folder / "kernels.lock")]
     assert modes == [0o700, 0o700, 0o600] and left(folder) == [path.name]
 
 
@@ -94,7 +94,7 @@ def test_what_is_built_is_for_this_user_alone(
         ("kill -9 $$", "could not compile the kernels: status -9"),
     ],
 )
-def test_what_cannot_be_used_is_not_kept_and_tried_anew(
+def test_an_unusable_library_is_not_cached(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, text: str, message: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, text))
@@ -104,12 +104,12 @@ def test_what_cannot_be_used_is_not_kept_and_tried_anew(
     assert kernels() is not None and unavailable_reason() == ""
 
 
-def test_what_computes_wrongly_is_not_kept(
+def test_a_library_that_computes_wrongly_is_not_cached(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
     with monkeypatch.context() as patch:
-        patch.setattr(check, "_gelu", lambda found, x: x)
+        patch.setattr(check, "_gelu", lambda ops, x: x)
         assert kernels() is None and "compiled computes wrongly here: gelu in float32 is off by" in unavailable_reason()
     assert left(folder) == []
     assert kernels() is not None
@@ -174,7 +174,7 @@ def test_what_a_build_left_whose_machine_stopped_is_removed_by_the_next(
     folder.chmod(0o700)
     (old / "rows.o").write_text("")
     monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
-    assert kernels() is not None and [each.rpartition(".")[2] for each in left(folder)] == ["so"]
+    assert kernels() is not None and [name.rpartition(".")[2] for name in left(folder)] == ["so"]
 
 
 def test_a_build_of_another_process_is_waited_for_and_then_done_without(
@@ -184,11 +184,11 @@ def test_a_build_of_another_process_is_waited_for_and_then_done_without(
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.3)
     monkeypatch.setenv("CXX", compiler(tmp_path, "exit 1"))
     with cache.lock(folder / "kernels.lock", "compiling the kernels"):
-        said = f"process {os.getpid()}"
-        with pytest.warns(HeedfulWarning, match=f"waiting for {said}, which is compiling the kernels and holds"):
+        note = f"process {os.getpid()}"
+        with pytest.warns(HeedfulWarning, match=f"waiting for {note}, which is compiling the kernels and holds"):
             assert kernels() is None
         with pytest.warns(HeedfulWarning, match="waiting for"):
-            assert unavailable_reason().startswith(f"{said} has been compiling the kernels for more than")
+            assert unavailable_reason().startswith(f"{note} has been compiling the kernels for more than")
 
 
 @pytest.mark.slow
@@ -210,11 +210,11 @@ def test_builds_that_are_killed_at_random_moments(
         os.kill(pid, number)
         os.waitpid(pid, 0)
         assert comes(lambda: not alive(folder)), alive(folder)
-        assert comes(lambda: not [each for each in left(folder) if not each.endswith(".so")]), left(folder)
+        assert comes(lambda: not [name for name in left(folder) if not name.endswith(".so")]), left(folder)
         assert not list((tmp_path / "tmp").iterdir())
         ended["in time" if left(folder) else "in the middle"] += 1
-        for each in folder.glob("*.so"):
-            assert check.find_error(library.load(each)) == ""
-            each.unlink()
+        for path in folder.glob("*.so"):
+            assert check.find_error(library.load(path)) == ""
+            path.unlink()
     assert ended["in the middle"] > rounds / 4, ended
     assert kernels() is not None and unavailable_reason() == ""

@@ -32,7 +32,7 @@ def compiler(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_can_be_turned_off_and_other_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_KERNELS", "off")
     assert kernels() is None and unavailable_reason() == "HEEDFUL_KERNELS is off"
     monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
@@ -40,7 +40,7 @@ def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None
         kernels()
 
 
-def test_nothing_is_built_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_built_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", "")
     assert kernels() is None and "HEEDFUL_CACHE is empty" in unavailable_reason()
 
@@ -60,12 +60,12 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytes
 @pytest.mark.slow
 def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
     count = tmp_path / "calls"
-    made = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')
+    compiler_path = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')
     program = "from pathlib import Path; from heedful.csrc.library import build; build(Path.cwd())"
-    environment = {**os.environ, "CXX": made, "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "CXX": compiler_path, "PYTHONWARNINGS": "ignore"}
     running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
-    assert [each.wait(60) for each in running] == [0, 0, 0]
-    files = [each for each in library.sources() if each.suffix == ".cpp"]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    files = [source for source in library.sources() if source.suffix == ".cpp"]
     assert len(count.read_text().split()) == len(files) + 1  # and one that joins them
     assert len(list(tmp_path.glob("*.so"))) == 1
 
@@ -107,22 +107,22 @@ def test_a_damaged_library_is_built_again_once(
     assert kernels() is None and unavailable_reason().endswith(
         f"{built.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
     )
-    made = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
-    monkeypatch.setenv("CXX", made)
+    compiler_path = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    monkeypatch.setenv("CXX", compiler_path)
     with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: compiling kernels for this processor"):
-        found = kernels()
-    assert found is not None and check.find_error(found) == ""
+        loaded = kernels()
+    assert loaded is not None and check.find_error(loaded) == ""
     count = len((tmp_path / "calls").read_text())
     assert kernels() is not None and len((tmp_path / "calls").read_text()) == count
 
 
 @pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
 def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
-    monkeypatch.setenv("CXX", f"env '{made}' -pipe")
+    compiler_path = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
+    monkeypatch.setenv("CXX", f"env '{compiler_path}' -pipe")
     assert (
         kernels() is None
-        and unavailable_reason() == f"env {made} -pipe could not compile the kernels: error: no such luck"
+        and unavailable_reason() == f"env {compiler_path} -pipe could not compile the kernels: error: no such luck"
     )
     assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
     monkeypatch.setenv("CXX", "g++ '-O2")
@@ -131,10 +131,10 @@ def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPa
 
 def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
     digests = {library._digest(library.FLAGS)}
-    other = tmp_path / "more.h"
-    other.write_text("// more\n")
-    found = library.sources()
-    monkeypatch.setattr(library, "sources", lambda: [*found, other])
+    header = tmp_path / "more.h"
+    header.write_text("// more\n")
+    sources = library.sources()
+    monkeypatch.setattr(library, "sources", lambda: [*sources, header])
     digests |= {library._digest(flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
     assert len(digests) == 3
 
@@ -145,16 +145,16 @@ def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
     assert check.find_error(library.load(built)) == ""
     (tmp_path / built.name).write_bytes(built.read_bytes())
     assert kernels() is not None and unavailable_reason() == ""
-    monkeypatch.setattr(check, "_gelu", lambda found, x: x)
+    monkeypatch.setattr(check, "_gelu", lambda ops, x: x)
     assert kernels() is None and "gelu in float32 is off by" in unavailable_reason()
 
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
 def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
-    found = library.load(built)
-    if (name in ("pack8", "linear8") and not found.has_int8) or (name == "block" and not found.has_bfloat16):
+    loaded = library.load(built)
+    if (name in ("pack8", "linear8") and not loaded.has_int8) or (name == "block" and not loaded.has_bfloat16):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
-    assert "is off by" in check.find_error(replace(found, **{name: lambda *given: None}))
+    assert "is off by" in check.find_error(replace(loaded, **{name: lambda *arguments: None}))
 
 
 def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def path(tmp_path: Path, canary: Path) -> Path:
     return plant(tmp_path / "cache", compiled(tmp_path, canary))
 
 
-def test_one_that_nobody_else_can_have_written_is_loaded(path: Path, canary: Path) -> None:
-    """What the other tests expect not to happen does happen here; and a missing function is a reason."""
+def test_a_library_that_only_this_user_can_write_is_loaded(path: Path, canary: Path) -> None:
+    """A trusted library is loaded, unlike in the other tests; a missing function is reported as the reason."""
     assert as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
     assert canary.exists()
 
@@ -92,7 +92,7 @@ def moved(path: Path) -> None:
         pytest.param(give, f".so belongs to user {OTHER}, but this is", marks=as_root),
     ],
 )
-def test_one_that_others_may_have_written_is_not_loaded(
+def test_a_library_that_others_can_write_is_not_loaded(
     path: Path, canary: Path, change: Callable[[Path], None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(path)
@@ -109,7 +109,7 @@ def test_one_that_others_may_have_written_is_not_loaded(
     [{"XDG_CACHE_HOME": "planted", "HOME": ""}, {"HEEDFUL_CACHE": "planted/heedful"}, {"HOME": "planted"}],
     ids=str,
 )
-def test_none_is_taken_from_the_working_directory(
+def test_no_library_is_loaded_from_the_working_directory(
     tmp_path: Path, canary: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = compiled(tmp_path, canary)
@@ -148,10 +148,10 @@ def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Pa
         os.environ["HEEDFUL_CACHE"] = str(shared / name)
         return unavailable_reason()
 
-    found = {name: as_user(USER, lambda name=name: reason(name)) for name in caches}
-    assert (found["root"], found["mine"]) == ("", "")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in found["theirs"]
-    assert f".so belongs to user {OTHER}" in found["mixed"]
+    reasons = {name: as_user(USER, lambda name=name: reason(name)) for name in caches}
+    assert (reasons["root"], reasons["mine"]) == ("", "")
+    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in reasons["theirs"]
+    assert f".so belongs to user {OTHER}" in reasons["mixed"]
 
 
 def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What only a GPU can show: every CUDA kernel against float64, models, learning, compiled blocks, recorded texts.
+"""Tests that need a GPU: every CUDA kernel against float64, models, learning, compiled blocks, recorded texts.
 
 scripts/test tests/gpu        # all of it, on a machine with a CUDA device
 """
@@ -56,7 +56,7 @@ def drawn(layout: Layout, dtype: torch.dtype, width: int) -> list[Tensor]:
 
 
 def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tensor]]:
-    """The same numbers on the device in that precision, and what of them is trained."""
+    """Move a bias to the device in that precision; return it and its trained tensors."""
 
     def there(tensor: Tensor) -> Tensor:
         return tensor.detach().to("cuda", dtype).requires_grad_()
@@ -73,22 +73,22 @@ def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tens
 
 def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: int, **more: Any) -> None:
     """Forward and backward of one call, beside the reference in float64 on numbers of the same precision."""
-    tensors, (given, trained) = drawn(layout, dtype, width), moved(draw_bias(bias, layout)[0], dtype)
+    tensors, (bias_values, trained) = drawn(layout, dtype, width), moved(draw_bias(bias, layout)[0], dtype)
     if not len(tensors[0]) or not len(tensors[1]):
         return  # attend answers before it takes a kernel
-    call = AttentionArgs(layout=layout, scale=0.3, bias=given, **more)
+    call = AttentionArgs(layout=layout, scale=0.3, bias=bias_values, **more)
     if kernel.cannot(*tensors, call):
         return
-    exact = [each.detach().double().requires_grad_() for each in tensors]
-    exact_bias, exact_trained = moved(given, torch.float64)
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    exact_bias, exact_trained = moved(bias_values, torch.float64)
     truth = outcome(REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, bias=exact_bias, **more))
-    found = outcome(kernel, tensors, trained, call)
-    assert {each.dtype for each in found} == {dtype}
+    results = outcome(kernel, tensors, trained, call)
+    assert {result.dtype for result in results} == {dtype}
     allowed = EXACT.get(dtype)
     if allowed is None:  # as the kernel of the published operator: twice the reference's own error, and its rounding
         eps = torch.finfo(dtype).eps
         allowed = 2 * worst(outcome(REFERENCE, tensors, trained, call), truth) + eps
-    error = worst(found, truth)
+    error = worst(results, truth)
     assert error <= allowed, (kernel.name, bias, dtype, more, layout.sizes(), error, allowed)
 
 
@@ -119,12 +119,12 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     q, k = (torch.randn(shape, generator=generator).to("cuda", torch.bfloat16).requires_grad_() for shape in shapes)
     places = [j for first, last in layout.keys for j in range(last - first)]
     v = torch.eye(width)[places][:, None].expand(-1, 4, -1).contiguous().to("cuda", torch.bfloat16).requires_grad_()
-    given = RelativeBias(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
-    call = AttentionArgs(layout=layout, scale=0.1, bias=given, dropout=p)
+    bias_values = RelativeBias(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
+    call = AttentionArgs(layout=layout, scale=0.1, bias=bias_values, dropout=p)
     if kernel.cannot(q, k, v, call):
         pytest.skip(kernel.cannot(q, k, v, call))
-    exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
-    double = None if given is None else RelativeBias(table=given.table.double())
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    double = None if bias_values is None else RelativeBias(table=bias_values.table.double())
     weights = REFERENCE.run(*exact, AttentionArgs(layout=layout, scale=0.1, bias=double)).detach()
     outs = []
     for seed in (5, 5, 6):
@@ -132,14 +132,14 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
         outs.append(kernel.run(q, k, v, call))
     assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
 
-    out, kept = outs[2], outs[2].detach() != 0
+    out, nonzero = outs[2], outs[2].detach() != 0
     there = weights > 1e-3  # what is smaller may be rounded to nothing
-    assert (out.detach().double() - torch.where(kept, weights / (1 - p), 0.0))[there].abs().max() < 0.02
-    count, dropped = int(there.sum()), int((there & ~kept).sum())
+    assert (out.detach().double() - torch.where(nonzero, weights / (1 - p), 0.0))[there].abs().max() < 0.02
+    count, dropped = int(there.sum()), int((there & ~nonzero).sum())
     assert abs(dropped - count * p) < 5 * math.sqrt(count * p * (1 - p))
 
     gradient = torch.randn(out.shape, generator=generator).to(out)
-    found = torch.autograd.grad(out, [q, k, v], gradient)
+    gradients = torch.autograd.grad(out, [q, k, v], gradient)
     rows = []
     for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
         n, m = stop - start, last - first
@@ -147,10 +147,10 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
         if double is not None:
             gap = torch.arange(m, device="cuda")[None] - torch.arange(m - n, m, device="cuda")[:, None]
             scores = scores + double.table[:, gap.clamp(-3, 3) + 3]
-        mask = kept[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
+        mask = nonzero[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
         rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, exact[2][first:last]))
     right = torch.autograd.grad(torch.cat(rows), exact, gradient.double())
-    assert worst(list(found), list(right)) < 0.03
+    assert worst(list(gradients), list(right)) < 0.03
 
 
 # -- models -------------------------------------------------------------------------------------------------------
@@ -164,15 +164,15 @@ def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
     """float32 rows and gradients on the device, beside float64 on the CPU."""
     save_tiny(tmp_path, family, ARCHITECTURES[family])
     ids, types = sequences(family)
-    found = []
+    outcomes = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         loaded = heedful.load(tmp_path, dtype=dtype).to(device).eval()
         batch = Packed.of(ids, types).to(device)
         rows = loaded.hidden_states(batch, batch) if loaded.needs_target else loaded.hidden_states(batch)
         rows.double().square().mean().backward()
-        gradients = [each.grad for each in loaded.model.parameters() if each.grad is not None]
-        found.append([rows.detach().cpu().double(), *(each.cpu().double() for each in gradients)])
-    for right, mine in zip(*found, strict=True):
+        gradients = [parameter.grad for parameter in loaded.model.parameters() if parameter.grad is not None]
+        outcomes.append([rows.detach().cpu().double(), *(gradient.cpu().double() for gradient in gradients)])
+    for right, mine in zip(*outcomes, strict=True):
         assert (right - mine).abs().max() <= 1e-4 * right.abs().max().clamp(min=1e-3)
 
 
@@ -184,13 +184,13 @@ def test_the_optimizer_moves_the_same() -> None:
         optimizer = Optimizer(tensors, AdamW(lr=1e-2))
         for _ in range(5):
             gradients = {
-                name: torch.randn(each.shape, generator=generator).to(device) for name, each in tensors.items()
+                name: torch.randn(tensor.shape, generator=generator).to(device) for name, tensor in tensors.items()
             }
             norm = optimizer.grad_norm(gradients, scale=0.5)
             optimizer.step(gradients, lr_factor=0.7, scale=0.5, grad_norm=norm)
-        results.append([each.cpu() for each in tensors.values()])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        results.append([tensor.cpu() for tensor in tensors.values()])
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        torch.testing.assert_close(on_cpu, on_gpu, atol=1e-6, rtol=1e-5)
 
 
 _SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.bias": (40,)}
@@ -215,9 +215,9 @@ def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, t
             batch = Packed.of([ids])
             usual, recorded = model(batch.to("cuda")), graphs(batch)
             torch.testing.assert_close(recorded, usual, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=0)
-            kept = recorded.clone()
+            copy_ = recorded.clone()
             graphs(Packed.of([ids[::-1]]))
-            assert torch.equal(recorded, kept), "an answer was overwritten by the next one"
+            assert torch.equal(recorded, copy_), "an answer was overwritten by the next one"
     assert len(graphs._recorded) == 2
 
 
@@ -225,12 +225,12 @@ def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, t
 
 
 @pytest.mark.parametrize("behind", ["true", "false"])
-def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
+def test_a_run_resumes_and_serves_on_cpu_and_gpu(behind: str, tmp_path: Path) -> None:
     class Stop(Reporter):
         """After the fourth step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
-            assert {each.device.type for each in trainer.loaded.parameters()} == {"cuda"}
+            assert {parameter.device.type for parameter in trainer.loaded.parameters()} == {"cuda"}
             trainer.stop_requested = step.number == 4
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
@@ -239,6 +239,6 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
     done = tune("classify", files, folder, more)
     assert done.status == "completed" and done.results["settings"]["train"]["device"] == "cuda"
     texts = [row["text"] for row in classified(20, seed=5)]
-    found = [heedful.Engine(folder, device=device)(texts) for device in ("cpu", "cuda")]
-    for mine, theirs in zip(*found, strict=True):
-        assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-3)
+    answers = [heedful.Engine(folder, device=device)(texts) for device in ("cpu", "cuda")]
+    for mine, on_gpu in zip(*answers, strict=True):
+        assert mine["probabilities"] == pytest.approx(on_gpu["probabilities"], abs=1e-3)

@@ -1,4 +1,4 @@
-"""What CUDA graphs record, as far as a CPU can check it: the same rows, and nothing between host and GPU."""
+"""Recording of CUDA graphs, as far as a CPU can check it: equal rows, and no copies between host and GPU."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Crossings(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
-        if "_local_scalar_dense" in str(func) or any(each.device.type == "cpu" for each in tensors):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        if "_local_scalar_dense" in str(func) or any(tensor.device.type == "cpu" for tensor in tensors):
             self.found.append(str(func))
         return result
 
@@ -68,13 +68,13 @@ def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
     assert isinstance(model, Transformer)
     graphs, batch = CudaGraphs(model), Packed.of([[5, 6], [7]])
     with torch.inference_mode():
-        for each in (graphs, copy.deepcopy(graphs)):
-            assert each.cannot(batch) == "graphs are CUDA's"
-            assert torch.equal(each(batch), model(batch))
+        for graph_set in (graphs, copy.deepcopy(graphs)):
+            assert graph_set.cannot(batch) == "graphs are CUDA's"
+            assert torch.equal(graph_set(batch), model(batch))
 
 
 class OnCuda(CudaGraphs):
-    """One that is told so."""
+    """CUDA graphs that take the CPU for a GPU."""
 
     device = torch.device("cuda")
 
@@ -96,10 +96,10 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:
     """A classic model has no stack, or something that goes over its rows."""
-    made = ClassicModel(
+    model = ClassicModel(
         ClassicConfig(
             embedding=EmbeddingConfig(vocabulary=9, width=4), reader=BagPooling(over=UntrainedSelfAttention())
         )
     )
     with torch.no_grad():
-        assert OnCuda(made).cannot(Packed.of([[5]])) == "only one stack of layers is recorded"
+        assert OnCuda(model).cannot(Packed.of([[5]])) == "only one stack of layers is recorded"

@@ -119,8 +119,8 @@ def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str
 
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
 def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], name: str) -> None:
-    for given, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
-        logits = their_logits(folders[name], *([given] if isinstance(given, str) else given)).logits[0]
+    for item, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
+        logits = their_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
         labels = ["bad", "fair", "good"]
         if name == "regression":
             assert answer["numbers"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
@@ -159,13 +159,13 @@ def brute_force(start: torch.Tensor, end: torch.Tensor, own: list[int], context:
 
 
 def test_spans_are_found_as_all_spans_of_transformers_say(folders: dict[str, Path]) -> None:
-    for given, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
-        out = their_logits(folders["span"], given["question"], given["context"])
-        encoding = theirs(folders["span"])[1](given["question"], given["context"], return_offsets_mapping=True)
+    for question, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
+        out = their_logits(folders["span"], question["question"], question["context"])
+        encoding = theirs(folders["span"])[1](question["question"], question["context"], return_offsets_mapping=True)
         context = [place for place, segment in enumerate(encoding.sequence_ids()) if segment == 1]
         score, i, j = brute_force(out.start_logits[0], out.end_logits[0], context, context)
         start, stop = encoding["offset_mapping"][i][0], encoding["offset_mapping"][j][1]
-        assert (answer["start"], answer["end"], answer["answer"]) == (start, stop, given["context"][start:stop])
+        assert (answer["start"], answer["end"], answer["answer"]) == (start, stop, question["context"][start:stop])
         assert answer["score"] == pytest.approx(score, abs=1e-5)
         nothing = float(out.start_logits[0, 0] + out.end_logits[0, 0])
         assert answer["no_answer_score"] == pytest.approx(nothing, abs=1e-5)
@@ -178,13 +178,15 @@ def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
 
 def test_choices_as_transformers_makes_them(folders: dict[str, Path]) -> None:
     model, tokenizer = theirs(folders["choice"])
-    for given, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
-        pairs = [(given["prompt"], choice) for choice in given["choices"]]
+    for choice_item, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
+        pairs = [(choice_item["prompt"], choice) for choice in choice_item["choices"]]
         batch = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
         with torch.no_grad():
             logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
         assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
-        assert answer["choice"] == given["choices"][int(logits.argmax())] == given["choices"][answer["number"]]
+        assert (
+            answer["choice"] == choice_item["choices"][int(logits.argmax())] == choice_item["choices"][answer["number"]]
+        )
 
 
 def test_sentence_embeddings_equal_sentence_transformers() -> None:
@@ -206,11 +208,11 @@ def test_pairs_are_compared_as_their_vectors_are() -> None:
     engine = Engine(Path(spec.origin).parent / "model")
     pairs = [("A cat sat.", "There was a cat."), ("A cat sat.", "A cat sat."), ("", "word " * 400)]
     compared = engine([*pairs, "A cat sat."])
-    for (one, other), answer in zip(pairs, compared, strict=False):
-        a, b = engine([one, other])
+    for (left, right), answer in zip(pairs, compared, strict=False):
+        a, b = engine([left, right])
         assert answer.keys() == {"similarity", "vectors", "cut"}
-        for found, expected in zip(answer["vectors"], (a["vector"], b["vector"]), strict=True):
-            assert found == pytest.approx(expected, abs=1e-6)
+        for vector, expected in zip(answer["vectors"], (a["vector"], b["vector"]), strict=True):
+            assert vector == pytest.approx(expected, abs=1e-6)
         cosine = np.dot(a["vector"], b["vector"]) / np.linalg.norm(a["vector"]) / np.linalg.norm(b["vector"])
         assert answer["similarity"] == pytest.approx(cosine, abs=1e-6)
         assert answer["cut"] == a["cut"] + b["cut"]
@@ -240,7 +242,7 @@ def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
 
 @torch.no_grad()
 def their_outputs(folder: Path, encoding: Any) -> list[Any]:
-    """What transformers says of each window."""
+    """Return transformers' outputs for each window."""
     model, _ = theirs(folder)
     columns = zip(encoding["input_ids"], encoding["token_type_ids"], strict=True)
     return [model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])) for ids, types in columns]
@@ -287,24 +289,24 @@ def test_long_texts_are_tagged_to_the_last_word(folders: dict[str, Path]) -> Non
 
 
 def test_long_contexts_are_searched_in_windows(folders: dict[str, Path]) -> None:
-    given = {"question": "who wrote it ?", "context": long_text(300)}
-    (answer,) = Engine(folders["span"])([given])
-    encoding = their_windows(folders["span"], given["question"], given["context"])
+    item = {"question": "who wrote it ?", "context": long_text(300)}
+    (answer,) = Engine(folders["span"])([item])
+    encoding = their_windows(folders["span"], item["question"], item["context"])
     own: dict[int, list[int]] = {}
     for number, place in most_context(encoding, 1).values():
         own.setdefault(number, []).append(place)
-    found: list[tuple[float, tuple[int, int]]] = []
+    spans: list[tuple[float, tuple[int, int]]] = []
     nothing = []
     for number, out in enumerate(their_outputs(folders["span"], encoding)):
         context = [place for place, segment in enumerate(encoding.sequence_ids(number)) if segment == 1]
         score, i, j = brute_force(out.start_logits[0], out.end_logits[0], own[number], context)
         offsets = encoding["offset_mapping"][number]
-        found.append((score, (offsets[i][0], offsets[j][1])))
+        spans.append((score, (offsets[i][0], offsets[j][1])))
         nothing.append(float(out.start_logits[0, 0] + out.end_logits[0, 0]))
-    score, (start, stop) = max(found)
-    assert answer["windows"] == len(found) > 10
+    score, (start, stop) = max(spans)
+    assert answer["windows"] == len(spans) > 10
     assert answer["score"] == pytest.approx(score, abs=1e-5)
-    assert answer["answer"] == given["context"][start:stop] == given["context"][answer["start"] : answer["end"]]
+    assert answer["answer"] == item["context"][start:stop] == item["context"][answer["start"] : answer["end"]]
     assert answer["no_answer_score"] == pytest.approx(min(nothing), abs=1e-5)
 
 
@@ -330,18 +332,18 @@ def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path]
 
 
 def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: dict[str, Path]) -> None:
-    given = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
-    (answer,) = Engine(folders["choice"])([given])
+    item = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
+    (answer,) = Engine(folders["choice"])([item])
     model, tokenizer = theirs(folders["choice"])
     room = LIMIT - 3 - 4  # tokens of the prompt beside the longest candidate
-    prompt = tokenizer(given["prompt"], add_special_tokens=False)["input_ids"]
+    prompt = tokenizer(item["prompt"], add_special_tokens=False)["input_ids"]
     starts = range(0, len(prompt) - room + room // 2, room // 2)
     first, separator = VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")
     shares = []
     for start in starts:
         part = prompt[start : start + room]
         scores = []
-        for choice in given["choices"]:
+        for choice in item["choices"]:
             second = tokenizer(choice, add_special_tokens=False)["input_ids"]
             ids = [first, *part, separator, *second, separator]
             types = [0] * (len(part) + 2) + [1] * (len(second) + 1)
@@ -355,7 +357,7 @@ def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: d
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "item"),
     [
         ("choice", {"prompt": "a", "choices": ["b", long_text(60)]}),
         ("span", {"question": long_text(60), "context": "x"}),
@@ -363,17 +365,17 @@ def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: d
         ("regression", (long_text(60), long_text(70))),
     ],
 )
-def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, given: Any) -> None:
-    (answer,) = Engine(folders[name])([given])
+def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, item: Any) -> None:
+    (answer,) = Engine(folders[name])([item])
     assert answer["windows"] > 1
-    (answer,) = Engine(folders[name], cut=LIMIT)([given])
+    (answer,) = Engine(folders[name], cut=LIMIT)([item])
     assert answer["windows"] == 1
 
 
 def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]) -> None:
-    text, other = long_text(60), "the cat sat"
+    text, short_text = long_text(60), "the cat sat"
     model, tokenizer = theirs(folders["single"])
-    first, second = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, other))
+    first, second = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, short_text))
     room, shares = LIMIT - 3 - len(second), []
     for start in range(0, len(first), room // 2):
         ids = [tokenizer.cls_token_id, *first[start : start + room], tokenizer.sep_token_id, *second]
@@ -383,7 +385,7 @@ def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]
             shares.append(model(input_ids=ids, token_type_ids=types).logits[0].softmax(-1))
         if start + room >= len(first):
             break
-    (answer,) = Engine(folders["single"])([(text, other)])
+    (answer,) = Engine(folders["single"])([(text, short_text)])
     assert answer["windows"] == len(shares) > 2
     assert list(answer["probabilities"].values()) == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-5)
 
@@ -393,28 +395,28 @@ def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_same_answer_alone_or_in_any_batch(folders: dict[str, Path], name: str) -> None:
-    given = list(INPUTS[name])
+    inputs = list(INPUTS[name])
     if name not in ("next", "pretraining", "choice", "span"):
-        given.insert(2, long_text(150).replace("zed", "[MASK]"))
-    together = Engine(folders[name])(given)
+        inputs.insert(2, long_text(150).replace("zed", "[MASK]"))
+    together = Engine(folders[name])(inputs)
     small = Engine(folders[name], token_budget=20)
-    for others in (small(given), [small([each])[0] for each in given], list(reversed(small(list(reversed(given)))))):
-        for one, other in zip(together, others, strict=True):
-            assert words_of(one) == words_of(other)
-            assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+    for others in (small(inputs), [small([item])[0] for item in inputs], list(reversed(small(list(reversed(inputs)))))):
+        for answer, expected_answer in zip(together, others, strict=True):
+            assert words_of(answer) == words_of(expected_answer)
+            assert numbers(answer) == pytest.approx(numbers(expected_answer), abs=1e-5)
 
 
 def test_many_inputs_are_read_while_others_are_computed(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(folders["single"])
-    given = [f"the cat {'sat ' * count}" for count in range(8)]
-    expected = engine(given)
+    texts = [f"the cat {'sat ' * count}" for count in range(8)]
+    expected = engine(texts)
     monkeypatch.setattr(module, "TOKENIZE_CHUNK", 3)
-    for one, other in zip(engine(given), expected, strict=True):
-        assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+    for answer, expected_answer in zip(engine(texts), expected, strict=True):
+        assert numbers(answer) == pytest.approx(numbers(expected_answer), abs=1e-5)
     with pytest.raises(HeedfulError, match="input 7 is int 5"):
-        engine([*given[:7], 5])
+        engine([*texts[:7], 5])
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -434,13 +436,13 @@ def test_any_text_is_answered(folders: dict[str, Path], text: str) -> None:
 
 
 def test_half_a_character_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, given in {"single": "\ud800", "next": ("fine", "\ud800"), "tag": ["fine", "\ud800"]}.items():
+    for name, item in {"single": "\ud800", "next": ("fine", "\ud800"), "tag": ["fine", "\ud800"]}.items():
         engine, fine = Engine(folders[name]), ("a", "b") if name == "next" else "a b"
         monkeypatch.setattr(module, "TOKENIZE_CHUNK", 3)
         with pytest.raises(InputError, match=r"^input 4: it has half a character .* at character 0: read the text"):
-            engine([*[fine] * 4, given])
+            engine([*[fine] * 4, item])
     with pytest.raises(InputError, match=r"^input 1: it has half a character"):
-        Engine(folders["choice"])([{"prompt": "a", "choices": ["b", each]} for each in ("c", "\ud800")])
+        Engine(folders["choice"])([{"prompt": "a", "choices": ["b", choice_text]} for choice_text in ("c", "\ud800")])
 
 
 # -- engines ----------------------------------------------------------------------------------------------------
@@ -457,14 +459,14 @@ def test_loaded_models_answer_and_keep_their_mode(folders: dict[str, Path]) -> N
 
 
 def test_no_module_is_told_of_each_call(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model that does not train: in one of three layers it took a quarter of the time of a short text."""
-    engine, told = Engine(folders["single"]), list[bool]()
-    monkeypatch.setattr(torch.nn.Module, "train", lambda self, mode=True: told.append(mode) or self)
+    """Calls in eval mode do not set the mode again: in three layers that took a quarter of a short text's time."""
+    engine, modes = Engine(folders["single"]), list[bool]()
+    monkeypatch.setattr(torch.nn.Module, "train", lambda self, mode=True: modes.append(mode) or self)
     engine(["a cat", "a dog"])
-    assert told == []
+    assert modes == []
     engine.loaded.training = True
     engine(["a cat"])
-    assert told == [False, True]
+    assert modes == [False, True]
 
 
 def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
@@ -511,10 +513,10 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "message"), WRONG, ids=itertools.count())
-def test_wrong_forms_are_named(folders: dict[str, Path], name: str, given: Any, message: str) -> None:
+@pytest.mark.parametrize(("name", "item", "message"), WRONG, ids=itertools.count())
+def test_wrong_forms_are_named(folders: dict[str, Path], name: str, item: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        Engine(folders[name])(given)
+        Engine(folders[name])(item)
 
 
 def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -553,9 +555,9 @@ def test_an_engine_goes_with_its_last_user(folders: dict[str, Path], name: str, 
     try:
         engine = open_in_precision(folders[name], precision)
         engine(INPUTS[name])
-        seen = [weakref.ref(each) for each in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
+        seen = [weakref.ref(item) for item in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
         del engine
-        assert [each() for each in seen] == [None] * len(seen)
+        assert [reference() for reference in seen] == [None] * len(seen)
     finally:
         gc.enable()
 
@@ -567,7 +569,7 @@ def test_an_input_whose_numbers_are_not_finite_is_refused(folders: dict[str, Pat
         loaded.model.embedding.tokens.weight[VOCABULARY.index("paris")] = float("nan")
     engine = Engine(loaded)
     after = engine(["ada", "the cat sat"])
-    assert [each["label"] for each in after] == [each["label"] for each in before]
+    assert [answer["label"] for answer in after] == [answer["label"] for answer in before]
     for inputs, number in (
         (["paris"], 0),
         (["ada", "the cat sat", "paris", "dog"], 2),

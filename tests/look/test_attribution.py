@@ -1,4 +1,4 @@
-"""What predictions rest on: scores are the models' own, and the tokens' shares sum up to them."""
+"""Attributions of predictions: scores are the models' own, and the tokens' shares sum to them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
     model, tokenizer = theirs(folder)
     batch = tokenizer([PROMPT] * 3, CHOICES, return_tensors="pt", padding=True)
     with torch.no_grad():
-        logits = model(**{name: each[None] for name, each in batch.items()}).logits[0]
+        logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
     for side, logit in enumerate(logits.tolist()):
-        found = asks("prediction", {"side": str(side)})
-        assert np.allclose(found["answer"]["probabilities"], logits.softmax(0).numpy(), atol=1e-5)
-        reasons = found["attribution"]
+        answer = asks("prediction", {"side": str(side)})
+        assert np.allclose(answer["answer"]["probabilities"], logits.softmax(0).numpy(), atol=1e-5)
+        reasons = answer["attribution"]
         assert reasons["at_text"] == pytest.approx(logit, abs=1e-5)
         total = numbers(reasons["values"]).sum() + reasons["missing"]
         assert total == pytest.approx(reasons["at_text"] - reasons["at_baseline"], abs=1e-5)
     asks("look", {"side": "1", "text": PROMPT, "pair": "love"})
-    assert [each.choices[1] for each in asks.inspections] == ["love"] * 3 and asks.inspections[2].item[1] == CHOICES[2]
+    assert [inspection.choices[1] for inspection in asks.inspections] == ["love"] * 3 and asks.inspections[2].item[
+        1
+    ] == CHOICES[2]
     assert len(make_page_api(loaded, [{"prompt": PROMPT, "choices": CHOICES}]).inspections) == 3
     alone = PageAPI([Inspection(loaded, (PROMPT, CHOICES[0]))])("prediction", {})
     assert "each with --choice" in alone["told"] and alone["attribution"]
@@ -64,12 +66,12 @@ def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) 
     outputs[first + 1, 0] = outputs[first + 35, 1] = 9.0
     outputs[first + 4, 1] = 5.0
     assert '"b" as the start and "e" as the end' in span_score(inside, outputs).name
-    found = PageAPI([inside])("prediction", {})
-    start, end = found["answer"]["answer"][0], found["answer"]["answer"][-1]
-    assert f'"{start}" as the start and "{end}" as the end' in found["attribution"]["score"]
+    answer = PageAPI([inside])("prediction", {})
+    start, end = answer["answer"]["answer"][0], answer["answer"]["answer"][-1]
+    assert f'"{start}" as the start and "{end}" as the end' in answer["attribution"]["score"]
 
 
-def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
+def test_similarity_is_attributed_to_both_texts(tmp_path: Path) -> None:
     bare = heedful.load(make(tmp_path / "bare", "bare"))
     config = BundleConfig(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
     loaded = create(config, bare.tokenizer, seed=3).eval()
@@ -77,13 +79,13 @@ def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
     rows = [Inspection(loaded, text).last_hidden_state.double().mean(0).numpy() for text in pair]
     cosine = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
     for asks in (PageAPI([Inspection(loaded, text) for text in pair]), PageAPI([Inspection(loaded, pair)])):
-        found = asks("prediction", {})
-        assert found["answer"]["similarity"] == pytest.approx(cosine, abs=1e-5) and found["attention"] is None
-        for each, text in zip(found["texts"], pair, strict=True):
-            reasons = each["attribution"]
-            assert each["item"] == text and reasons["at_text"] == pytest.approx(cosine, abs=1e-5)
+        answer = asks("prediction", {})
+        assert answer["answer"]["similarity"] == pytest.approx(cosine, abs=1e-5) and answer["attention"] is None
+        for side, text in zip(answer["texts"], pair, strict=True):
+            reasons = side["attribution"]
+            assert side["item"] == text and reasons["at_text"] == pytest.approx(cosine, abs=1e-5)
             values = numbers(reasons["values"])
-            assert len(values) == len(each["tokens"]) and abs(values[0]) < 1e-6  # [CLS] is the same in the baseline
+            assert len(values) == len(side["tokens"]) and abs(values[0]) < 1e-6  # [CLS] is the same in the baseline
             assert abs(reasons["missing"]) < 0.02
     assert "give a second text" in PageAPI([Inspection(loaded, pair[0])])("prediction", {})["why"]
 
@@ -97,10 +99,10 @@ def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_
             expected = heads[-1] if name == "hierarchical" else heads.mean(0)
             if name == "a query for each class":
                 expected = heads[label]
-            found = PageAPI([inside])("prediction", {"label": str(label)})
-            assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
-            assert ("of its queries" in found["from"]) == (name == "structured")
-            assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
+            answer = PageAPI([inside])("prediction", {"label": str(label)})
+            assert np.abs(numbers(answer["attention"]) - expected).max() < 1e-6, name
+            assert ("of its queries" in answer["from"]) == (name == "structured")
+            assert (f'for "{("bad", "good")[label]}"' in answer["from"]) == (name == "a query for each class")
     over = with_head(
         bare(AttentionPooling(over=UntrainedSelfAttention())), "sequence_classification", labels=("bad", "good")
     ).eval()
@@ -112,8 +114,8 @@ def test_of_two_labels_with_one_score_both_have_reasons() -> None:
         bare(AttentionPooling(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1
     ).eval()
     bad, good = (PageAPI([Inspection(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
-    mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
-    assert np.abs(other).max() > 0 and np.allclose(mine, -other)
+    mine, negative = (numbers(attribution["attribution"]["values"]) for attribution in (bad, good))
+    assert np.abs(negative).max() > 0 and np.allclose(mine, -negative)
     assert bad["attribution"]["at_text"] == pytest.approx(-good["attribution"]["at_text"])
 
 
@@ -123,17 +125,18 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
     loaded = create(BundleConfig(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
     loaded.tokenizer = ending(words)
     inside = Inspection(loaded, TEXT)
-    said = [each["text"] for each in inside.sides["said"]]
+    side_texts = [side["text"] for side in inside.sides["said"]]
     steps = decoding_report(inside)["steps"]
-    assert said[: len(steps)] == [step["token"] for step in steps]
-    found = PageAPI([inside])("prediction", {"place": "2"})
-    assert f'"{said[2]}" at place 2' in found["attribution"]["score"]
-    assert np.abs(numbers(found["attention"]) - inside.weights("cross", 0)[0, 2].numpy()).max() < 1e-6
+    assert side_texts[: len(steps)] == [step["token"] for step in steps]
+    answer = PageAPI([inside])("prediction", {"place": "2"})
+    assert f'"{side_texts[2]}" at place 2' in answer["attribution"]["score"]
+    assert np.abs(numbers(answer["attention"]) - inside.weights("cross", 0)[0, 2].numpy()).max() < 1e-6
     assert (
-        found["choices"]["places"][2] == (2, said[2]) and found["choices"]["label"] == found["choices"]["labels"][0][0]
+        answer["choices"]["places"][2] == (2, side_texts[2])
+        and answer["choices"]["label"] == answer["choices"]["labels"][0][0]
     )
-    given = Inspection(loaded, TEXT, target=TEXT[:11])
-    assert [each["text"] for each in given.sides["said"]][:-1] == TEXT[:11].split()
+    inspection = Inspection(loaded, TEXT, target=TEXT[:11])
+    assert [side["text"] for side in inspection.sides["said"]][:-1] == TEXT[:11].split()
     assert PageAPI([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
 
 
@@ -150,21 +153,21 @@ def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     run = make(tmp_path / "run", "single")
     final = heedful.load(run)
     CheckpointManager(run / "state").save(
-        3, {f"model/{name}": each + 1 for name, each in final.named_tensors().items()}, {}
+        3, {f"model/{name}": tensor + 1 for name, tensor in final.named_tensors().items()}, {}
     )
     folder = run / "state" / "step-00000003"
-    for name, each in heedful.load(folder).named_tensors().items():
-        assert torch.equal(each, final.named_tensors()[name] + 1), name
+    for name, tensor in heedful.load(folder).named_tensors().items():
+        assert torch.equal(tensor, final.named_tensors()[name] + 1), name
 
 
 def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
     loaded = heedful.load(make(tmp_path / "run", "single"))
     plain = tmp_path / "plain.txt"
     plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
-    found = head_report(loaded, plain)
-    assert found["measure"] == "" and "since there is no loss: " in found["said"]
-    best = {each["name"]: each["patterns"][each["name"]]["lift"] for each in found["strongest"]}
-    assert best["next"] == max(each["patterns"]["next"]["lift"] for each in found["heads"])
+    report = head_report(loaded, plain)
+    assert report["measure"] == "" and "since there is no loss: " in report["said"]
+    best = {head["name"]: head["patterns"][head["name"]]["lift"] for head in report["strongest"]}
+    assert best["next"] == max(head["patterns"]["next"]["lift"] for head in report["heads"])
 
 
 def test_integrated_gradients_equal_captum(tmp_path: Path) -> None:

@@ -23,33 +23,33 @@ from tests.support.model_folders import make
 
 
 def test_known_heads_are_named(tmp_path: Path) -> None:
-    found = head_patterns.find_head_patterns(known(tmp_path), pairs(40))
-    assert tuple(head.name for head in found) == KNOWN
-    for head in found:
+    patterns = head_patterns.find_head_patterns(known(tmp_path), pairs(40))
+    assert tuple(head.name for head in patterns) == KNOWN
+    for head in patterns:
         best = head.patterns[head.name]
         assert best.score > 0.9 and 0 < best.lift <= 1 + 1e-6
         assert head.name == "broad" or best.z > head_patterns.MIN_Z
-    nothing = found[-1]  # all scores are equal: exactly what chance says, in every pattern
-    for name, each in nothing.patterns.items():
-        assert name == "broad" or abs(each.score - each.chance) < 1e-6
-    assert head_patterns.name_table(found, "encoder").shape == (1, 8)
+    nothing = patterns[-1]  # all scores are equal: exactly what chance says, in every pattern
+    for name, pattern in nothing.patterns.items():
+        assert name == "broad" or abs(pattern.score - pattern.chance) < 1e-6
+    assert head_patterns.name_table(patterns, "encoder").shape == (1, 8)
 
 
-def test_chance_names_no_head(tmp_path: Path) -> None:
-    """Of heads with random weights, dull or sharp."""
+def test_random_heads_are_not_named(tmp_path: Path) -> None:
+    """Heads with random weights, flat or sharp, get no name."""
     words = tokenizer(tmp_path)
     places = Learned(count=PLACES)
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=places, types=2, norm="layer")
     for scale, most in ((0.5, 0), (200.0, 2)):
         stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
         config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
-        found = head_patterns.find_head_patterns(create(config, words, seed=1).eval(), pairs(8), related=False)
-        assert sum(head.name not in ("mixed", "broad") for head in found) <= most
+        patterns = head_patterns.find_head_patterns(create(config, words, seed=1).eval(), pairs(8), related=False)
+        assert sum(head.name not in ("mixed", "broad") for head in patterns) <= most
     with pytest.raises(HeedfulError, match="no texts were given"):
         head_patterns.find_head_patterns(known(tmp_path), [])
 
 
-def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
+def test_head_gates_and_importance(tmp_path: Path) -> None:
     """Closed gates are zeros in W_O; importance is the gradient; effects are differences of losses."""
     words = tokenizer(tmp_path)
     embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=PLACES))
@@ -72,7 +72,7 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
         return model.model(batch).pow(3).sum()
 
     model.requires_grad_(False)
-    found = head_importance(model, [loss], [1.0], "loss")
+    importance = head_importance(model, [loss], [1.0], "loss")
     step = 1e-5
     for place in ((0, 0), (2, 3)):
         sides = []
@@ -83,9 +83,9 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
             with gated_heads(model.model, moved):
                 sides.append(float(loss()))
         slope = (sides[0] - sides[1]) / (2 * step)
-        assert abs(abs(slope) - float(found.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
-    assert abs(float(found.effect["encoder"][0, 1])) < 1e-9 and len(found.order) == 16
-    assert found.pruning_losses[0] == pytest.approx(found.loss) and found.masked_counts[-1] == 16
+        assert abs(abs(slope) - float(importance.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
+    assert abs(float(importance.effect["encoder"][0, 1])) < 1e-9 and len(importance.order) == 16
+    assert importance.pruning_losses[0] == pytest.approx(importance.loss) and importance.masked_counts[-1] == 16
 
 
 def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
@@ -106,16 +106,16 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
     loaded = heedful.load(make(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
-    found = head_report(loaded, data)
+    report = head_report(loaded, data)
     assert (
-        found["price"] is None
-        and "No head was masked, since there is no loss: the data has the labels" in found["said"]
+        report["price"] is None
+        and "No head was masked, since there is no loss: the data has the labels" in report["said"]
     )
-    assert found["said"].endswith("Rename them in the data")
+    assert report["said"].endswith("Rename them in the data")
     data.write_text("text,label\nthe cat sat,good\nthe dog ran,odd\na dog,bad\nthe cat,strange\n")
-    found = head_report(loaded, data)
-    assert found["texts"] == 2 and found["measure"] == "loss on 2 examples"
-    assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in found["said"]
+    report = head_report(loaded, data)
+    assert report["texts"] == 2 and report["measure"] == "loss on 2 examples"
+    assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in report["said"]
 
 
 def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,8 +144,8 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     words = ["cat", "dog", "mat", "program"] * 3
     rows = [f"the {word} sat here.,{'good' if number % 2 else 'bad'}" for number, word in enumerate(words)]
     data.write_text("\n".join(["text,label", *rows, ""]))
-    found = head_report(loaded, data)
-    assert len(found["heads"]) == 8 and found["texts"] == 12 and found["example"].startswith("the ")
+    report = head_report(loaded, data)
+    assert len(report["heads"]) == 8 and report["texts"] == 12 and report["example"].startswith("the ")
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     texts = [row.split(",")[0] for row in rows]
     wanted = torch.tensor([{"bad": 0, "good": 2}[row.split(",")[1]] for row in rows])
@@ -161,25 +161,25 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     whole = loss()
     with gated_heads(loaded.model, gates):
         masked = loss()
-    one = next(each for each in found["heads"] if (each["layer"], each["head"]) == (1, 2))
-    assert one["effect"] == pytest.approx(masked - whole, abs=1e-5)
-    assert found["price"]["values"][0] == pytest.approx(whole, abs=1e-5)
+    head = next(entry for entry in report["heads"] if (entry["layer"], entry["head"]) == (1, 2))
+    assert head["effect"] == pytest.approx(masked - whole, abs=1e-5)
+    assert report["price"]["values"][0] == pytest.approx(whole, abs=1e-5)
 
 
-def test_what_is_too_long_is_passed_over_and_not_counted(tmp_path: Path) -> None:
+def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     """In the report, in what it says, and in the examples whose loss is taken."""
     loaded = heedful.load(make(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     rows = [f"the {word} sat here.,good" for word in ("cat", "dog", "mat")]
     data.write_text("\n".join(["text,label", *rows, "cat " * 60 + ",bad", ""]))
-    found = head_report(loaded, data)
-    assert (found["texts"], found["passed_over"]) == (3, 1)
-    assert found["said"].startswith(f"3 texts of {data} (1 more was skipped: empty, or too long to be read at once): ")
-    assert found["measure"] == "loss on 3 examples"
+    report = head_report(loaded, data)
+    assert (report["texts"], report["passed_over"]) == (3, 1)
+    assert report["said"].startswith(f"3 texts of {data} (1 more was skipped: empty, or too long to be read at once): ")
+    assert report["measure"] == "loss on 3 examples"
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["text,label", *rows, ""]))
-    assert [each["patterns"] for each in head_report(loaded, short)["heads"]] == [
-        each["patterns"] for each in found["heads"]
+    assert [head["patterns"] for head in head_report(loaded, short)["heads"]] == [
+        head["patterns"] for head in report["heads"]
     ]
     assert head_report(loaded, short)["said"].startswith(f"3 texts of {short}: ")
     with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):

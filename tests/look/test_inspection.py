@@ -42,42 +42,42 @@ TEXT = " ".join(WORDS[n] for n in (7, 3, 50, 3, 21, 90, 11, 64, 5, 33, 8, 2))
 
 
 def numbers(sent: dict[str, Any]) -> np.ndarray:
-    """What a page reads."""
+    """Return the numbers that a page reads."""
     raw = np.frombuffer(base64.b64decode(sent["data"]), dtype="<" + sent["kind"])
     most = {"f4": 1, "u2": 65535, "u1": 255}[sent["kind"]]
     return raw.reshape(sent["shape"]).astype(np.float64) / most
 
 
 def ending(words: Any) -> Any:
-    """The same with tokens that begin and end a text."""
+    """Return the tokenizer with tokens that begin and end a text."""
     words.special = SpecialIds(pad=0, unknown=0, first=2, separator=1, mask=None)
     return words
 
 
 def inside_of(folder: Path, family: str) -> tuple[Any, Inspection]:
-    theirs = save_tiny(folder, family, next(iter(FAMILIES[family].heads)))
+    reference = save_tiny(folder, family, next(iter(FAMILIES[family].heads)))
     loaded = heedful.load(folder)
     loaded.tokenizer = word_tokenizer(WORDS)
-    return theirs, Inspection(loaded, TEXT)
+    return reference, Inspection(loaded, TEXT)
 
 
-def their_attention(theirs: Any, family: str, ids: list[int]) -> dict[str, Any]:
-    given = {"input_ids": torch.tensor([ids])}
+def their_attention(reference: Any, family: str, ids: list[int]) -> dict[str, Any]:
+    inputs = {"input_ids": torch.tensor([ids])}
     if family == "t5":
-        given["decoder_input_ids"] = torch.tensor([[0, *ids[:-1]]])
+        inputs["decoder_input_ids"] = torch.tensor([[0, *ids[:-1]]])
     with torch.no_grad():
-        out = theirs(**given, output_attentions=True)
+        out = reference(**inputs, output_attentions=True)
     if family == "t5":
         return {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
     return {"decoder" if family == "gpt2" else "encoder": out.attentions}
 
 
 def _check_family(folder: Path, family: str) -> None:
-    theirs, inside = inside_of(folder, family)
+    reference, inside = inside_of(folder, family)
     inside = Inspection(inside.loaded.train(), TEXT)  # nothing is dropped, and afterwards it trains as before
     assert inside.loaded.training
     ask = PageAPI([inside])
-    expected = their_attention(theirs, family, list(inside.encoded.ids))
+    expected = their_attention(reference, family, list(inside.encoded.ids))
     assert {view.part for view in inside.views} == set(expected)
     for part, layers in expected.items():
         assert inside.view(part).layers == len(layers)
@@ -86,11 +86,11 @@ def _check_family(folder: Path, family: str) -> None:
             shown = numbers(ask("weights", place)["weights"])
             assert np.abs(shown.sum(-1) - 1).max() < 1e-3
             assert np.abs(shown - weights[0, 2].numpy()).max() < 1e-5  # rows look, columns are looked at
-            found = ask("neuron", place)
-            q, k, scores = (numbers(found[name]) for name in ("q", "k", "scores"))
+            answer = ask("neuron", place)
+            q, k, scores = (numbers(answer[name]) for name in ("q", "k", "scores"))
             seen = scores > -np.inf
-            if not found["biased"]:
-                assert np.abs((found["scale"] * q @ k.T - scores)[seen]).max() < 1e-4
+            if not answer["biased"]:
+                assert np.abs((answer["scale"] * q @ k.T - scores)[seen]).max() < 1e-4
             soft = np.exp(scores - scores.max(-1, keepdims=True))
             assert np.abs(soft / soft.sum(-1, keepdims=True) - weights[0, 2].numpy()).max() < 1e-5
             small = numbers(ask("thumbnails", place)["heads"])
@@ -114,18 +114,18 @@ def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> N
     for part in {view.part for view in inside.views} - {"cross"}:
         states, layers = inside.hidden_states(part), inside.view(part).layers
         for layer in (0, layers - 2):
-            made = block_steps(inside, part, layer, 3, 4)
-            assert torch.allclose(made[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
-            named = {step.name: step for step in made}
+            steps = block_steps(inside, part, layer, 3, 4)
+            assert torch.allclose(steps[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
+            named = {step.name: step for step in steps}
             assert torch.allclose(named[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
             taken, heard = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
             assert torch.isclose(heard.sum(), torch.tensor(1.0), atol=1e-5)
-            one = inside.attention(part, layer, ("v",), heads=[3])
-            assert one.v is not None
-            assert torch.allclose(heard @ one.v[:, 0], taken, atol=1e-5)
+            attention = inside.attention(part, layer, ("v",), heads=[3])
+            assert attention.v is not None
+            assert torch.allclose(heard @ attention.v[:, 0], taken, atol=1e-5)
 
 
-def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -> None:
+def test_fused_models_are_inspected_layer_by_layer(tmp_path: Path) -> None:
     """A prepared engine computes blocks at once, past the modules that are looked at."""
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
     assert loaded.model.encoder is not None
@@ -140,8 +140,8 @@ def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -
         return None if sight.trace is not None else torch.zeros_like(x)
 
     loaded.model.execution = ExecutionOptions(fused_block=at_once)
-    for one, other in zip(plain, block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
-        assert one.vectors.keys() == other.vectors.keys()
+    for step, expected in zip(plain, block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
+        assert step.vectors.keys() == expected.vectors.keys()
     with torch.no_grad(), gated_heads(loaded.model, gates):
         assert torch.equal(loaded.model(batch), masked)
     assert loaded.model.execution.fused_block is at_once
@@ -155,12 +155,12 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
     ):
         inside = Inspection(heedful.load(make(tmp_path / name, name)), text)
         score, what, *_ = explained_score(inside)
-        found = integrated_gradients(inside, score, what, steps=200)
-        assert abs(found.missing) < 2e-2 * max(1.0, abs(found.at_text - found.at_baseline)), name
-        assert float(found.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
+        attribution = integrated_gradients(inside, score, what, steps=200)
+        assert abs(attribution.missing) < 2e-2 * max(1.0, abs(attribution.at_text - attribution.at_baseline)), name
+        assert float(attribution.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
         with torch.no_grad():
             out = inside.loaded(inside.source)
-        assert any(abs(found.at_text - float(each)) < 1e-5 for each in out.flatten())
+        assert any(abs(attribution.at_text - float(score_value)) < 1e-5 for score_value in out.flatten())
         assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
     pair = Inspection(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
     assert "answer" in explained_score(pair)[1] and set(PageAPI([pair])("prediction", {})) >= {"answer", "attribution"}
@@ -197,37 +197,40 @@ def test_classic_models_show_what_they_look_at() -> None:
 
 @pytest.mark.parametrize("name", ["bag of means", "bag of sums"])
 def test_a_bag_rests_on_each_word_alike(name: str) -> None:
-    """What each word adds is exact there: the score is linear in their vectors."""
+    """The share of each word is exact: the score is linear in the word vectors."""
     inside = Inspection(classic(name), "the film was not good")
-    said = PageAPI([inside])("prediction", {"label": "1"})
-    assert numbers(said["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
-    assert said["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
+    message = PageAPI([inside])("prediction", {"label": "1"})
+    assert numbers(message["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
+    assert message["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
 
 
 def test_compared_words_and_similarity(tmp_path: Path) -> None:
     assert align_tokens(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
     loaded = heedful.load(make(tmp_path / "bare", "bare"))
-    one, other = Inspection(loaded, "the cat sat on the mat"), Inspection(loaded, "the dog sat on the mat")
-    found = PageAPI([one, other])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
-    expected = other.weights("encoder", 1)[2] - one.weights("encoder", 1)[2]
-    assert np.abs(numbers(found["difference"]) - expected.numpy()).max() < 1e-6
+    cat, dog = Inspection(loaded, "the cat sat on the mat"), Inspection(loaded, "the dog sat on the mat")
+    comparison = PageAPI([cat, dog])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
+    expected = dog.weights("encoder", 1)[2] - cat.weights("encoder", 1)[2]
+    assert np.abs(numbers(comparison["difference"]) - expected.numpy()).max() < 1e-6
     save_tiny(tmp_path / "deep", "bert", "BertModel", vocab_size=loaded.config.model.embedding.vocabulary)
     deep = heedful.load(tmp_path / "deep")
     deep.tokenizer = loaded.tokenizer
     student = PageAPI([Inspection(deep, "the cat sat"), Inspection(loaded, "the cat sat")])  # four layers beside two
-    found = student("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
-    means = [each.weights("encoder", layer).mean(0) for each, layer in zip(student.inspections, (3, 1), strict=True)]
-    assert np.abs(numbers(found["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
-    assert "different shapes" in found["apart"]
-    kept = collect_answers(student, layers=[3], heads=[0]).answers  # beside layer 3 of four stands the last of two
-    assert "difference" in kept["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
-    told = contextual_similarity([one, other], "mat")
-    assert len(told.occurrences) == 2 and torch.allclose(told.layers[1].diagonal(), torch.ones(2))
-    row = one.hidden_states("encoder")[2][6]
-    again = torch.nn.functional.cosine_similarity(row, other.hidden_states("encoder")[2][6], dim=0)
-    assert torch.isclose(told.layers[2][0, 1], again, atol=1e-6)
+    comparison = student("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
+    means = [
+        inspection.weights("encoder", layer).mean(0)
+        for inspection, layer in zip(student.inspections, (3, 1), strict=True)
+    ]
+    assert np.abs(numbers(comparison["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
+    assert "different shapes" in comparison["apart"]
+    answers = collect_answers(student, layers=[3], heads=[0]).answers  # beside layer 3 of four is the last of two
+    assert "difference" in answers["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
+    similarity = contextual_similarity([cat, dog], "mat")
+    assert len(similarity.occurrences) == 2 and torch.allclose(similarity.layers[1].diagonal(), torch.ones(2))
+    row = cat.hidden_states("encoder")[2][6]
+    again = torch.nn.functional.cosine_similarity(row, dog.hidden_states("encoder")[2][6], dim=0)
+    assert torch.isclose(similarity.layers[2][0, 1], again, atol=1e-6)
     pair = contextual_similarity([Inspection(loaded, ("The cat sat", "on the mat"))], "the")
-    assert [(each["text"], each["start"], each["stop"]) for each in pair.occurrences] == [
+    assert [(occurrence["text"], occurrence["start"], occurrence["stop"]) for occurrence in pair.occurrences] == [
         ("The cat sat", 0, 3),
         ("on the mat", 3, 6),
     ]
@@ -253,9 +256,9 @@ def test_similarity_of_an_engine_that_was_prepared(
     assert loaded.model.encoder is not None
     attention = loaded.model.encoder.blocks[1].attention
     attention.add_module("qkv", kind(attention.qkv))
-    found = qk_spectrum(loaded, "encoder", 1, 3)
+    spectrum = qk_spectrum(loaded, "encoder", 1, 3)
     assert torch.allclose(
-        found.singular_values, plain.singular_values, rtol=0, atol=error * float(plain.singular_values[0])
+        spectrum.singular_values, plain.singular_values, rtol=0, atol=error * float(plain.singular_values[0])
     )
 
 
@@ -265,15 +268,15 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     loaded.tokenizer = ending(word_tokenizer(WORDS))
     inside = Inspection(loaded, TEXT, target=TEXT[:11])
     assert not inside.target_is_generated and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
-    found = decoding_report(inside, max_new_tokens=6, num_beams=2)
-    assert found["steps"] and found["steps"][0]["candidates"][0]["text"] == found["steps"][0]["token"]
+    report = decoding_report(inside, max_new_tokens=6, num_beams=2)
+    assert report["steps"] and report["steps"][0]["candidates"][0]["text"] == report["steps"][0]["token"]
     (answer,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))([TEXT])
-    assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
-    assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
+    assert abs(report["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
+    assert report["greedy"]["text"] == answer["text"] and len(report["beams"]) == 2
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
-    other = Inspection(loaded, TEXT, target=TEXT[:7])
-    moved = hidden_state_similarity(inside, other, "cross")  # what looks across are the decoder's rows
-    assert len(moved.tokens) == len(other.sides["target"]) < len(inside.sides["target"])
+    shorter = Inspection(loaded, TEXT, target=TEXT[:7])
+    moved = hidden_state_similarity(inside, shorter, "cross")  # what looks across are the decoder's rows
+    assert len(moved.tokens) == len(shorter.sides["target"]) < len(inside.sides["target"])
     assert torch.allclose(moved.cosines[0], torch.ones(len(moved.tokens)), atol=1e-6)
 
 
@@ -283,8 +286,8 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
     with torch.no_grad():
         table = plain.model.embedding.tokens.weight
         table.zero_()
-        made = {"good": (1, 0, 1, 0), "bad": (1, 0, 0, 1), "very": (0, 1, 1, 0), "not": (0, 1, 0, 1)}
-        for word, vector in made.items():
+        vectors = {"good": (1, 0, 1, 0), "bad": (1, 0, 0, 1), "very": (0, 1, 1, 0), "not": (0, 1, 0, 1)}
+        for word, vector in vectors.items():
             table[plain.tokenizer.id(word)] = torch.tensor(vector).double()
     (best, *_) = analogy(plain, "good", "bad", "very")
     assert best["text"] == "not" and best["cosine"] == pytest.approx(1.0)
@@ -292,12 +295,12 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
         analogy(plain, "good", "king", "very")
     for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the recurrent network"])):
         inside = Inspection(loaded, "the film was good . the end was not good")
-        told = contextual_similarity([inside], "good")
-        assert told.names == names and len(told.occurrences) == 2 and not told.static_error
+        similarity = contextual_similarity([inside], "good")
+        assert similarity.names == names and len(similarity.occurrences) == 2 and not similarity.static_error
         rows = loaded.hidden_states(inside.source) if loaded is net else loaded.model.embedding(inside.source)
         cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
-        assert torch.isclose(told.layers[-1][0, 1], cosine)
-    assert told.layers[0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
+        assert torch.isclose(similarity.layers[-1][0, 1], cosine)
+    assert similarity.layers[0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
 
 
 def test_recurrent_nets_show_what_they_looked_at() -> None:
@@ -323,7 +326,7 @@ def test_recurrent_nets_show_what_they_looked_at() -> None:
     )
 
 
-def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
+def test_unavailable_views_are_explained(tmp_path: Path) -> None:
     inside = Inspection(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
     ask = PageAPI([inside])
     for name, params, why in (

@@ -73,7 +73,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
     loaded = heedful.load(make(tmp_path_factory.mktemp("single"), "single"))
-    other = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
+    second = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
     report = {
         "patterns": {"next": "the token that follows", "broad": "a bag of words"},
         "heads": [
@@ -83,7 +83,7 @@ def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
         ],
         "said": "told", "measure": "", "price": None,
     }  # fmt: skip
-    return PageAPI([Inspection(loaded, PAIR), other], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
+    return PageAPI([Inspection(loaded, PAIR), second], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def local(asks: PageAPI) -> Iterator[LocalServer]:
 
 
 def weights(asks: PageAPI, layer: int, head: int) -> np.ndarray:
-    found: np.ndarray = asks.inspections[0].weights("encoder", layer, [head])[0].numpy()
-    return found
+    head_weights: np.ndarray = asks.inspections[0].weights("encoder", layer, [head])[0].numpy()
+    return head_weights
 
 
 VIEWS = ("head", "model", "neuron", "steps", "prediction", "positions", "compare", "words", "similarity", "heads")
 
 
-def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser, local: LocalServer) -> None:
+def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, local: LocalServer) -> None:
     chrome.requests()
     chrome.dark(False)
     chrome.open(f"{local.url}#view=heads&layer=1&head=2")
@@ -151,7 +151,7 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer
     pieces = {"\u2581the": False, "play": False, "##ing": True, ".": False}
     sides_of_words = [{"text": text, "continues": goes_on} for text, goes_on in pieces.items()]
     matrix = np.random.default_rng(0).dirichlet(np.ones(4), 4).astype(np.float32)
-    found = chrome.driver.execute_async_script(
+    answer = chrome.driver.execute_async_script(
         """const [side, values, done] = arguments; Promise.all([import('./numbers.js'), import('./tokens.js')]).then(
         ([m, t]) => { const g = m.wordsOf(side);
         const w = m.merged({ shape: [4, 4], values: Float32Array.from(values) }, g, g);
@@ -161,8 +161,8 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer
     )
     keys_of = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     rows_of = keys_of / keys_of.sum(0)
-    assert found[0] == [3, 3] and found[2] == ["the", "playing", "."]
-    assert np.abs(np.reshape(found[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
+    assert answer[0] == [3, 3] and answer[2] == ["the", "playing", "."]
+    assert np.abs(np.reshape(answer[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
 
 
 def test_keyboard_and_numbers(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
@@ -233,10 +233,10 @@ def hostile() -> heedful.ModelBundle:
 
 def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Path) -> None:
     text = " ".join(token for token in HOSTILE if "\u0000" not in token) + " \u0000\u0007"
-    made = page.render_html(PageAPI([Inspection(hostile(), text)]))
-    assert made.count("</script>") == 2 and "\u202e" not in made
+    html = page.render_html(PageAPI([Inspection(hostile(), text)]))
+    assert html.count("</script>") == 2 and "\u202e" not in html
     file = tmp_path / "look.html"
-    file.write_text(made, encoding="utf-8")
+    file.write_text(html, encoding="utf-8")
     chrome.requests()
     for view in ("head", "steps", "prediction"):
         chrome.open(f"{file.as_uri()}#view={view}")
@@ -249,13 +249,13 @@ def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Pa
     assert "⟨202E⟩gnihtemos" in chrome.js("return document.body.textContent")
     assert chrome.complaints() == []
     assert {url.split(":")[0] for url in chrome.requests()} <= {"file", "about", "data", "chrome"}
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html)
     assert policy and "connect-src 'none'" in policy[1] and "unsafe" not in policy[1]
 
 
 def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: PageAPI) -> None:
-    kept = page.collect_answers(asks, layers=[1], heads=[0, 3])
-    weighed = [question for question in kept.answers if question.startswith("weights?")]
+    collected = page.collect_answers(asks, layers=[1], heads=[0, 3])
+    weighed = [question for question in collected.answers if question.startswith("weights?")]
     assert weighed == [f"weights?head={h}&layer=1&part=encoder&side={s}" for s in (0, 1) for h in (0, 3)]
     small = page.collect_answers(asks, layers=[0], heads=[0], budget=30_000)
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
@@ -350,16 +350,16 @@ def test_only_its_reader_gets_in(local: LocalServer) -> None:
 
 
 def test_notebook_and_command(tmp_path: Path, asks: PageAPI, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer_message(asks, {"number": 3, "name": "weights", "params": {"layer": 1, "head": 2}})
-    assert told["number"] == 3 and told["answer"]["weights"]["shape"] == [len(asks.inspections[0].encoded)] * 2
+    message = answer_message(asks, {"number": 3, "name": "weights", "params": {"layer": 1, "head": 2}})
+    assert message["number"] == 3 and message["answer"]["weights"]["shape"] == [len(asks.inspections[0].encoded)] * 2
     assert (
         'part "x" does not exist'
         in answer_message(asks, {"number": 4, "name": "weights", "params": {"part": "x"}})["error"]
     )
     assert answer_message(asks, "nonsense")["error"]
     pytest.importorskip("anywidget")
-    made = make_widget(asks)
-    assert "startWidget" in made._esm and "import " not in re.sub(r'import\("', "", str(made._esm)).split("/**")[0]
+    widget = make_widget(asks)
+    assert "startWidget" in widget._esm and "import " not in re.sub(r'import\("', "", str(widget._esm)).split("/**")[0]
     assert callable(heedful.look)
     run = make(tmp_path / "run", "single")
     with pytest.raises(SystemExit) as ended:
@@ -373,15 +373,15 @@ def test_notebook_and_command(tmp_path: Path, asks: PageAPI, capsys: pytest.Capt
 def test_layers_and_heads_that_are_not_there_are_refused(
     tmp_path: Path, asks: PageAPI, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for layers, heads, told in (
+    for layers, heads, message in (
         ([1, 99], None, r"layers \[99\] do not exist; give numbers from 0 to 1"),
         (None, [-1], r"heads \[-1\] do not exist; give numbers from 0 to 3"),
         ([], None, "layers is empty"),
     ):
-        with pytest.raises(heedful.HeedfulError, match=told):
+        with pytest.raises(heedful.HeedfulError, match=message):
             page.render_html(asks, layers=layers, heads=heads)
     run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
-    for more, told in (
+    for more, message in (
         (["the cat", "--html", str(file), "--layer", "99"], "layers [99] do not exist; give numbers from 0 to 1"),
         (["the cat", "--html", str(file), "--head", "4"], "heads [4] do not exist; give numbers from 0 to 3"),
         (["the cat", "--layer", "0"], "--layer was given: "),
@@ -394,7 +394,7 @@ def test_layers_and_heads_that_are_not_there_are_refused(
     ):
         with pytest.raises(SystemExit) as ended:
             main(["look", run, *more])
-        assert ended.value.code == 2 and told in capsys.readouterr().err
+        assert ended.value.code == 2 and message in capsys.readouterr().err
     assert not file.exists()
 
 
@@ -402,7 +402,7 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
-    for more, told in (
+    for more, message in (
         (["the cat", "--html", str(tmp_path / "nowhere" / "a.html")], "cannot be written: give the name of a file"),
         (["the cat", "--html", str(tmp_path)], "cannot be written: give the name of a file"),
         (["the cat", "--html", str(file), "--word", "dog"], '"dog" occurs in none of the texts'),
@@ -415,7 +415,7 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
     ):
         with pytest.raises(SystemExit) as ended:
             main(["look", run, *more])
-        assert ended.value.code == 2 and told in capsys.readouterr().err
+        assert ended.value.code == 2 and message in capsys.readouterr().err
     assert not file.exists()
 
 
@@ -427,8 +427,11 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: PageA
     """The widget's module, with a model that passes questions and answers on, as anywidget's does."""
     place = {"side": "0", "part": "encoder", "layer": "0"}
     asked = [("about", {}), *(("weights", place | {"head": str(head)}) for head in range(4))]
-    told = [answer_message(asks, {"number": 0, "name": name, "params": params}) for name, params in asked]
-    kept = {page.question_key(name, params): each["answer"] for (name, params), each in zip(asked, told, strict=True)}
+    messages = [answer_message(asks, {"number": 0, "name": name, "params": params}) for name, params in asked]
+    answers = {
+        page.question_key(name, params): message["answer"]
+        for (name, params), message in zip(asked, messages, strict=True)
+    }
     host = """
     const kept = JSON.parse(document.getElementById("kept").textContent);
     const model = { on(_, heard) { this.heard = heard; }, send({ number, name, params }) {
@@ -437,7 +440,7 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: PageA
     startWidget({ model, el: document.body });
     """
     file = tmp_path / "host.html"
-    data = json.dumps(kept)
+    data = json.dumps(answers)
     file.write_text(
         f'<!doctype html><meta charset="utf-8"><body><style>{page.read_asset(page.STYLE)}</style>'
         f'<script type="application/json" id="kept">{data}</script>'
@@ -447,8 +450,8 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: PageA
     chrome.js("document.body.dataset.jpThemeLight = 'false'")  # as JupyterLab tells that it is dark
     chrome.until(lambda: chrome.js("return document.querySelector('.heedful').dataset.theme") == "dark")
     chrome.click('[data-view="head"]')
-    told = "return document.querySelector('.told')?.textContent ?? ''"
-    chrome.until(lambda: re.search(r"\d+ lines", chrome.js(told)))  # what the view before told stands there first
+    messages = "return document.querySelector('.told')?.textContent ?? ''"
+    chrome.until(lambda: re.search(r"\d+ lines", chrome.js(messages)))  # the text of the previous view is there first
     chrome.click('[data-view="neuron"]')
     chrome.until(lambda: chrome.js(PROBLEMS) == "not kept: neuron")
     assert chrome.complaints() == []
@@ -463,7 +466,7 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
     with serve_in_background(PageAPI([inside])) as server:
         chrome.open(f"{server.url}#view=alignment&layer=1")
         names = chrome.js("return [...document.querySelectorAll('.map .rows span')].map((e) => e.textContent)")
-        assert names == [each["text"] for each in inside.sides["said"]]
+        assert names == [side["text"] for side in inside.sides["said"]]
         chrome.js(
             "const s = document.querySelector('.panel select'); s.value = '2'; s.dispatchEvent(new Event('change'))"
         )
@@ -509,8 +512,8 @@ def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> N
             for view in views:
                 chrome.click(f'[data-view="{view}"]')
                 chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
-                told = chrome.js(PROBLEMS)
-                assert told == "", (name, view, told)
+                problems = chrome.js(PROBLEMS)
+                assert problems == "", (name, view, problems)
     assert chrome.complaints() == []
 
 
@@ -546,6 +549,6 @@ def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> 
     loaded = heedful.load(make(tmp_path / "single", "single"))
     with torch.no_grad():
         loaded.model.embedding.tokens.weight.fill_(float("nan"))
-    kept = page.collect_answers(PageAPI([Inspection(loaded, "the cat")]))
-    assert any("not finite" in answer.get("error", "") for answer in kept.answers.values())
-    json.dumps(kept.answers, allow_nan=False)
+    collected = page.collect_answers(PageAPI([Inspection(loaded, "the cat")]))
+    assert any("not finite" in answer.get("error", "") for answer in collected.answers.values())
+    json.dumps(collected.answers, allow_nan=False)

@@ -34,19 +34,19 @@ from tests.support.classic_models import BATCH, END, READERS, TOKENIZER, bare, c
 
 
 def softmax(scores: list[Tensor]) -> list[Tensor]:
-    each = [score.exp() for score in scores]
-    return [score / sum(each) for score in each]
+    exponentials = [score.exp() for score in scores]
+    return [score / sum(exponentials) for score in exponentials]
 
 
 def mixed(queries: QueryPooler, rows: list[Tensor], scale: float = 1.0) -> list[Tensor]:
     """One vector for each query: a = softmax(scale q k), the sum of a v."""
     keys, values = [queries.key(x) for x in rows], [queries.value(x) for x in rows]
     keys = [k.tanh() for k in keys] if queries.tanh else keys
-    made = []
+    contexts = []
     for q in queries.queries:
         weights = softmax([scale * (q * k).sum() for k in keys])
-        made.append(sum((a * v for a, v in zip(weights, values, strict=True)), torch.zeros(()).double()))
-    return made
+        contexts.append(sum((a * v for a, v in zip(weights, values, strict=True)), torch.zeros(()).double()))
+    return contexts
 
 
 def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)) -> Tensor:
@@ -65,7 +65,9 @@ def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)
             like = rows / rows.norm(dim=-1, keepdim=True) if over.score == "cosine" else rows
             weights = [softmax([(x * y).sum() for y in like]) for x in like]
             if ids:
-                rows = torch.stack([sum((a * y for a, y in zip(each, rows, strict=True)), empty) for each in weights])
+                rows = torch.stack(
+                    [sum((a * y for a, y in zip(weight, rows, strict=True)), empty) for weight in weights]
+                )
     match reader:
         case BagPooling(how=how):
             total = sum(rows, empty)
@@ -76,10 +78,14 @@ def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)
                 if number == 0 or (ids[number - 1] in ends and ids[number] not in ends):
                     parts.append([])
                 parts[-1].append(row)
-            found = [mixed(head.hierarchy.words, part)[0] for part in parts]
-            if head.hierarchy.over is not None and found:
-                found = list(recurrent(head.hierarchy.over.cells, torch.stack(found)))
-            vectors = mixed(head.hierarchy.sentences, found) if found else [torch.zeros(head.hierarchy.width).double()]
+            word_vectors = [mixed(head.hierarchy.words, part)[0] for part in parts]
+            if head.hierarchy.over is not None and word_vectors:
+                word_vectors = list(recurrent(head.hierarchy.over.cells, torch.stack(word_vectors)))
+            vectors = (
+                mixed(head.hierarchy.sentences, word_vectors)
+                if word_vectors
+                else [torch.zeros(head.hierarchy.width).double()]
+            )
         case _:
             scale = 1 / math.sqrt(width) if isinstance(reader, AttentionPooling) and reader.scaled else 1.0
             count = len(head.queries.queries)
@@ -117,19 +123,22 @@ def test_a_bag_in_bfloat16_is_rounded_once(bag: BagPooling) -> None:
     assert torch.equal(reader(rows, batch), exact.bfloat16()) and not exact[1].any()
 
 
-def gradient(loaded: ModelBundle, given: list[list[int]]) -> list[Tensor]:
+def gradient(loaded: ModelBundle, sequences: list[list[int]]) -> list[Tensor]:
     loaded.zero_grad()
-    scores = loaded(Packed.of(given))
+    scores = loaded(Packed.of(sequences))
     (scores * torch.arange(1.0, 3.0)).sum().backward()
-    return [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in loaded.parameters()]
+    return [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for parameter in loaded.parameters()
+    ]
 
 
 @pytest.mark.parametrize("name", ["structured", "hierarchical", "keys and values"])
 def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_texts(name: str) -> None:
     loaded = classic(name)
     alone = [gradient(loaded, [ids]) for ids in BATCH]
-    for packed, *each in zip(gradient(loaded, BATCH), *alone, strict=True):
-        assert torch.allclose(packed, sum(each, torch.zeros_like(packed)), atol=1e-12)
+    for packed, *single in zip(gradient(loaded, BATCH), *alone, strict=True):
+        assert torch.allclose(packed, sum(single, torch.zeros_like(packed)), atol=1e-12)
 
 
 def test_sentences_end_once_and_pairs_begin_anew() -> None:
@@ -146,12 +155,12 @@ def test_the_penalty_is_the_norm_of_frobenius() -> None:
     head, batch = loaded.head, Packed.of([[3, 4], [], [7]])
     assert isinstance(head, PooledClassesHead)
     rows = loaded.hidden_states(batch)
-    (first, second), (other, last) = head.queries.weights(rows, batch.bounds)[0].tolist()
-    one, mix, two = first**2 + second**2 - 1, first * other + second * last, other**2 + last**2 - 1
-    found = head.penalty(rows, batch)
-    assert found[0].item() == pytest.approx(0.5 * (one**2 + 2 * mix**2 + two**2), abs=1e-12)
-    assert found[1].item() == 0, "an empty text has no mixtures"
-    assert found[2].item() == pytest.approx(0.5 * 2, abs=1e-12), "all of one row: [[1, 1], [1, 1]] less 1"
+    (first, second), (third, last) = head.queries.weights(rows, batch.bounds)[0].tolist()
+    first_term, mix, two = first**2 + second**2 - 1, first * third + second * last, third**2 + last**2 - 1
+    penalty = head.penalty(rows, batch)
+    assert penalty[0].item() == pytest.approx(0.5 * (first_term**2 + 2 * mix**2 + two**2), abs=1e-12)
+    assert penalty[1].item() == 0, "an empty text has no mixtures"
+    assert penalty[2].item() == pytest.approx(0.5 * 2, abs=1e-12), "all of one row: [[1, 1], [1, 1]] less 1"
 
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("a", "b"))
     samples = task.encode_split([LabelledExample(text="film was", label="b", file="x", line=1)] * 2).samples
@@ -173,8 +182,8 @@ def test_it_overfits_a_few_texts(name: str) -> None:
     examples = [LabelledExample(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
     how = TrainSettings(max_steps=25, batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
     steps = list(Trainer(loaded, task, task.encode_split(examples).samples, how))
-    found = [loaded(Packed.of([TOKENIZER.encode(text).ids]))[0].argmax().item() for text in TEXTS]
-    assert [("bad", "good")[number] for number in found] == list(TEXTS.values()), steps[-1].loss
+    labels = [loaded(Packed.of([TOKENIZER.encode(text).ids]))[0].argmax().item() for text in TEXTS]
+    assert [("bad", "good")[number] for number in labels] == list(TEXTS.values()), steps[-1].loss
 
 
 def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
@@ -187,26 +196,26 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
         labels=("a", "b"),
     )
     body: Any = loaded.model
-    learning = {name.split(".")[0] for name, each in loaded.named_tensors().items() if each.requires_grad}
+    learning = {name.split(".")[0] for name, tensor in loaded.named_tensors().items() if tensor.requires_grad}
     assert learning == {"over", "head"}
     loaded.train()
     inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
     again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
     assert torch.equal(inner, again), "nothing is dropped out"
     assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
-    before = {name: each.detach().clone() for name, each in loaded.named_tensors().items()}
+    before = {name: tensor.detach().clone() for name, tensor in loaded.named_tensors().items()}
     task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
     samples = task.encode_split([LabelledExample(text="the film", label="a", file="x", line=1)]).samples
     how = TrainSettings(max_steps=2, batch_size=1, precision="float32")
     trainer = Trainer(loaded, task, samples, how)
     assert not [name for name in trainer.parameters if name.startswith(("embedding", "encoder"))]
     assert len(list(trainer)) == 2  # the rate of the first step is 0
-    moved = {name for name, each in loaded.named_tensors().items() if not torch.equal(each, before[name])}
+    moved = {name for name, tensor in loaded.named_tensors().items() if not torch.equal(tensor, before[name])}
     assert moved and not [name for name in moved if name.startswith(("embedding", "encoder"))]
 
 
 def test_counts_that_are_published() -> None:
-    """Of a bag of words on IMDB (CORRECTNESS, B.1), and by hand of Lin's and Yang's models."""
+    """Parameter counts: a bag of words on IMDB as published, and Lin's and Yang's models counted by hand."""
 
     def count(reader: Any, vocabulary: int, width: int, labels: int) -> int:
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=vocabulary, width=width), reader=reader)
@@ -217,7 +226,7 @@ def test_counts_that_are_published() -> None:
     assert count(BagPooling(), 21_635, 300, 2) == 6_491_102
     lstm = 2 * 4 * (300 * 100 + 300 * 300 + 2 * 300)
     assert count(StructuredPooling(), 50, 100, 5) == 50 * 100 + lstm + 350 * 600 + 30 * 350 + 5 * 30 * 600 + 5
-    gru = [2 * 3 * (50 * given + 50 * 50 + 2 * 50) for given in (200, 100)]
+    gru = [2 * 3 * (50 * width + 50 * 50 + 2 * 50) for width in (200, 100)]
     looks = 2 * (100 * 100 + 100 + 100)
     assert count(HierarchicalPooling(), 50, 200, 5) == 50 * 200 + sum(gru) + looks + 5 * 100 + 5
 

@@ -28,7 +28,7 @@ def test_a_stack_names_the_field(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("relation", "causal", "told"),
+    ("relation", "causal", "message"),
     [
         (Buckets(count=3), False, "relation.count is 3; expected a whole number of buckets from 4"),
         (Buckets(count=1), True, "relation.count is 1; expected a whole number of buckets from 2"),
@@ -36,17 +36,17 @@ def test_a_stack_names_the_field(name: str, value: Any) -> None:
         (Buckets(count=32, reach=16), True, "relation.reach is 16; expected more than 16: nearer ones have a bucket"),
     ],
 )
-def test_buckets_hold_distances(relation: Buckets, causal: bool, told: str) -> None:
-    with pytest.raises(heedful.HeedfulError, match=f"^{told}"):
+def test_buckets_hold_distances(relation: Buckets, causal: bool, message: str) -> None:
+    with pytest.raises(heedful.HeedfulError, match=f"^{message}"):
         StackConfig(**STACK, relation=relation, causal=causal)
 
 
 @pytest.mark.parametrize(("count", "reach", "causal"), [(4, 2, False), (2, 2, True), (32, 9, False), (32, 17, True)])
 def test_the_fewest_buckets_tell_distances_apart(count: int, reach: int, causal: bool) -> None:
     assert StackConfig(**STACK, relation=Buckets(count=count, reach=reach), causal=causal).causal == causal
-    found = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal).tolist()
-    assert set(found) <= set(range(count)) and found[0] == (count if causal else count // 2) - 1
-    assert found[: reach + 1] == sorted(found[: reach + 1], reverse=True)
+    buckets = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal).tolist()
+    assert set(buckets) <= set(range(count)) and buckets[0] == (count if causal else count // 2) - 1
+    assert buckets[: reach + 1] == sorted(buckets[: reach + 1], reverse=True)
 
 
 def test_an_embedding_names_the_field() -> None:
@@ -56,16 +56,16 @@ def test_an_embedding_names_the_field() -> None:
 
 @pytest.mark.parametrize("kind", [partial(Learned, count=9), Sinusoidal])
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "message"),
     [
         ({"join": "concatenate"}, "positions.width is None; concatenated positions need a whole number from 1"),
         ({"join": "concatenate", "width": 0}, "positions.width is 0; concatenated positions need a whole number .*"),
         ({"width": 6}, "positions.width is 6; added positions are as wide as tokens, 8: leave it out"),
     ],
 )
-def test_positions_have_a_width_that_fits(kind: Any, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(heedful.HeedfulError, match=f"^{told}$"):
-        EmbeddingConfig(vocabulary=30, width=8, positions=kind(**given))
+def test_positions_have_a_width_that_fits(kind: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(heedful.HeedfulError, match=f"^{message}$"):
+        EmbeddingConfig(vocabulary=30, width=8, positions=kind(**arguments))
     assert EmbeddingConfig(vocabulary=30, width=8, positions=kind(width=8)).positions is not None
 
 

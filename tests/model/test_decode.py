@@ -36,15 +36,17 @@ FAMILIES = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}
 
 def both(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle, int]:
     """Their model, ours, and a token that stops some of the prompts: one that not all of them would write."""
-    theirs = save_tiny(folder, family, FAMILIES[family], torch.float64)
-    ours = heedful.load(folder, dtype=torch.float64)
-    assert ours.head is not None
+    reference = save_tiny(folder, family, FAMILIES[family], torch.float64)
+    bundle = heedful.load(folder, dtype=torch.float64)
+    assert bundle.head is not None
     free = [
-        set(one[0].tokens[1:])
-        for one in generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[], **given(family))
+        set(output[0].tokens[1:])
+        for output in generate(
+            bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[], **given(family)
+        )
     ]
     often = Counter(token for tokens in free for token in tokens)
-    return theirs, ours, min(token for token, count in often.items() if count < len(PROMPTS))
+    return reference, bundle, min(token for token, count in often.items() if count < len(PROMPTS))
 
 
 def given(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
@@ -53,9 +55,9 @@ def given(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
     return {"prompts": Packed.of([[0]] * len(prompts)), "source": Packed.of(prompts)}
 
 
-def theirs_writes(theirs: Any, family: str, prompt: list[int], stop: int, **how: Any) -> Any:
+def theirs_writes(reference: Any, family: str, prompt: list[int], stop: int, **how: Any) -> Any:
     with torch.no_grad(), Exact(torch.float64):
-        return theirs.generate(
+        return reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=MOST,
@@ -74,18 +76,18 @@ def stripped(tokens: list[int], family: str, prompt: list[int], stop: int) -> li
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
-    theirs, ours, stop = both(tmp_path, family)
-    assert ours.head is not None
-    found = generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+def test_greedy_decoding_equals_transformers(tmp_path: Path, family: str) -> None:
+    reference, bundle, stop = both(tmp_path, family)
+    assert bundle.head is not None
+    outputs = generate(bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
     expected = [
         stripped(
-            theirs_writes(theirs, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
+            theirs_writes(reference, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
         )
         for prompt in PROMPTS
     ]
-    assert [each[0].tokens for each in found] == expected
-    assert any(each[0].complete for each in found)
+    assert [output[0].tokens for output in outputs] == expected
+    assert any(output[0].complete for output in outputs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,13 +107,15 @@ def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
         ),
     ],
 )
-def test_beams_are_theirs(tmp_path: Path, family: str, how: BeamSearch, their_own: dict[str, Any]) -> None:
-    theirs, ours, stop = both(tmp_path, family)
-    assert ours.head is not None
-    found = beam_search(ours.model, ours.head, method=how, max_new_tokens=MOST, stop=[stop], **given(family))
-    for prompt, written in zip(PROMPTS, found, strict=True):
+def test_beam_search_equals_transformers(
+    tmp_path: Path, family: str, how: BeamSearch, their_own: dict[str, Any]
+) -> None:
+    reference, bundle, stop = both(tmp_path, family)
+    assert bundle.head is not None
+    outputs = beam_search(bundle.model, bundle.head, method=how, max_new_tokens=MOST, stop=[stop], **given(family))
+    for prompt, written in zip(PROMPTS, outputs, strict=True):
         out = theirs_writes(
-            theirs,
+            reference,
             family,
             prompt,
             stop,
@@ -120,37 +124,37 @@ def test_beams_are_theirs(tmp_path: Path, family: str, how: BeamSearch, their_ow
             do_sample=False,
             **their_own,
         )
-        assert [each.tokens for each in written] == [
+        assert [beam.tokens for beam in written] == [
             stripped(tokens, family, prompt, stop) for tokens in out.sequences.tolist()
         ]
-        for each, score in zip(written, out.sequences_scores.tolist(), strict=True):
-            assert abs(each.score - score) < 1e-5  # theirs sums in float32
+        for beam, score in zip(written, out.sequences_scores.tolist(), strict=True):
+            assert abs(beam.score - score) < 1e-5  # theirs sums in float32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
-    _, ours, stop = both(tmp_path, family)
-    assert ours.head is not None
-    greedy = generate(ours.model, ours.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    _, bundle, stop = both(tmp_path, family)
+    assert bundle.head is not None
+    greedy = generate(bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
     beam = generate(
-        ours.model, ours.head, method=BeamSearch(num_beams=1), max_new_tokens=MOST, stop=[stop], **given(family)
+        bundle.model, bundle.head, method=BeamSearch(num_beams=1), max_new_tokens=MOST, stop=[stop], **given(family)
     )
-    assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
-    for one, other in zip(greedy, beam, strict=True):
-        assert abs(one[0].log_probability - other[0].log_probability) < 1e-9
+    assert [output[0].tokens for output in greedy] == [output[0].tokens for output in beam]
+    for from_greedy, from_beam in zip(greedy, beam, strict=True):
+        assert abs(from_greedy[0].log_probability - from_beam[0].log_probability) < 1e-9
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_beam_is_greedy_where_tokens_are_equally_likely(tmp_path: Path, family: str) -> None:
     """The first of them is taken, as where scores are rounded to a few different ones."""
-    _, ours, _ = both(tmp_path, family)
-    assert ours.head is not None
-    head: Any = ours.head
+    _, bundle, _ = both(tmp_path, family)
+    assert bundle.head is not None
+    head: Any = bundle.head
     for scores in (lambda rows, batch: head(rows, batch) * 0, lambda rows, batch: head(rows, batch).round()):
         how: dict[str, Any] = {"max_new_tokens": MOST, "stop": [], **given(family)}
-        greedy = generate(ours.model, scores, method=Greedy(), **how)
-        beam = generate(ours.model, scores, method=BeamSearch(num_beams=1), **how)
-        assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
+        greedy = generate(bundle.model, scores, method=Greedy(), **how)
+        beam = generate(bundle.model, scores, method=BeamSearch(num_beams=1), **how)
+        assert [output[0].tokens for output in greedy] == [output[0].tokens for output in beam]
 
 
 SIDE: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "head_width": 8, "inner_width": 24, "causal": True}
@@ -167,8 +171,8 @@ OTHERS: dict[str, ModelConfig] = {
 
 def made(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
     if name in FAMILIES:
-        _, ours, stop = both(folder, name)
-        return ours, stop
+        _, bundle, stop = both(folder, name)
+        return bundle, stop
     if name == "transformer":
         model = vaswani_config(VaswaniSize(layers=6, width=16, heads=2, inner=24, dropout=0.1), 37_000)
     else:
@@ -177,16 +181,16 @@ def made(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
-def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
+def test_the_cache_changes_no_token(tmp_path: Path, name: str) -> None:
     """Each step's distribution is that of the whole sequence computed anew, alone."""
-    ours, stop = made(name, tmp_path)
-    assert ours.head is not None
-    reads = given("t5" if ours.model.encoder is not None else "gpt2")
-    texts = [list(each) for each in ([[0]] * len(PROMPTS) if "source" in reads else PROMPTS)]
+    bundle, stop = made(name, tmp_path)
+    assert bundle.head is not None
+    reads = given("t5" if bundle.model.encoder is not None else "gpt2")
+    texts = [list(prompt) for prompt in ([[0]] * len(PROMPTS) if "source" in reads else PROMPTS)]
     seen = 0
     for step in stream(
-        ours.model,
-        ours.head,
+        bundle.model,
+        bundle.head,
         method=Sampling(temperature=2.0),
         max_new_tokens=9,
         stop=[stop],
@@ -198,7 +202,7 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
         for row, number in enumerate(step.sequences):
             alone = Packed.of([texts[number]])
             with torch.no_grad():
-                outputs = ours(Packed.of([PROMPTS[number]]), alone) if "source" in reads else ours(alone)
+                outputs = bundle(Packed.of([PROMPTS[number]]), alone) if "source" in reads else bundle(alone)
             expected = outputs[-1].log_softmax(-1)
             assert (step.distribution[row] - expected).abs().max() < 1e-10
             texts[number].append(step.tokens[row])
@@ -211,19 +215,27 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
     "how", [Greedy(), Sampling(temperature=1.5, top_k=20), BeamSearch(num_beams=3, num_return_sequences=2)]
 )
 def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: DecodingMethod) -> None:
-    ours, stop = made("gpt2", tmp_path)
-    assert ours.head is not None
-    together = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
-    fewer = generate(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
-    assert [[each.tokens for each in one] for one in together[:2]] == [[each.tokens for each in one] for one in fewer]
-    turned = generate(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, max_new_tokens=MOST, stop=[stop], seed=1)[
-        ::-1
+    bundle, stop = made("gpt2", tmp_path)
+    assert bundle.head is not None
+    together = generate(bundle.model, bundle.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    fewer = generate(bundle.model, bundle.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    assert [[sample.tokens for sample in outputs] for outputs in together[:2]] == [
+        [sample.tokens for sample in outputs] for outputs in fewer
     ]
-    assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in turned]
-    again = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
-    assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in again]
-    other = generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=2)
-    same = [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in other]
+    turned = generate(
+        bundle.model, bundle.head, Packed.of(PROMPTS[::-1]), how, max_new_tokens=MOST, stop=[stop], seed=1
+    )[::-1]
+    assert [[sample.tokens for sample in outputs] for outputs in together] == [
+        [sample.tokens for sample in outputs] for outputs in turned
+    ]
+    again = generate(bundle.model, bundle.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    assert [[sample.tokens for sample in outputs] for outputs in together] == [
+        [sample.tokens for sample in outputs] for outputs in again
+    ]
+    other_seed = generate(bundle.model, bundle.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=2)
+    same = [[sample.tokens for sample in outputs] for outputs in together] == [
+        [sample.tokens for sample in outputs] for outputs in other_seed
+    ]
     assert same == (not isinstance(how, Sampling))
 
 
@@ -239,62 +251,62 @@ HOWS: list[DecodingMethod] = [
 
 def bare(written: list[GeneratedTokens]) -> list[tuple[list[int], float, float, bool]]:
     """All that was written, to the bit."""
-    return [(each.tokens, each.log_probability, each.score, each.complete) for each in written]
+    return [(output.tokens, output.log_probability, output.score, output.complete) for output in written]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "transformer"])
 def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, name: str) -> None:
     """Steps of many decodings of one model in any order, by every method and to several lengths: the same bits."""
-    ours, stop = made(name, tmp_path)
-    assert ours.head is not None
+    bundle, stop = made(name, tmp_path)
+    assert bundle.head is not None
     batches = {
         (number, most): {"method": how, "max_new_tokens": most, "stop": [stop], "seed": number}
         | given("gpt2" if name == "gpt2" else "t5")
         for number, how in enumerate(HOWS)
         for most in (1, 4, 11)
     }
-    alone = {key: generate(ours.model, ours.head, **batch) for key, batch in batches.items()}
-    decodings = {key: decode(ours.model, ours.head, **batch) for key, batch in batches.items()}
-    found: dict[tuple[int, int], dict[int, list[GeneratedTokens]]] = {key: {} for key in batches}
+    alone = {key: generate(bundle.model, bundle.head, **batch) for key, batch in batches.items()}
+    decodings = {key: decode(bundle.model, bundle.head, **batch) for key, batch in batches.items()}
+    outputs: dict[tuple[int, int], dict[int, list[GeneratedTokens]]] = {key: {} for key in batches}
     early = turns = 0
     while running := [key for key, decoding in decodings.items() if not decoding.done]:
         for key in running[turns % 2 :: 2]:
             finished = decodings[key].step()
             early += bool(finished) and not decodings[key].done
-            assert not set(finished) & set(found[key])
-            found[key] |= finished
+            assert not set(finished) & set(outputs[key])
+            outputs[key] |= finished
         turns += 1
     for key, texts in alone.items():
-        assert [bare(found[key][number]) for number in range(len(texts))] == [bare(each) for each in texts]
+        assert [bare(outputs[key][number]) for number in range(len(texts))] == [bare(text) for text in texts]
         assert decodings[key].steps <= key[1]
     assert (early or name == "transformer") and turns > 11
 
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(temperature=1.5), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path, how: DecodingMethod) -> None:
-    ours, stop = made("gpt2", tmp_path)
-    assert ours.head is not None
+    bundle, stop = made("gpt2", tmp_path)
+    assert bundle.head is not None
     rows: list[int] = []
 
     def score(states: torch.Tensor, batch: Packed) -> torch.Tensor:
         rows.append(len(states))
-        scores: torch.Tensor = ours.head(states, batch)  # type: ignore[misc]
+        scores: torch.Tensor = bundle.head(states, batch)  # type: ignore[misc]
         return scores
 
     prompts = Packed.of(PROMPTS)
-    alone = generate(ours.model, ours.head, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
-    decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
-    found = {}
+    alone = generate(bundle.model, bundle.head, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
+    decoding = decode(bundle.model, score, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
+    outputs = {}
     for step in range(MOST):
         if step == 2:
             decoding.cancel([0, 2])
         if not decoding.done:
-            found |= decoding.step()
-    assert set(found) <= {1, 3}
-    for number, written in found.items():
-        assert [each.tokens for each in written] == [each.tokens for each in alone[number]]
+            outputs |= decoding.step()
+    assert set(outputs) <= {1, 3}
+    for number, written in outputs.items():
+        assert [output.tokens for output in written] == [output.tokens for output in alone[number]]
     assert max(rows[3:], default=0) <= 2 * (how.num_beams if isinstance(how, BeamSearch) else 1)
-    decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop])
+    decoding = decode(bundle.model, score, prompts, how, max_new_tokens=MOST, stop=[stop])
     decoding.cancel(range(4))
     assert decoding.done
 
@@ -328,14 +340,16 @@ def test_draws_follow_the_distribution_that_transformers_leaves(how: Sampling) -
 
 
 def test_what_cannot_be_written() -> None:
-    ours, _ = made("shaw", Path())
-    assert ours.head is not None
+    bundle, _ = made("shaw", Path())
+    assert bundle.head is not None
     with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
-        generate(ours.model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]]))
+        generate(
+            bundle.model, bundle.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]])
+        )
     with pytest.raises(heedful.HeedfulError, match=r"sequences \[1\] are empty"):
-        generate(ours.model, ours.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
+        generate(bundle.model, bundle.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
     with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it generates"):
-        generate(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
+        generate(bundle.train().model, bundle.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
     for wrong in ({"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
             Sampling(**wrong)  # type: ignore[arg-type]
@@ -348,36 +362,44 @@ def test_what_cannot_be_written() -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), BeamSearch()])
 def test_sources_may_all_be_empty(tmp_path: Path, how: DecodingMethod) -> None:
-    ours, stop = made("transformer", tmp_path)
-    assert ours.head is not None
+    bundle, stop = made("transformer", tmp_path)
+    assert bundle.head is not None
     alone = generate(
-        ours.model, ours.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]])
+        bundle.model, bundle.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]])
     )
     beside = generate(
-        ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[], [5]])
+        bundle.model,
+        bundle.head,
+        Packed.of([[1], [1]]),
+        how,
+        max_new_tokens=5,
+        stop=[stop],
+        source=Packed.of([[], [5]]),
     )
-    assert [each.tokens for each in alone[0]] == [each.tokens for each in beside[0]]
+    assert [output.tokens for output in alone[0]] == [output.tokens for output in beside[0]]
 
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch()])
 def test_each_prompt_has_a_source(tmp_path: Path, how: DecodingMethod) -> None:
-    ours, _ = made("transformer", tmp_path)
-    assert ours.head is not None
+    bundle, _ = made("transformer", tmp_path)
+    assert bundle.head is not None
     with pytest.raises(heedful.HeedfulError, match=r"^there are 2 prompts, but 1 sources: give each prompt its own$"):
-        generate(ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=2, stop=[0], source=Packed.of([[5]]))
+        generate(
+            bundle.model, bundle.head, Packed.of([[1], [1]]), how, max_new_tokens=2, stop=[0], source=Packed.of([[5]])
+        )
 
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_writing_ends_where_positions_end(tmp_path: Path, how: DecodingMethod) -> None:
     """40 positions are there: 3 given tokens and 38 written ones, of which the last is not read again."""
-    ours, _ = made("gpt2", tmp_path)
-    assert ours.head is not None
+    bundle, _ = made("gpt2", tmp_path)
+    assert bundle.head is not None
     prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])
-    found = generate(ours.model, ours.head, prompts, how, max_new_tokens=60, stop=[])
-    assert [len(each[0].tokens) for each in found] == [38, 1, 11]
-    assert not any(each.complete for one in found for each in one)
+    outputs = generate(bundle.model, bundle.head, prompts, how, max_new_tokens=60, stop=[])
+    assert [len(output[0].tokens) for output in outputs] == [38, 1, 11]
+    assert not any(output.complete for beams in outputs for output in beams)
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
-        generate(ours.model, ours.head, Packed.of([[5] * 41]), how, max_new_tokens=60, stop=[])
+        generate(bundle.model, bundle.head, Packed.of([[5] * 41]), how, max_new_tokens=60, stop=[])
 
 
 def test_penalties_are_their_formulas() -> None:
@@ -388,37 +410,39 @@ def test_penalties_are_their_formulas() -> None:
 
 def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
     """Scores are log p over the divisor of the tokens with the last, best first."""
-    ours, stop = made("gpt2", tmp_path)
-    assert ours.head is not None
+    bundle, stop = made("gpt2", tmp_path)
+    assert bundle.head is not None
     how = BeamSearch(
         num_beams=4, num_return_sequences=4, normalization="gnmt", length_penalty=1.5, early_stopping="never"
     )
-    for written in generate(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
-        scores = [each.score for each in written]
+    for written in generate(bundle.model, bundle.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
+        scores = [output.score for output in written]
         assert scores == sorted(scores, reverse=True)
-        for each in written:
-            assert abs(each.score - each.log_probability / how.divisor(len(each.tokens) + each.complete)) < 1e-12
+        for output in written:
+            assert (
+                abs(output.score - output.log_probability / how.divisor(len(output.tokens) + output.complete)) < 1e-12
+            )
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
 @pytest.mark.parametrize("how", [Greedy(), BeamSearch(num_beams=2)])
 def test_with_bfloat16_products(tmp_path: Path, name: str, how: DecodingMethod) -> None:
     """float32 weights under autocast, as an evaluation may run; keys and values may differ in dtype then."""
-    ours, stop = made(name, tmp_path)
-    ours = ours.float()
-    assert ours.head is not None
-    reads = given("t5" if ours.model.encoder is not None else "gpt2")
+    bundle, stop = made(name, tmp_path)
+    bundle = bundle.float()
+    assert bundle.head is not None
+    reads = given("t5" if bundle.model.encoder is not None else "gpt2")
     with torch.autocast("cpu", torch.bfloat16):
-        found = generate(ours.model, ours.head, method=how, max_new_tokens=5, stop=[stop], **reads)
-    assert len(found) == len(PROMPTS) and all(each[0].log_probability < 0 for each in found)
+        outputs = generate(bundle.model, bundle.head, method=how, max_new_tokens=5, stop=[stop], **reads)
+    assert len(outputs) == len(PROMPTS) and all(output[0].log_probability < 0 for output in outputs)
 
 
 def test_scores_that_are_not_numbers_are_written_on_as_the_greatest(tmp_path: Path) -> None:
-    _, ours, _ = both(tmp_path, next(iter(FAMILIES)))
-    assert ours.head is not None
-    head: Any = ours.head
+    _, bundle, _ = both(tmp_path, next(iter(FAMILIES)))
+    assert bundle.head is not None
+    head: Any = bundle.head
     how: dict[str, Any] = {"max_new_tokens": 3, "stop": [], **given(next(iter(FAMILIES)))}
-    found = generate(
-        ours.model, lambda rows, batch: head(rows, batch) * float("nan"), method=BeamSearch(num_beams=2), **how
+    outputs = generate(
+        bundle.model, lambda rows, batch: head(rows, batch) * float("nan"), method=BeamSearch(num_beams=2), **how
     )
-    assert all(len(each[0].tokens) == 3 for each in found)
+    assert all(len(output[0].tokens) == 3 for output in outputs)

@@ -29,10 +29,10 @@ BATCH = Packed.of([[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]])
 def build(head: c.Head) -> tuple[Transformer, nn.Module]:
     torch.manual_seed(0)
     model = Transformer(MODEL)
-    made = make_head(head, model)
-    for parameter in made.parameters():
+    built = make_head(head, model)
+    for parameter in built.parameters():
         nn.init.normal_(parameter)
-    return model.double().eval(), made.double().eval()
+    return model.double().eval(), built.double().eval()
 
 
 def plain(rows: list[list[float]], how: str) -> list[float]:
@@ -75,12 +75,12 @@ def test_sentence_embeddings_stand_side_by_side_at_unit_length() -> None:
 
 @pytest.mark.parametrize("pooling", get_args(c.Pooling))
 def test_an_empty_sequence_has_a_vector_of_zeros(pooling: c.Pooling) -> None:
-    """As a bag of words has; it learns nothing, and spoils no other."""
+    """An empty sequence has the vector 0, as in a bag of words; it has no gradient and changes no other sequence."""
     _, head = build(c.SentenceEmbedding(pooling=(pooling,), normalise=True))
     rows = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
-    found = head(rows, Packed.of([[1], [], [2]]))
-    assert torch.equal(found[1], torch.zeros(8)) and torch.equal(found[[0, 2]], F.normalize(rows, dim=-1))
-    found.square().sum().backward()
+    logits = head(rows, Packed.of([[1], [], [2]]))
+    assert torch.equal(logits[1], torch.zeros(8)) and torch.equal(logits[[0, 2]], F.normalize(rows, dim=-1))
+    logits.square().sum().backward()
     assert rows.grad is not None and rows.grad.isfinite().all()
 
 
@@ -133,7 +133,7 @@ def test_heads_of_first_rows_are_their_formulas() -> None:
         (c.TokenClasses(labels=("x", "y")), None),
         (c.Pretraining(), None),
     ],
-    ids=lambda each: each.kind if isinstance(each, c.Head) else "",
+    ids=lambda head_: head_.kind if isinstance(head_, c.Head) else "",
 )
 def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None) -> None:
     loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
@@ -151,9 +151,9 @@ def test_an_empty_sequence_is_scored_like_any_other(pooling: c.Pooling) -> None:
     head = c.Classes(labels=("x", "y"), pooling=pooling, dense=False, activation=None)
     loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
     assert loaded.head is not None
-    found, bias = loaded(Packed.of([[1, 2], [], [3]])), loaded.head.get_parameter("out.bias")
-    assert torch.equal(found[1], bias) and torch.equal(loaded(Packed.of([[]]))[0], bias)
-    torch.testing.assert_close(found[[0, 2]], loaded(Packed.of([[1, 2], [3]])), atol=1e-12, rtol=1e-12)
+    logits, bias = loaded(Packed.of([[1, 2], [], [3]])), loaded.head.get_parameter("out.bias")
+    assert torch.equal(logits[1], bias) and torch.equal(loaded(Packed.of([[]]))[0], bias)
+    torch.testing.assert_close(logits[[0, 2]], loaded(Packed.of([[1, 2], [3]])), atol=1e-12, rtol=1e-12)
 
 
 def test_a_head_of_an_empty_batch() -> None:
@@ -178,8 +178,8 @@ def test_a_tied_decoder_shares_storage_and_counts_once(head: c.Head, tied: bool)
     name = "head.masked.decoder" if isinstance(head, c.Pretraining) else "head.decoder"
     decoder = loaded.get_submodule(name)
     assert (decoder.weight is loaded.model.embedding.tokens.weight) == tied
-    other = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=not tied)))
-    assert loaded.count() - other.count() == (-30 * 8 if tied else 30 * 8)
+    untied = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=not tied)))
+    assert loaded.count() - untied.count() == (-30 * 8 if tied else 30 * 8)
     assert decoder.bias.shape == (30,)
 
 

@@ -77,7 +77,7 @@ def test_padding_rows_and_biases_are_zero_and_norms_one(scheme: Scheme) -> None:
 
 
 def test_the_seed_decides() -> None:
-    first, again, other = (dict(build(Normal(), seed).named_parameters()) for seed in (5, 5, 6))
+    first, again, other_seed = (dict(build(Normal(), seed).named_parameters()) for seed in (5, 5, 6))
     torch.manual_seed(99)  # the global generator has no say
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["model.embedding.tokens.weight"], other["model.embedding.tokens.weight"])
+    assert not torch.equal(first["model.embedding.tokens.weight"], other_seed["model.embedding.tokens.weight"])

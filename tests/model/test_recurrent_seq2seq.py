@@ -53,17 +53,17 @@ def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
     score, config, (n, width) = look.score, look.config, rows.shape
     match config.score:
         case "cosine":
-            each = [h @ k / (h.norm() * k.norm()) for k in rows]
+            cosines = [h @ k / (h.norm() * k.norm()) for k in rows]
         case "dot" | "scaled_dot":
-            each = [h @ k / (width**0.5 if config.score == "scaled_dot" else 1) for k in rows]
+            cosines = [h @ k / (width**0.5 if config.score == "scaled_dot" else 1) for k in rows]
         case "general":
-            each = [h @ score.weight.weight @ k for k in rows]
+            cosines = [h @ score.weight.weight @ k for k in rows]
         case "additive":
             w, u, v = (getattr(score, part).weight for part in ("query", "key", "out"))
-            each = [(v @ (w @ h + u @ k).tanh())[0] for k in rows]
+            cosines = [(v @ (w @ h + u @ k).tanh())[0] for k in rows]
         case _:
-            each = list(score.weight.weight @ h)[:n]
-    at = torch.stack(each)
+            cosines = list(score.weight.weight @ h)[:n]
+    at = torch.stack(cosines)
     match config:
         case HardAttention():
             return torch.eye(n).double()[at.argmax()]
@@ -94,7 +94,7 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
     start = (body.bridge.weight @ ends + body.bridge.bias).view(-1, layers, width)
     h = [start[0, layer].tanh() for layer in range(layers)]
     c = [start[1, layer] if len(start) > 1 else start[0, layer] for layer in range(layers)]
-    fed, found, seen = torch.zeros(6).double(), [], []
+    fed, outputs, seen = torch.zeros(6).double(), [], []
     for t, token in enumerate(target):
         x = torch.cat([words[token], fed]) if body.feeds else words[token]
         for layer in range(layers):
@@ -105,8 +105,8 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
             seen.append(weights)
             x = torch.cat([weights @ rows, x])
         fed = (body.mix.weight @ x + body.mix.bias).tanh()
-        found.append(fed)
-    return torch.stack(found), seen
+        outputs.append(fed)
+    return torch.stack(outputs), seen
 
 
 @NAMES
@@ -123,8 +123,10 @@ def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
             assert weights is not None and torch.allclose(weights[0], torch.stack(seen), atol=1e-12)
             some = Trace(rows=[0, 2], sequences=[number])
             loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=some)
-            found = some.attention["cross", 0, number].weights
-            assert found is not None and torch.equal(found, weights[:, [row for row in (0, 2) if row < len(target)]])
+            alignment = some.attention["cross", 0, number].weights
+            assert alignment is not None and torch.equal(
+                alignment, weights[:, [row for row in (0, 2) if row < len(target)]]
+            )
     assert loaded.model(Packed.of([]), Packed.of([])).shape == (0, 6)
 
 
@@ -164,28 +166,31 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> No
     def gradient(source: list[list[int]], target: list[list[int]]) -> list[Tensor]:
         loaded.zero_grad()
         loaded(Packed.of(source), Packed.of(target)).log_softmax(-1)[:, 2].sum().backward()
-        return [torch.zeros_like(each) if each.grad is None else each.grad for each in loaded.parameters()]
+        return [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in loaded.parameters()
+        ]
 
     alone = [gradient([s], [t]) for s, t in zip(SOURCE, TARGET, strict=True)]
-    for packed, *each in zip(gradient(SOURCE, TARGET), *alone, strict=True):
-        assert torch.allclose(packed, sum(each, torch.zeros_like(packed)), atol=1e-12)
-    assert all(float(each.abs().sum()) > 0 for each in gradient(SOURCE, TARGET))  # also through what is hard
+    for packed, *single in zip(gradient(SOURCE, TARGET), *alone, strict=True):
+        assert torch.allclose(packed, sum(single, torch.zeros_like(packed)), atol=1e-12)
+    assert all(float(gradient_.abs().sum()) > 0 for gradient_ in gradient(SOURCE, TARGET))  # also through what is hard
 
 
 @torch.no_grad()
 def test_a_window_as_wide_as_the_text_is_global_attention() -> None:
-    """And what is drawn in training is one place, the same for the same seed."""
+    """A wide window equals global attention; sampling in training takes one position, the same for the same seed."""
     everywhere = made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
     near = made(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
     assert near.named_tensors().keys() == everywhere.named_tensors().keys()
     read = (Packed.of(SOURCE), Packed.of(TARGET))
     assert torch.allclose(everywhere(*read), near(*read), atol=1e-12)
     drawing = made(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
-    found = []
+    outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(drawing.train()(*read))
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+        outputs.append(drawing.train()(*read))
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
     assert torch.equal(drawing.eval()(*read), drawing(*read))
 
 
@@ -228,13 +233,15 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
         if end == stop or n == most - 1
     ]  # fmt: skip
     reads = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
-    found = generate(loaded.model, loaded.head, method=how, max_new_tokens=most, stop=[stop], **reads)
-    for source, (best,) in zip(sources, found, strict=True):
+    outputs = generate(loaded.model, loaded.head, method=how, max_new_tokens=most, stop=[stop], **reads)
+    for source, (best,) in zip(sources, outputs, strict=True):
         scores = loaded(Packed.of([source] * len(texts)), Packed.of([[1, *text[:-1]] for text in texts])).log_softmax(
             -1
         )
-        each = Packed.of(texts).unpack(scores.gather(-1, Packed.of(texts).tokens[:, None])[:, 0])
-        totals = [float(log_p.sum()) / how.divisor(len(text)) for log_p, text in zip(each, texts, strict=True)]
+        log_probabilities = Packed.of(texts).unpack(scores.gather(-1, Packed.of(texts).tokens[:, None])[:, 0])
+        totals = [
+            float(log_p.sum()) / how.divisor(len(text)) for log_p, text in zip(log_probabilities, texts, strict=True)
+        ]
         right = texts[max(range(len(texts)), key=totals.__getitem__)]
         assert best.tokens == [token for token in right if token != stop]
         assert best.score == pytest.approx(max(totals), abs=1e-12)
@@ -256,17 +263,17 @@ def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() 
     loaded = made(RecurrentSeq2Seq(width=8, layers=2, dropout=0.5))
     body: Any = loaded.model
     assert body.reading.cells.dropout == body.writing.dropout == 0.5
-    biases = [each for name, each in loaded.named_tensors().items() if "bias" in name]
-    assert len(biases) > 10 and not any(each.any() for each in biases)
+    biases = [bias for name, bias in loaded.named_tensors().items() if "bias" in name]
+    assert len(biases) > 10 and not any(bias.any() for bias in biases)
 
 
 def test_what_is_refused() -> None:
-    for wrong, told in (
+    for wrong, message in (
         ({"width": 7}, "width is 7; expected an even number"),
         ({"layers": 0}, "layers is 0; expected a number from 1"),
         ({"dropout": 1.0}, "dropout is 1.0"),
     ):
-        with pytest.raises(HeedfulError, match=told):
+        with pytest.raises(HeedfulError, match=message):
             RecurrentSeq2Seq(**wrong)
     with pytest.raises(HeedfulError, match="local_m attention compares some of them"):
         LocalM(score="location")
@@ -275,13 +282,13 @@ def test_what_is_refused() -> None:
             Packed.of(SOURCE), Packed.of(TARGET)
         )
     loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
-    for trace, told in (
+    for trace, message in (
         (Trace(what=["q", "weights", "states"]), "trace: this model has no q, states; it has weights alone"),
         (Trace(layers=[0, 1]), r"trace: layers \[1\] do not exist; give numbers from 0 to 0"),
         (Trace(heads=[2]), r"trace: heads \[2\] do not exist; give numbers from 0 to 0"),
         (Trace(sequences=[5]), r"trace: sequences \[5\] do not exist; give numbers from 0 to 4"),
     ):
-        with pytest.raises(HeedfulError, match=told):
+        with pytest.raises(HeedfulError, match=message):
             loaded.model(*read, trace=trace)
     loaded = made(WRITERS["plain"])
     with pytest.raises(HeedfulError, match="trace: this model has no weights"):

@@ -52,33 +52,33 @@ def parts(batch: Packed) -> list[Packed]:
 # -- an independent truth -----------------------------------------------------------------------------------
 
 
-def copy_from_torch(model: Transformer, theirs: nn.Transformer) -> None:
+def copy_from_torch(model: Transformer, reference: nn.Transformer) -> None:
     """Their weights in our places; each of theirs is used once."""
-    given = dict(theirs.named_parameters())
+    parameters = dict(reference.named_parameters())
     renamed: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         for number in range(2):
             their, our = f"{side}.layers.{number}", f"{side}.blocks.{number}"
             norms = ["attention_norm", *["cross_norm"] * (side == "decoder"), "mlp_norm"]
             for kind in ("weight", "bias"):
-                renamed[f"{our}.attention.qkv.{kind}"] = given.pop(f"{their}.self_attn.in_proj_{kind}")
-                renamed[f"{our}.attention.out.{kind}"] = given.pop(f"{their}.self_attn.out_proj.{kind}")
+                renamed[f"{our}.attention.qkv.{kind}"] = parameters.pop(f"{their}.self_attn.in_proj_{kind}")
+                renamed[f"{our}.attention.out.{kind}"] = parameters.pop(f"{their}.self_attn.out_proj.{kind}")
                 if side == "decoder":
-                    whole = given.pop(f"{their}.multihead_attn.in_proj_{kind}")
+                    whole = parameters.pop(f"{their}.multihead_attn.in_proj_{kind}")
                     renamed[f"{our}.cross.q.{kind}"], renamed[f"{our}.cross.kv.{kind}"] = whole[:16], whole[16:]
-                    renamed[f"{our}.cross.out.{kind}"] = given.pop(f"{their}.multihead_attn.out_proj.{kind}")
-                renamed[f"{our}.mlp.up.{kind}"] = given.pop(f"{their}.linear1.{kind}")
-                renamed[f"{our}.mlp.down.{kind}"] = given.pop(f"{their}.linear2.{kind}")
+                    renamed[f"{our}.cross.out.{kind}"] = parameters.pop(f"{their}.multihead_attn.out_proj.{kind}")
+                renamed[f"{our}.mlp.up.{kind}"] = parameters.pop(f"{their}.linear1.{kind}")
+                renamed[f"{our}.mlp.down.{kind}"] = parameters.pop(f"{their}.linear2.{kind}")
                 for place, norm in enumerate(norms, start=1):
-                    renamed[f"{our}.{norm}.{kind}"] = given.pop(f"{their}.norm{place}.{kind}")
+                    renamed[f"{our}.{norm}.{kind}"] = parameters.pop(f"{their}.norm{place}.{kind}")
         for kind in ("weight", "bias"):
-            renamed[f"{side}.norm.{kind}"] = given.pop(f"{side}.norm.{kind}")
-    assert not given
-    ours = dict(model.named_parameters())
-    assert ours.keys() - renamed.keys() == {"embedding.tokens.weight"} and not renamed.keys() - ours.keys()
+            renamed[f"{side}.norm.{kind}"] = parameters.pop(f"{side}.norm.{kind}")
+    assert not parameters
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() - renamed.keys() == {"embedding.tokens.weight"} and not renamed.keys() - parameters.keys()
     with torch.no_grad():
         for name, tensor in renamed.items():
-            ours[name].copy_(tensor)
+            parameters[name].copy_(tensor)
 
 
 @pytest.mark.parametrize("norm_at", ["post", "pre"])
@@ -86,22 +86,22 @@ def test_encoder_and_decoder_are_those_of_torch(norm_at: Any) -> None:
     first = norm_at == "pre"
     layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True, norm_first=first)
     encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False)
-    theirs = nn.Transformer(
+    reference = nn.Transformer(
         16, 4, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=first, custom_encoder=encoder
     ).double()
     torch.manual_seed(0)
-    for parameter in theirs.parameters():
+    for parameter in reference.parameters():
         nn.init.normal_(parameter, std=0.3)
     more = {"norm_at": norm_at, "final_norm": True}
     model = build(replace(BOTH, encoder=replace(STACK, **more), decoder=replace(DECODER, **more)))
-    copy_from_torch(model, theirs)
+    copy_from_torch(model, reference)
 
     rows = model(SOURCE, TARGET)
     tokens = model.embedding.tokens
-    for source, target, given in zip(parts(SOURCE), parts(TARGET), TARGET.unpack(rows), strict=True):
+    for source, target, expected_rows in zip(parts(SOURCE), parts(TARGET), TARGET.unpack(rows), strict=True):
         causal = nn.Transformer.generate_square_subsequent_mask(len(target.tokens), dtype=torch.float64)
-        expected = theirs(tokens(source.tokens)[None], tokens(target.tokens)[None], tgt_mask=causal)[0]
-        torch.testing.assert_close(given, expected, atol=1e-12, rtol=0)
+        expected = reference(tokens(source.tokens)[None], tokens(target.tokens)[None], tgt_mask=causal)[0]
+        torch.testing.assert_close(expected_rows, expected, atol=1e-12, rtol=0)
 
 
 # -- counts -------------------------------------------------------------------------------------------------
@@ -142,13 +142,15 @@ def test_count_of_the_multi30k_transformer() -> None:
     assert count(model, NextToken(tied=False, bias=True)) == 9_038_341
 
 
-@pytest.mark.parametrize(("norm", "bias", "each"), [("layer", True, 32), ("layer", False, 16), ("rms", True, 16)])
-def test_only_the_final_norm_changes_the_count(norm: Any, bias: bool, each: int) -> None:
+@pytest.mark.parametrize(
+    ("norm", "bias", "expected_count"), [("layer", True, 32), ("layer", False, 16), ("rms", True, 16)]
+)
+def test_only_the_final_norm_changes_the_count(norm: Any, bias: bool, expected_count: int) -> None:
     def counted(**more: Any) -> int:
         return count(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, norm=norm, norm_bias=bias, **more)))
 
     assert counted(norm_at="pre") == counted(norm_at="post")
-    assert counted(norm_at="pre", final_norm=True) == counted(norm_at="pre") + each
+    assert counted(norm_at="pre", final_norm=True) == counted(norm_at="pre") + expected_count
 
 
 # -- packed equals alone --------------------------------------------------------------------------------------
@@ -167,18 +169,23 @@ def test_packed_equals_alone_forward_and_gradient(config: ModelConfig) -> None:
     torch.manual_seed(1)
     batches = (SOURCE, TARGET) if config.encoder else (SOURCE,)
     rows = model(*batches)
-    given = torch.randn_like(rows)
-    packed = torch.autograd.grad(rows, list(parameters.values()), given)
-    alone = [torch.zeros_like(each) for each in packed]
+    output_gradient = torch.randn_like(rows)
+    packed = torch.autograd.grad(rows, list(parameters.values()), output_gradient)
+    alone = [torch.zeros_like(gradient) for gradient in packed]
     for own, expected, gradient in zip(
-        zip(*map(parts, batches), strict=True), batches[-1].unpack(rows), batches[-1].unpack(given), strict=True
+        zip(*map(parts, batches), strict=True),
+        batches[-1].unpack(rows),
+        batches[-1].unpack(output_gradient),
+        strict=True,
     ):
         single = model(*own)
         torch.testing.assert_close(single, expected, atol=1e-12, rtol=0)
         grads = torch.autograd.grad(single, list(parameters.values()), gradient, allow_unused=True)
         alone = [total if grad is None else total + grad for total, grad in zip(alone, grads, strict=True)]
-    for name, ours, theirs in zip(parameters, packed, alone, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+    for name, actual, expected_gradient in zip(parameters, packed, alone, strict=True):
+        torch.testing.assert_close(
+            actual, expected_gradient, atol=1e-11, rtol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_an_empty_sequence_and_an_empty_batch() -> None:
@@ -288,13 +295,13 @@ def test_a_window_reaches_as_far_as_it_says() -> None:
 def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute: bool) -> None:
     model, wanted = build(config), torch.tensor([8, 0, 3, 4])  # in any order, of some sequences
     model.execution = ExecutionOptions(gradient_checkpointing=recompute)
-    found = []
+    outcomes = []
     for rows in (model(SOURCE)[wanted], model(SOURCE, output_rows=wanted)):
         model.zero_grad()
         (rows**3).sum().backward()
-        found.append([rows, *(each.grad for each in model.parameters())])
-    for given, expected in zip(*found, strict=True):
-        torch.testing.assert_close(given, expected, atol=1e-12, rtol=1e-12)
+        outcomes.append([rows, *(parameter.grad for parameter in model.parameters())])
+    for actual, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_a_decoder_beside_an_encoder_gives_the_rows_that_are_asked_for() -> None:
@@ -308,7 +315,7 @@ def test_no_others_leave_the_last_block() -> None:
     model.execution = ExecutionOptions(pad_to_bucket=True)
     seen: list[int] = []
     for block in model.encoder.blocks if model.encoder else ():
-        block.mlp.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+        block.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     with torch.no_grad():
         rows = model(Packed.of([[1] * 100, [2] * 33]), output_rows=torch.tensor([0, 100]))
     assert rows.shape == (2, 16) and seen == [136, 2]
@@ -328,8 +335,8 @@ def test_targets_are_for_models_with_an_encoder_and_a_decoder() -> None:
     assert refusal(build(BOTH), SOURCE) == f"this model needs a target: {because}"
     encoder = build(ModelConfig(embedding=EMBEDDING, encoder=STACK))
     assert refusal(encoder, SOURCE, TARGET) == f"this model takes no target: {because}"
-    other = Packed.of([[1]])
-    assert refusal(build(BOTH), SOURCE, other) == "3 source and 1 target sequences: give one target for each"
+    shorter = Packed.of([[1]])
+    assert refusal(build(BOTH), SOURCE, shorter) == "3 source and 1 target sequences: give one target for each"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> list[list[
     for b, ((start, stop), (first, last)) in enumerate(zip(call.layout.queries, call.layout.keys, strict=True)):
         n, m = stop - start, last - first
         for i in range(n):
-            place = i + m - n  # of the key that stands where this query stands
+            place = i + m - n  # of the key at this query's position
             heads = []
             for h in range(q.shape[1]):
                 scores = {}
@@ -79,8 +79,8 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> list[list[
                     score = call.scale * sum(x * y for x, y in zip(q[start + i, h], k[first + j, h], strict=True))
                     match call.bias:
                         case RelativeBias(table=table):
-                            each = table if table.ndim == 2 else table[start + i]
-                            score = score + each[h, 3 + min(3, max(-3, j - place))]
+                            bias_row = table if table.ndim == 2 else table[start + i]
+                            score = score + bias_row[h, 3 + min(3, max(-3, j - place))]
                         case DenseBias(blocks=blocks):
                             score = score + blocks[b][h, i, j]
                     hidden = (call.causal and j > place) or (call.window is not None and abs(j - place) > call.window)
@@ -102,7 +102,7 @@ def test_reference_equals_plain_loops(bias: str, causal: bool, window: int | Non
     for queries, keys in (RAGGED, EMPTY, CROSS, NO_KEYS):
         layout = layout_of(queries, keys)
         call = AttentionArgs(layout=layout, scale=0.7, causal=causal, window=window, bias=draw_bias(bias, layout))
-        tensors = [each.detach() for each in draw(layout)]
+        tensors = [tensor.detach() for tensor in draw(layout)]
         with torch.no_grad():
             expected = torch.tensor(by_loops(*tensors, call), dtype=torch.float64)
             torch.testing.assert_close(REFERENCE.run(*tensors, call), expected, atol=1e-13, rtol=0)
@@ -112,11 +112,11 @@ def test_reference_equals_plain_loops(bias: str, causal: bool, window: int | Non
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, 1)])
 def test_gradients_of_the_reference_equal_finite_differences(bias: str, causal: bool, window: int | None) -> None:
     layout = layout_of([3, 0, 4, 1], [5, 2, 3, 0])
-    given = draw_bias(bias, layout)
-    more = () if given is None else (given.table,) if isinstance(given, RelativeBias) else ()
+    bias_values = draw_bias(bias, layout)
+    more = () if bias_values is None else (bias_values.table,) if isinstance(bias_values, RelativeBias) else ()
 
     def run(*tensors: Tensor) -> Tensor:
-        bias = RelativeBias(table=tensors[3]) if more else given
+        bias = RelativeBias(table=tensors[3]) if more else bias_values
         return REFERENCE.run(
             *tensors[:3], AttentionArgs(layout=layout, scale=0.7, causal=causal, window=window, bias=bias)
         )
@@ -140,7 +140,7 @@ def test_a_dense_bias_gets_the_gradient_of_its_scores() -> None:
 
 @pytest.mark.parametrize("backend", CPU_KERNELS)
 def test_a_query_without_a_key_gives_zeros_and_finite_gradients(backend: str) -> None:
-    layout = layout_of([4, 2, 3], [2, 0, 3])  # causal: the first two queries stand before every key
+    layout = layout_of([4, 2, 3], [2, 0, 3])  # causal: the first two queries precede every key
     q, k, v = draw(layout)
     blocks = [torch.zeros(2, n, m, dtype=torch.float64) for n, m in layout.sizes()]
     blocks[2][:, 1] = -math.inf
@@ -161,8 +161,8 @@ def test_a_constant_added_to_all_scores_changes_nothing(backend: str, constant: 
     tensors = draw(layout)
     table = torch.zeros(2, 7, dtype=torch.float64)
     plain, shifted = (
-        attend(*tensors, layout, scale=0.5, causal=True, bias=RelativeBias(table=each), backend=backend)
-        for each in (table, table + constant)
+        attend(*tensors, layout, scale=0.5, causal=True, bias=RelativeBias(table=values), backend=backend)
+        for values in (table, table + constant)
     )
     torch.testing.assert_close(plain, shifted, atol=4 * abs(constant) * 2**-52, rtol=0)
 
@@ -171,7 +171,7 @@ def test_a_constant_added_to_all_scores_changes_nothing(backend: str, constant: 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_huge_scores_choose_the_largest_and_long_rows_stay_finite(backend: str, dtype: torch.dtype) -> None:
     layout = layout_of([2, 1], [3000, 4])
-    q, k, v = (each.detach().to(dtype).requires_grad_() for each in draw(layout, scale=1e6))
+    q, k, v = (tensor.detach().to(dtype).requires_grad_() for tensor in draw(layout, scale=1e6))
     out = attend(q, k, v, layout, scale=1.0, backend=backend)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), [q, k, v]))
@@ -184,14 +184,14 @@ def test_huge_scores_choose_the_largest_and_long_rows_stay_finite(backend: str, 
 def test_a_sequence_alone_equals_itself_in_company(backend: str, bias: str) -> None:
     layout = layout_of([9, 70, 0, 1, 17], [9, 66, 0, 4, 17])
     q, k, v = draw(layout)
-    given = draw_bias(bias, layout)
-    together = attend(q, k, v, layout, scale=0.5, causal=True, bias=given, backend=backend)
+    bias_values = draw_bias(bias, layout)
+    together = attend(q, k, v, layout, scale=0.5, causal=True, bias=bias_values, backend=backend)
     for number, ((start, stop), (first, last)) in enumerate(zip(layout.queries, layout.keys, strict=True)):
-        mine = given
-        if isinstance(given, DenseBias):
-            mine = DenseBias(blocks=given.blocks[number : number + 1])
-        elif isinstance(given, RelativeBias) and given.table.ndim == 3:
-            mine = RelativeBias(table=given.table[start:stop])
+        mine = bias_values
+        if isinstance(bias_values, DenseBias):
+            mine = DenseBias(blocks=bias_values.blocks[number : number + 1])
+        elif isinstance(bias_values, RelativeBias) and bias_values.table.ndim == 3:
+            mine = RelativeBias(table=bias_values.table[start:stop])
         own = layout_of([stop - start], [last - first])
         alone = attend(
             q[start:stop], k[first:last], v[first:last], own, scale=0.5, causal=True, bias=mine, backend=backend
@@ -204,16 +204,16 @@ def test_a_sequence_alone_equals_itself_in_company(backend: str, bias: str) -> N
 def test_neighbours_do_not_touch(backend: str, bias: str) -> None:
     layout = layout_of([9, 20, 5, 70, 66])
     q, k, v = draw(layout)
-    given = draw_bias(bias, layout)
+    bias_values = draw_bias(bias, layout)
 
     def run(*tensors: Tensor) -> Tensor:
-        return attend(*tensors, layout, scale=0.5, bias=given, backend=backend)
+        return attend(*tensors, layout, scale=0.5, bias=bias_values, backend=backend)
 
     start, stop = layout.queries[1]
     others = [row for row in range(layout.rows) if not start <= row < stop]
-    changed = [each.detach().clone() for each in (q, k, v)]
-    for each in changed:
-        each[start + 3] = 50.0
+    changed = [tensor.detach().clone() for tensor in (q, k, v)]
+    for tensor in changed:
+        tensor[start + 3] = 50.0
     out = run(q, k, v)
     assert torch.equal(out[others], run(*changed)[others])
     for grad in torch.autograd.grad(out[start:stop].square().sum(), [q, k, v]):
@@ -253,13 +253,13 @@ def picky(cannot: str = "", slow: str = "") -> Kernel:
     return Kernel(name="picky", cannot=lambda q, k, v, call: cannot, slow=lambda q, k, v, call: slow, run=REFERENCE.run)
 
 
-@pytest.mark.parametrize(("given", "hint"), [("refernce", ' (did you mean "reference"?)'), ("xyzzy", "")])
-def test_an_unknown_kernel_is_refused(given: str, hint: str) -> None:
+@pytest.mark.parametrize(("name", "hint"), [("refernce", ' (did you mean "reference"?)'), ("xyzzy", "")])
+def test_an_unknown_kernel_is_refused(name: str, hint: str) -> None:
     (q, k, v), call = a_call()
     known = ", ".join(kernel.name for kernel in (*KERNELS, REFERENCE))
     with pytest.raises(HeedfulError) as caught:
-        choose_kernel(q, k, v, call, given)
-    assert str(caught.value) == f'"{given}" is no attention kernel{hint}; known: auto, {known}'
+        choose_kernel(q, k, v, call, name)
+    assert str(caught.value) == f'"{name}" is no attention kernel{hint}; known: auto, {known}'
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -285,7 +285,7 @@ def test_a_slow_kernel_is_taken_only_by_its_name(monkeypatch: pytest.MonkeyPatch
     assert verdicts(explain(q, k, v, call)) == {"picky": "no: it sleeps", "reference": "taken"}
 
 
-def test_the_first_that_can_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_able_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = picky()
     monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
     (q, k, v), call = a_call()
@@ -297,14 +297,14 @@ def test_the_first_that_can_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
     (q, k, v), call = a_call(dropout)
     text = explain(q, k, v, call)
-    said, names = verdicts(text), [kernel.name for kernel in (*KERNELS, REFERENCE)]
-    assert list(said) == names and text.count("\n") == len(names) - 1
-    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose_kernel(q, k, v, call).name]
-    assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in said.values())
+    report, names = verdicts(text), [kernel.name for kernel in (*KERNELS, REFERENCE)]
+    assert list(report) == names and text.count("\n") == len(names) - 1
+    assert [name for name, verdict in report.items() if verdict == "taken"] == [choose_kernel(q, k, v, call).name]
+    assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in report.values())
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "v", "layout", "said"),
+    ("q", "k", "v", "layout", "message"),
     [
         ((8, 4, 32), (8, 2, 32), (8, 2, 32), Layout.of([0, 8]), r"q is \[8, 4, 32\], k \[8, 2, 32\] and v"),
         ((8, 4, 32), (8, 4, 16), (8, 4, 16), Layout.of([0, 8]), r"k \[8, 4, 16\] and v \[8, 4, 16\]; expected"),
@@ -320,11 +320,11 @@ def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
 )
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_shapes_that_do_not_go_together(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], layout: Layout, said: str, backend: str
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], layout: Layout, message: str, backend: str
 ) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
     try:
-        with pytest.raises(HeedfulError, match=said):
-            attend(*(torch.zeros(each) for each in (q, k, v)), layout, scale=1.0, backend=backend)
+        with pytest.raises(HeedfulError, match=message):
+            attend(*(torch.zeros(shape) for shape in (q, k, v)), layout, scale=1.0, backend=backend)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)

@@ -43,7 +43,7 @@ def skip_without_half(native: Kernels, dtype: torch.dtype) -> None:
 
 
 def layout_of(queries: list[int], keys: list[int] | None = None) -> Layout:
-    return Layout.of(*[[0, *accumulate(each)] for each in (queries, *([] if keys is None else [keys]))])
+    return Layout.of(*[[0, *accumulate(lengths)] for lengths in (queries, *([] if keys is None else [keys]))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -56,23 +56,23 @@ def test_attention(
     skip_without_half(native, dtype)
     layout = layout_of(LENGTHS, keys)
     if keys is None:
-        given = drawn(sum(LENGTHS), 3, heads, width, dtype=dtype).unbind(1)  # side by side, as a layer has them
+        qkv = drawn(sum(LENGTHS), 3, heads, width, dtype=dtype).unbind(1)  # side by side, as a layer has them
     else:
         rows = (sum(LENGTHS), sum(keys), sum(keys))
-        given = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
+        qkv = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
     call = AttentionArgs(layout=layout, scale=width**-0.5, causal=causal, window=window)
-    assert choose_kernel(*given, call).name == "native"
+    assert choose_kernel(*qkv, call).name == "native"
 
     def ran(how: Callable[..., Tensor], tensors: Any) -> list[Tensor]:
-        mine = [each.detach().requires_grad_() for each in tensors]
+        mine = [tensor.detach().requires_grad_() for tensor in tensors]
         out = how(*mine, call)
         out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
-        return [out, *(each.grad for each in mine)]
+        return [out, *(tensor.grad for tensor in mine)]
 
-    found = ran(attending.attention, given)
-    expected = ran(lambda *x: attend_with(*x, backend="reference"), [each.double() for each in given])
+    results = ran(attending.attention, qkv)
+    expected = ran(lambda *x: attend_with(*x, backend="reference"), [tensor.double() for tensor in qkv])
     most = FLOAT if dtype == torch.float32 else HALF
-    assert max(off(x, y) for x, y in zip(found, expected, strict=True)) < most
+    assert max(off(x, y) for x, y in zip(results, expected, strict=True)) < most
 
 
 @pytest.mark.parametrize("value", ODD, ids=str)
@@ -83,40 +83,40 @@ def test_attention_hides_no_number_that_is_not_finite(
 ) -> None:
     skip_without_half(native, dtype)
     call = AttentionArgs(layout=layout_of([20, 70]), scale=0.25)
-    given = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
-    given[part][5, 0, 3] = value
+    tensors = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
+    tensors[part][5, 0, 3] = value
 
     def ran(how: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:
-        mine = [each.to(dtype).to(kind, copy=True).requires_grad_() for each in given.values()]
+        mine = [tensor.to(dtype).to(kind, copy=True).requires_grad_() for tensor in tensors.values()]
         out = how(*mine, call)
         out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
-        return [each.detach().isfinite() for each in (out, *(one.grad for one in mine)) if each is not None]
+        return [result.detach().isfinite() for result in (out, *(tensor.grad for tensor in mine)) if result is not None]
 
-    found = ran(attending.attention, dtype)
+    results = ran(attending.attention, dtype)
     expected = ran(lambda *x: attend_with(*x, backend="reference"), torch.float32)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-    assert not found[0].all() and found[0][20:].all()  # and the other sequence has nothing to do with it
+    for mine, expected_result in zip(results, expected, strict=True):
+        assert torch.equal(mine, expected_result)
+    assert not results[0].all() and results[0][20:].all()  # and the other sequence has nothing to do with it
 
 
 def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
     layout = layout_of([40, 60])
     call = AttentionArgs(layout=layout, scale=0.2, dropout=0.3)
-    given = [drawn(100, 2, 32, seed=n) for n in range(3)]
+    inputs = [drawn(100, 2, 32, seed=n) for n in range(3)]
     weight = drawn(100, 2, 32, seed=7)
 
     def value(*tensors: Tensor) -> Tensor:
         torch.manual_seed(5)
         return (attending.attention(*tensors, call).double() * weight).sum()
 
-    mine = [each.clone().requires_grad_() for each in given]
+    mine = [tensor.clone().requires_grad_() for tensor in inputs]
     value(*mine).backward()
-    for number, each in enumerate(mine):
+    for number, tensor in enumerate(mine):
         way = drawn(100, 2, 32, seed=20 + number)
-        moved = [[x + step * way if n == number else x for n, x in enumerate(given)] for step in (1e-2, -1e-2)]
+        moved = [[x + step * way if n == number else x for n, x in enumerate(inputs)] for step in (1e-2, -1e-2)]
         slope = float(value(*moved[0]) - value(*moved[1])) / 2e-2
-        assert each.grad is not None
-        assert slope == pytest.approx(float((each.grad.double() * way).sum()), rel=2e-2, abs=2e-2)
+        assert tensor.grad is not None
+        assert slope == pytest.approx(float((tensor.grad.double() * way).sum()), rel=2e-2, abs=2e-2)
 
 
 def test_what_is_dropped_is_a_share_p_and_the_mean_stays() -> None:
@@ -145,20 +145,22 @@ def test_norm_of_a_sum(native: Kernels, dtype: torch.dtype, p: float) -> None:
     z = of.add_norm(x, y, norm, p)
     assert z is not None
     z.backward(drawn(70, 80, seed=5))
-    found = [z, x.grad, y.grad, norm.weight.grad, norm.bias.grad]
+    results = [z, x.grad, y.grad, norm.weight.grad, norm.bias.grad]
     assert x.grad is not None and y.grad is not None
-    kept = torch.ones(70, 80, dtype=torch.float64)
+    ones = torch.ones(70, 80, dtype=torch.float64)
     if p:  # what was dropped is read off the gradients
-        kept = (y.grad != 0).double() / (1 - p)
-        assert 0.1 < float((kept == 0).double().mean()) < 0.3
+        ones = (y.grad != 0).double() / (1 - p)
+        assert 0.1 < float((ones == 0).double().mean()) < 0.3
     wide = nn.LayerNorm(80, eps=1e-3, dtype=torch.float64)
     wide.load_state_dict(norm.state_dict())
     a, b = x.detach().double().requires_grad_(), y.detach().double().requires_grad_()
-    expected = wide(a + b * kept)
+    expected = wide(a + b * ones)
     expected.backward(drawn(70, 80, seed=5).double())
     grads = [expected, a.grad, b.grad, wide.weight.grad, wide.bias.grad]
     most = FLOAT if dtype == torch.float32 else HALF
-    assert max(off(one, other) for one, other in zip(found, grads, strict=True) if one is not None) < most
+    assert (
+        max(off(result, gradient) for result, gradient in zip(results, grads, strict=True) if result is not None) < most
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,9 @@ def test_linear_layers_in_training(native: Kernels, rows: int, width: int, out: 
     expected.backward(dy.double())
     assert y.dtype == torch.bfloat16 and layer.weight.grad is not None
     assert off(y, expected) < HALF
-    for mine, theirs in ((x.grad, a.grad), (layer.weight.grad, w.grad), (layer.bias.grad, b.grad)):
-        assert mine is not None and theirs is not None
-        assert off(mine, theirs) < FLOAT  # gradients are not rounded
+    for mine, reference in ((x.grad, a.grad), (layer.weight.grad, w.grad), (layer.bias.grad, b.grad)):
+        assert mine is not None and reference is not None
+        assert off(mine, reference) < FLOAT  # gradients are not rounded
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 65, 300])
@@ -209,11 +211,11 @@ def test_whole_numbers_are_summed_exactly(native: Kernels) -> None:
     weight = torch.randint(-127, 128, (64, 1536), generator=generator, dtype=torch.int8)
     x = torch.randint(-100, 156, (9, 1536), generator=generator).float()
     x[:, 0], x[:, 1] = -100.0, 155.0  # each row's step is 1
-    made = of.Int8Weight.of(weight, torch.ones(64), None, gelu=False)
-    assert made is not None
-    assert torch.equal(made.linear(x), (x.double() @ weight.double().t()).float())
+    panels = of.Int8Weight.of(weight, torch.ones(64), None, gelu=False)
+    assert panels is not None
+    assert torch.equal(panels.linear(x), (x.double() @ weight.double().t()).float())
     level = torch.full((2, 1536), 3.0)
-    assert torch.equal(made.linear(level), (level.double() @ weight.double().t()).float())
+    assert torch.equal(panels.linear(level), (level.double() @ weight.double().t()).float())
 
 
 def test_gelu_and_its_gradient(native: Kernels) -> None:
@@ -252,22 +254,24 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
         finally:
             torch.set_num_threads(before)
 
-    for one, other in zip(ran(1), ran(3), strict=True):
-        assert torch.equal(one, other)
+    for single, threaded in zip(ran(1), ran(3), strict=True):
+        assert torch.equal(single, threaded)
 
 
 def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
     rows = drawn(5, 96).requires_grad_()
     q, k, v = attending.split_qkv(rows, 2)
     out = attending.attention(q, k, v, AttentionArgs(layout=layout_of([5]), scale=1.0))
-    (one,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
-    (other,) = torch.autograd.grad(sum((each * out.detach()).sum() for each in (q, k, v)), rows)  # three of their own
-    assert one.shape == other.shape == rows.shape
-    assert torch.equal(other.view(5, 3, 2, 16)[:, 1], out.detach())
+    (gradient,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
+    (expected_gradient,) = torch.autograd.grad(
+        sum((projection * out.detach()).sum() for projection in (q, k, v)), rows
+    )  # three of their own
+    assert gradient.shape == expected_gradient.shape == rows.shape
+    assert torch.equal(expected_gradient.view(5, 3, 2, 16)[:, 1], out.detach())
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"dtype": torch.float64}, "float32 and bfloat16"),
         ({"width": 20}, "not 20"),
@@ -275,11 +279,11 @@ def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
         ({"scale": -1.0}, "scale must be 0 or more"),
     ],
 )
-def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
+def test_unsupported_attention_is_refused(change: dict[str, Any], message: str) -> None:
     q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
     spans = ((0, 3), (3, 6))
     call = AttentionArgs(layout=Layout(spans, change.get("keys", spans)), scale=change.get("scale", 1.0))
-    assert said in attending.cannot_attend(q, q, q, call)
+    assert message in attending.cannot_attend(q, q, q, call)
     assert choose_kernel(q, q, q, call).name != "native"
 
 
@@ -310,11 +314,11 @@ def test_cross_entropy_and_its_gradient(native: Kernels, dtype: torch.dtype, cla
     scores, targets = 5 * drawn(40, classes, dtype=dtype), torch.arange(40) % classes
     scores[3, 1] = 300.0  # certain, and wrong
     scores[1, 1] = 300.0  # certain, and right
-    made, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
-    assert made is not None
-    torch.testing.assert_close(made[0].double(), losses, rtol=1e-6, atol=5e-6)
+    logs, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
+    assert logs is not None
+    torch.testing.assert_close(logs[0].double(), losses, rtol=1e-6, atol=5e-6)
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-6}
-    torch.testing.assert_close(made[1].double(), gradient, **tolerance)
+    torch.testing.assert_close(logs[1].double(), gradient, **tolerance)
     assert of.cross_entropy(scores, targets + classes) is None
     assert of.cross_entropy(scores[:0], targets[:0]) is not None
 
@@ -326,10 +330,10 @@ def test_cross_entropy_of_scores_that_are_not_finite(native: Kernels, dtype: tor
     scores, targets = drawn(8, 37, dtype=dtype), torch.arange(8) + 2
     for row, column in enumerate((0, 3, 7, 8, 20, 35, 36)):  # one is the row's target; the last row is as it was
         scores[row, column] = value
-    made, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
-    assert made is not None
-    torch.testing.assert_close(made[0].double(), losses, rtol=1e-5, atol=1e-5, equal_nan=True)
-    torch.testing.assert_close(made[1].double(), gradient, rtol=2**-7, atol=1e-6, equal_nan=True)
+    logs, losses, gradient = of.cross_entropy(scores, targets), *published(scores, targets)
+    assert logs is not None
+    torch.testing.assert_close(logs[0].double(), losses, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(logs[1].double(), gradient, rtol=2**-7, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("value", ODD, ids=str)
@@ -341,7 +345,7 @@ def test_rows_in_bytes_hide_no_number_that_is_not_finite(native: Kernels, value:
     assert scales.isfinite().all(1).tolist() == [False] * 5 + [True]
 
 
-def test_whoever_asks_first(native: Kernels) -> None:
+def test_libraries_are_checked_under_autocast_and_other_devices(native: Kernels) -> None:
     from heedful.csrc.check import find_error
 
     with torch.autocast("cpu", torch.bfloat16):  # a model whose first product is the first to ask
@@ -371,7 +375,7 @@ def test_defaults_of_the_caller_are_not_ours(native: Kernels) -> None:
                 got = learned()
         finally:
             torch.set_default_dtype(before)
-        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+        assert all(torch.equal(result, expected_result) for result, expected_result in zip(got, expected, strict=True))
 
 
 def test_a_second_derivative_is_refused(native: Kernels) -> None:
@@ -393,7 +397,7 @@ def test_an_empty_sequence_between_hides_no_keys_that_several_have() -> None:
 @pytest.mark.parametrize("level", [0.0, 300.0, 1e4, 1e6])
 def test_cross_entropy_of_large_scores(native: Kernels, level: float) -> None:
     scores, targets = drawn(20, 100) + level, torch.arange(20)
-    found = of.cross_entropy(scores, targets)
-    assert found is not None
-    for mine, theirs in zip(found, published(scores, targets), strict=True):
-        assert off(mine, theirs) < 3e-7
+    result = of.cross_entropy(scores, targets)
+    assert result is not None
+    for mine, expected_result in zip(result, published(scores, targets), strict=True):
+        assert off(mine, expected_result) < 3e-7

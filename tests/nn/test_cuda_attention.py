@@ -19,16 +19,17 @@ from tests.nn import test_kernels as grid
 from tests.nn.test_kernels import LENGTHS, draw, draw_bias, layout_of, outcome, worst
 
 FLASH, GROUPED, FLEX = CUDA
-VARLEN = next(each for each in kernels.KERNELS if each.name == "varlen")
+VARLEN = next(kernel for kernel in kernels.KERNELS if kernel.name == "varlen")
 WINDOWS = ((False, None), (True, None), (False, 3), (True, 3), (False, 0))
 
 
 def as_documented(
     q: Tensor, k: Tensor, v: Tensor, of: Tensor, to: Tensor, *rest: Any, scale: float, **window: int
 ) -> tuple[Tensor, None]:
-    """aten::_flash_attention_forward in words: query i of n looks at keys i + m - n - left to i + m - n + right of m.
+    """Compute aten::_flash_attention_forward as documented.
 
-    -1 is no limit, is_causal is right = 0; a query without keys gives zeros.
+    Query i of n looks at keys i + m - n - left to i + m - n + right of m; -1 is no limit, is_causal is
+    right = 0. A query without keys gives zeros.
     """
     longest_of, longest_to, dropped, causal, debug = rest
     assert of.dtype == to.dtype == torch.int32 and not debug and dropped == 0.0
@@ -36,17 +37,17 @@ def as_documented(
     assert not causal or (left, right) == (-1, 0)
     rows = []
     for b in range(len(of) - 1):
-        one, keys, values = q[of[b] : of[b + 1]], k[to[b] : to[b + 1]], v[to[b] : to[b + 1]]
-        n, m = len(one), len(keys)
+        queries, keys, values = q[of[b] : of[b + 1]], k[to[b] : to[b + 1]], v[to[b] : to[b + 1]]
+        n, m = len(queries), len(keys)
         assert n <= longest_of and m <= longest_to
         for i in range(n):
             middle = i + m - n
             low = 0 if left < 0 else max(0, middle - left)
             high = m if right < 0 else min(m, middle + right + 1)
             if low >= high:
-                rows.append(0.0 * one[i] + 0.0 * (keys.sum() + values.sum()))
+                rows.append(0.0 * queries[i] + 0.0 * (keys.sum() + values.sum()))
                 continue
-            weights = (scale * torch.einsum("hd,jhd->hj", one[i], keys[low:high])).softmax(-1)
+            weights = (scale * torch.einsum("hd,jhd->hj", queries[i], keys[low:high])).softmax(-1)
             rows.append(torch.einsum("hj,jhd->hd", weights, values[low:high]))
     return (torch.stack(rows) if rows else 0.0 * q), None
 
@@ -71,16 +72,16 @@ def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
     for causal, window in WINDOWS:
         out = FLASH.run(q, k, v, AttentionArgs(layout=layout, scale=0.1, causal=causal, window=window, dropout=0.1))
         gradients = torch.autograd.grad(out.sum(), [q, k, v])
-        assert [out.shape, *(each.shape for each in gradients)] == [q.shape, q.shape, k.shape, v.shape]
+        assert [out.shape, *(gradient.shape for gradient in gradients)] == [q.shape, q.shape, k.shape, v.shape]
 
 
 @pytest.mark.parametrize("bias", ["none", "table", "rows", "dense"])
 def test_grouped_equals_the_reference(bias: str) -> None:
     for lengths in LENGTHS.values():
         layout = layout_of(*lengths)
-        tensors, (given, trained) = draw(layout), draw_bias(bias, layout)
+        tensors, (bias_values, trained) = draw(layout), draw_bias(bias, layout)
         for causal, window in WINDOWS[:1] + WINDOWS[3:4]:
-            call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+            call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
             truth = outcome(REFERENCE, tensors, trained, call)
             assert worst(outcome(GROUPED, tensors, trained, call), truth) <= 1e-12, (lengths, causal, window)
 
@@ -100,10 +101,10 @@ def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cuda_attention, "_compiled", lambda: flex_attention)
     for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
         layout = layout_of(*LENGTHS[name])
-        tensors, (given, _) = [each.detach() for each in draw(layout)], draw_bias(bias, layout)
-        if isinstance(given, RelativeBias):
-            given = RelativeBias(table=given.table.detach())
-        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        tensors, (bias_values, _) = [tensor.detach() for tensor in draw(layout)], draw_bias(bias, layout)
+        if isinstance(bias_values, RelativeBias):
+            bias_values = RelativeBias(table=bias_values.table.detach())
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
         assert worst([FLEX.run(*tensors, call)], [REFERENCE.run(*tensors, call)]) <= 1e-6, name
 
 
@@ -115,7 +116,7 @@ def test_tiles_hold_every_pair_that_counts_and_no_others() -> None:
         q, k = torch.zeros(sum(lengths), 1, 16), torch.zeros(keys[-1][1], 1, 16)
         tiles = make_tiles(AttentionArgs(layout=layout, scale=1.0), q, k)
         computed = tiles.mask.to_dense()[0, 0].bool()
-        rows, columns = (torch.arange(len(each)) for each in (q, k))
+        rows, columns = (torch.arange(len(tensor)) for tensor in (q, k))
         zero = torch.tensor(0)
         counts = tiles.mask.mask_mod(zero, zero, rows[:, None], columns[None, :])
         truth = torch.zeros(len(q), len(k), dtype=torch.bool)
@@ -183,8 +184,8 @@ def test_values_of_another_width_are_left_to_blocks() -> None:
 
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_attention, "REQUIRED_ARGUMENTS", (*cuda_attention.REQUIRED_ARGUMENTS, "softcap"))
-    said = cuda_attention._missing_arguments.__wrapped__()
-    assert said == f"PyTorch {torch.__version__} has another operator for it, without softcap"
+    missing = cuda_attention._missing_arguments.__wrapped__()
+    assert missing == f"PyTorch {torch.__version__} has another operator for it, without softcap"
 
 
 def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,19 +15,19 @@ def test_numbers_are_dropped_or_scaled(p: float, dtype: torch.dtype) -> None:
     x = torch.ones(401, 501, dtype=dtype)
     y = dropout(x, p)
     share = round(p * STEPS) / STEPS
-    kept = y != 0
-    assert (y[kept] == torch.tensor(STEPS / (STEPS - round(p * STEPS)), dtype=torch.float64).to(dtype)).all()
-    assert abs(float((~kept).double().mean()) - share) < 5 * (p * (1 - p) / x.numel()) ** 0.5
+    nonzero = y != 0
+    assert (y[nonzero] == torch.tensor(STEPS / (STEPS - round(p * STEPS)), dtype=torch.float64).to(dtype)).all()
+    assert abs(float((~nonzero).double().mean()) - share) < 5 * (p * (1 - p) / x.numel()) ** 0.5
     for side in (0, 1):  # no row and no column is treated otherwise
-        means = (~kept).double().mean(side)
-        assert (means - share).abs().max() < 6 * (p * (1 - p) / kept.shape[side]) ** 0.5
+        means = (~nonzero).double().mean(side)
+        assert (means - share).abs().max() < 6 * (p * (1 - p) / nonzero.shape[side]) ** 0.5
 
 
 def test_neighbours_are_independent() -> None:
     torch.manual_seed(2)
-    kept = (dropout(torch.ones(1_000_000), 0.5) != 0).double() - 0.5
+    centred = (dropout(torch.ones(1_000_000), 0.5) != 0).double() - 0.5
     for gap in (1, 2, 3, 4, 8, 64):
-        assert abs(float((kept[gap:] * kept[:-gap]).mean())) < 5 * 0.25 / 1000
+        assert abs(float((centred[gap:] * centred[:-gap]).mean())) < 5 * 0.25 / 1000
 
 
 def test_the_gradient_passes_where_numbers_did() -> None:

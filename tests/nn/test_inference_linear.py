@@ -24,7 +24,9 @@ def layer(width: int, out: int, *, bias: bool = True, dtype: torch.dtype = torch
 @pytest.mark.parametrize("activation", [None, *FUSED])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "width", "out"), SIZES)
-def test_laid_is_the_same_function(rows: int, width: int, out: int, bias: bool, activation: str | None) -> None:
+def test_packed_linear_layers_compute_the_same(
+    rows: int, width: int, out: int, bias: bool, activation: str | None
+) -> None:
     plain, x = layer(width, out, bias=bias), torch.randn(rows, width)
     after = {None: lambda y: y, "gelu": F.gelu, "relu": F.relu}[activation]
     with torch.inference_mode():
@@ -34,7 +36,7 @@ def test_laid_is_the_same_function(rows: int, width: int, out: int, bias: bool, 
 
 
 @pytest.mark.skipif(bool(cannot_use_onednn(torch.bfloat16)), reason=cannot_use_onednn(torch.bfloat16))
-def test_laid_in_bfloat16_rounds_no_more_than_pytorch() -> None:
+def test_packed_linear_layers_round_no_more_than_pytorch() -> None:
     exact, x = layer(64, 48), torch.randn(200, 64)
     half, rows = layer(64, 48, dtype=torch.bfloat16), x.bfloat16()
     half.load_state_dict(exact.state_dict())
@@ -45,14 +47,14 @@ def test_laid_in_bfloat16_rounds_no_more_than_pytorch() -> None:
 
 @laid_here
 @pytest.mark.parametrize("bias", [True, False])
-def test_laid_gives_its_weights_back(bias: bool) -> None:
+def test_packed_linear_layers_return_their_weights(bias: bool) -> None:
     plain = layer(48, 32, bias=bias)
     parts = OneDnnLinear(plain).parts()
     assert parts.keys() == dict(plain.named_parameters()).keys()
-    assert all(torch.equal(parts[name], each) for name, each in plain.named_parameters())
+    assert all(torch.equal(parts[name], parameter) for name, parameter in plain.named_parameters())
 
 
-def test_what_cannot_be_laid_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_be_packed_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cannot_use_onednn(torch.float64) == "it computes in float32 and bfloat16, not in torch.float64"
     monkeypatch.setattr(module, "_operators", lambda: object())
     assert "computes no such products here: 'object' object has no attribute '_reorder" in cannot_use_onednn(
@@ -80,9 +82,9 @@ def test_rounded_is_the_formula_in_whole_numbers(rows: int, width: int, out: int
     (left, left_scale), (right, right_scale) = whole(x), whole(plain.weight)
     expected = (left @ right.T) * left_scale * right_scale.T + (plain.bias.numpy() if bias else 0)
     with torch.inference_mode():
-        found = Int8Linear(plain)(x)
-        torch.testing.assert_close(found.numpy(), expected.astype(np.float32), rtol=1e-5, atol=1e-5)
-        off = (found - plain(x)).square().mean().sqrt() / plain(x).std()
+        output = Int8Linear(plain)(x)
+        torch.testing.assert_close(output.numpy(), expected.astype(np.float32), rtol=1e-5, atol=1e-5)
+        off = (output - plain(x)).square().mean().sqrt() / plain(x).std()
     assert 0 < off < 0.02
 
 

@@ -75,18 +75,18 @@ def outcome(kernel: Any, tensors: list[Tensor], trained: list[Tensor], call: Att
     """The output, and the gradients of q, k, v and the bias for some fixed gradient of the output."""
     out = kernel.run(*tensors, call)
     generator = torch.Generator().manual_seed(2)
-    given = torch.randn(out.shape, generator=generator).to(out)
+    weights = torch.randn(out.shape, generator=generator).to(out)
     leaves = [*tensors, *trained]
-    grads = torch.autograd.grad(out, leaves, given, allow_unused=True) if out.requires_grad else [None] * len(leaves)
+    grads = torch.autograd.grad(out, leaves, weights, allow_unused=True) if out.requires_grad else [None] * len(leaves)
     return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
 
 
-def worst(given: list[Tensor], truth: list[Tensor]) -> float:
+def worst(results: list[Tensor], truth: list[Tensor]) -> float:
     """The largest difference, relative to the largest entry of its tensor where that is above 1."""
-    assert [each.shape for each in given] == [each.shape for each in truth]
+    assert [tensor.shape for tensor in results] == [tensor.shape for tensor in truth]
     differences = [
         float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
-        for a, b in zip(given, truth, strict=True)
+        for a, b in zip(results, truth, strict=True)
         if a.numel()
     ]
     assert not any(map(math.isnan, differences))
@@ -98,8 +98,8 @@ def worst(given: list[Tensor], truth: list[Tensor]) -> float:
 def test_every_kernel_equals_the_reference(lengths: tuple[list[int], list[int]], bias: str) -> None:
     for causal, window in product([False, True], [None, 0, 3, 1000]):
         layout = layout_of(*lengths)
-        tensors, (given, trained) = draw(layout), draw_bias(bias, layout)
-        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        tensors, (bias_values, trained) = draw(layout), draw_bias(bias, layout)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
         truth = outcome(REFERENCE, tensors, trained, call)
         for kernel in CPU_KERNELS:
             error = worst(outcome(kernel, tensors, trained, call), truth)
@@ -126,17 +126,17 @@ def test_a_layout_keeps_the_plans_of_its_calls_apart(kernel: Any) -> None:
     for dtype, bias, causal, window in product(
         [torch.float64, torch.float32], ["none", "table", "rows", "dense"], [False, True], [None, 3]
     ):
-        tensors, (given, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
-        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        tensors, (bias_values, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
         truth = outcome(REFERENCE, tensors, trained, call)
         error = worst(outcome(kernel, tensors, trained, call), truth)
         assert error <= (1e-12 if dtype == torch.float64 else 2e-6), (dtype, bias, causal, window, error)
 
 
-def in_double(tensors: list[Tensor], given: Bias | None) -> tuple[list[Tensor], Bias | None, list[Tensor]]:
-    """The same numbers in float64."""
+def in_double(tensors: list[Tensor], bias_values: Bias | None) -> tuple[list[Tensor], Bias | None, list[Tensor]]:
+    """Return the tensors and the bias in float64, and those that are trained."""
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    match given:
+    match bias_values:
         case None:
             return exact, None, []
         case RelativeBias(table=table):
@@ -157,15 +157,15 @@ MIXED = ([300, 20, 7, 64, 70, 0, 1], [300, 20, 9, 64, 70, 4, 0])
 def test_kernels_in_lower_precision(kernel: Any, dtype: torch.dtype, causal: bool, bias: str) -> None:
     """float32 is right to 2e-6 of scale; bfloat16 is at most twice as far from the truth as the reference is."""
     layout = layout_of(*MIXED)
-    tensors, (given, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
-    exact, exact_bias, exact_trained = in_double(tensors, given)
+    tensors, (bias_values, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
+    exact, exact_bias, exact_trained = in_double(tensors, bias_values)
     truth = outcome(
         REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=exact_bias)
     )
-    call = AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=given)
+    call = AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=bias_values)
     allowed = 2e-6 if dtype == torch.float32 else 2 * worst(outcome(REFERENCE, tensors, trained, call), truth)
     result = outcome(kernel, tensors, trained, call)
-    assert {each.dtype for each in result} == {dtype}
+    assert {tensor.dtype for tensor in result} == {dtype}
     assert worst(result, truth) <= allowed
 
 
@@ -190,16 +190,16 @@ def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None
     q = torch.randn(layout.rows, 4, width, dtype=torch.float64).requires_grad_()
     k = torch.randn(layout.keys[-1][1], 4, width, dtype=torch.float64).requires_grad_()
     v = reveal(layout, width)
-    given = RelativeBias(table=torch.randn(4, 7, dtype=torch.float64)) if bias == "table" else None
-    weights = REFERENCE.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=given))
-    out = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=given, dropout=p))
+    bias_values = RelativeBias(table=torch.randn(4, 7, dtype=torch.float64)) if bias == "table" else None
+    weights = REFERENCE.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=bias_values))
+    out = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=bias_values, dropout=p))
 
-    kept = out.detach() != 0
-    expected = torch.where(kept, weights / (1 - p), 0.0)
+    nonzero = out.detach() != 0
+    expected = torch.where(nonzero, weights / (1 - p), 0.0)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)  # whole or gone; rows are not renormalised
     assert (out.sum(-1) - 1).abs().max() > 0.1
     there = weights.detach() > 0
-    count, dropped = int(there.sum()), int((there & ~kept).sum())
+    count, dropped = int(there.sum()), int((there & ~nonzero).sum())
     assert abs(dropped - count * p) < 5 * math.sqrt(count * p * (1 - p))
 
     gradient = torch.randn_like(out)
@@ -207,14 +207,16 @@ def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None
     rows = []
     for b, ((start, stop), (first, last)) in enumerate(zip(layout.queries, layout.keys, strict=True)):
         scores = 0.2 * torch.einsum("ihd,jhd->hij", q[start:stop], k[first:last])
-        if given is not None:
+        if bias_values is not None:
             n, m = layout.sizes()[b]
             gap = torch.arange(m)[None] - torch.arange(m - n, m)[:, None]
-            scores = scores + given.table[:, gap.clamp(-3, 3) + 3]
-        mask = kept[start:stop, :, : last - first].transpose(0, 1).double() / (1 - p)
+            scores = scores + bias_values.table[:, gap.clamp(-3, 3) + 3]
+        mask = nonzero[start:stop, :, : last - first].transpose(0, 1).double() / (1 - p)
         rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, v[first:last]))
-    for ours, theirs in zip(by_kernel, torch.autograd.grad(torch.cat(rows), [q, k, v], gradient), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    for actual, expected_gradient in zip(
+        by_kernel, torch.autograd.grad(torch.cat(rows), [q, k, v], gradient), strict=True
+    ):
+        torch.testing.assert_close(actual, expected_gradient, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", DROPPING, ids=lambda kernel: kernel.name)
@@ -228,7 +230,7 @@ def test_the_global_seed_decides_what_is_dropped(kernel: Any) -> None:
     assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
 
 
-def test_who_cannot_drop_says_so() -> None:
+def test_kernels_without_dropout_refuse_it() -> None:
     layout = layout_of([4], [4])
     assert "bmm" in {kernel.name for kernel in DROPPING}
     for kernel in CPU_KERNELS:
@@ -303,8 +305,8 @@ def test_lined_equals_the_reference(bias: str) -> None:
         generator = torch.Generator().manual_seed(0)
         shapes = [(3 * queries, HEADS, WIDTH), (50, HEADS, WIDTH), (50, HEADS, WIDTH)]
         tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
-        given, trained = draw_bias(bias, layout)
-        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        bias_values, trained = draw_bias(bias, layout)
+        call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
         assert choose_kernel(*tensors, call).name == "dense_cache"
         (lined,) = (kernel for kernel in KERNELS if kernel.name == "dense_cache")
         assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12

@@ -14,7 +14,7 @@ from heedful.nn.layers import ACTIVATIONS, Mlp, make_norm, segment_means
 def test_both_gelus() -> None:
     x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     exact, tanh = ACTIVATIONS["gelu"](x), ACTIVATIONS["gelu_tanh"](x)
-    by_erf = [each * 0.5 * (1 + math.erf(each / math.sqrt(2))) for each in x.tolist()]
+    by_erf = [value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x.tolist()]
     torch.testing.assert_close(exact, torch.tensor(by_erf, dtype=torch.float64), atol=1e-14, rtol=0)
     cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     torch.testing.assert_close(tanh, 0.5 * x * (1 + cubic.tanh()), atol=1e-14, rtol=0)
@@ -33,12 +33,12 @@ def test_other_activations() -> None:
 def test_means_are_added_up_in_float32_at_least(power: float, dtype: torch.dtype) -> None:
     rows = (torch.rand(900, 3, generator=torch.Generator().manual_seed(2)) + 0.5).to(dtype).requires_grad_()
     owners, counts = torch.tensor([3] * 700 + [0] * 200), torch.tensor([200, 0, 0, 700])
-    found = segment_means(rows, owners, counts, power)
+    means = segment_means(rows, owners, counts, power)
     sums = torch.stack([rows[700:].double().sum(0), torch.zeros(3), torch.zeros(3), rows[:700].double().sum(0)])
     exact = sums / counts.clamp(min=1).double()[:, None] ** power
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 0.0}[dtype]
-    torch.testing.assert_close(found, exact.to(dtype), rtol=tolerance, atol=0)
-    found.sum().backward()
+    torch.testing.assert_close(means, exact.to(dtype), rtol=tolerance, atol=0)
+    means.sum().backward()
     assert rows.grad is not None and rows.grad.unique().numel() == (1 if power == 0 else 2)
 
 

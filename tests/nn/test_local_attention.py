@@ -46,32 +46,34 @@ class Counted(TorchFunctionMode):
 @pytest.mark.parametrize("radius", [0, 1, 2, 7, 50])
 def test_restricted_is_attend_with_a_window(radius: int) -> None:
     q, k, v = draw(SELF, 2, 3)
-    ours = restricted(q, k, v, SELF, radius=radius, scale=0.7)
-    theirs = attend(q, k, v, SELF, scale=0.7, window=radius, backend="reference")
-    assert torch.allclose(ours, theirs, atol=1e-12)
+    actual = restricted(q, k, v, SELF, radius=radius, scale=0.7)
+    expected = attend(q, k, v, SELF, scale=0.7, window=radius, backend="reference")
+    assert torch.allclose(actual, expected, atol=1e-12)
     if radius >= 7:
-        assert torch.allclose(ours, attend(q, k, v, SELF, scale=0.7), atol=1e-12), "all see all"
-    given = torch.randn(11, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    one, other = (torch.autograd.grad((out * given).sum(), (q, k, v)) for out in (ours, theirs))
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one, other, strict=True))
+        assert torch.allclose(actual, attend(q, k, v, SELF, scale=0.7), atol=1e-12), "all see all"
+    weights = torch.randn(11, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    gradients, expected_gradients = (
+        torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (actual, expected)
+    )
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(gradients, expected_gradients, strict=True))
 
 
 def test_the_cost_of_restricted_attention_is_linear() -> None:
     """Numbers that are made, and kept for backward: twice as many for twice the rows, and no tensor of n x n."""
-    found = []
+    byte_counts = []
     for n in (64, 128, 256):
         q, k, v = draw(Layout.of([0, n]), 1, 2)
-        kept: list[int] = []
+        sizes: list[int] = []
 
-        def keep(each: Tensor, kept: list[int] = kept) -> Tensor:
-            kept.append(each.numel())
-            return each
+        def keep(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
 
-        with Counted() as counted, saved_tensors_hooks(keep, lambda each: each):
+        with Counted() as counted, saved_tensors_hooks(keep, lambda tensor: tensor):
             restricted(q, k, v, Layout.of([0, n]), radius=2, scale=1.0)
-        found.append((counted.total, sum(kept), max(*kept, counted.largest)))
-        assert found[-1][2] < n * n // 4
-    for less, more in pairwise(found):
+        byte_counts.append((counted.total, sum(sizes), max(*sizes, counted.largest)))
+        assert byte_counts[-1][2] < n * n // 4
+    for less, more in pairwise(byte_counts):
         assert all(1.9 < b / a < 2.05 for a, b in zip(less, more, strict=True))
 
 
@@ -101,13 +103,13 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, centres: list[float], radius: int,
                 gauss = [math.exp(-((s - p) ** 2) / (2 * (radius / 2) ** 2)) for s in places]
                 weights = [w * g for w, g in zip(weights, gauss, strict=True)]
             rows = [[w * float(x) for x in v[first + s]] for w, s in zip(weights, places, strict=True)]
-            out.append([sum(each) for each in zip(*rows, strict=True)] or [0.0] * v.shape[1])
+            out.append([sum(column) for column in zip(*rows, strict=True)] or [0.0] * v.shape[1])
     return out
 
 
 @pytest.mark.parametrize("radius", [1, 2, 9])
 def test_local_attention_of_luong(radius: int) -> None:
-    q, k, v = (each.detach() for each in draw(CROSS, 3))
+    q, k, v = (tensor.detach() for tensor in draw(CROSS, 3))
     monotonic = local_monotonic(dot, q, k, v, CROSS, radius=radius)
     places = [float(i - start) for start, stop in CROSS.queries for i in range(start, stop)]
     wanted = torch.tensor(by_loops(q, k, v, places, radius, False), dtype=torch.float64)
@@ -130,7 +132,7 @@ def test_local_attention_of_luong(radius: int) -> None:
     local.requires_grad_()
     q, k, v = draw(CROSS, 3)
     assert torch.autograd.gradcheck(
-        lambda *given: local(*given[:3], CROSS), (q, k, v, *local.parameters()), fast_mode=True
+        lambda *tensors: local(*tensors[:3], CROSS), (q, k, v, *local.parameters()), fast_mode=True
     )
 
 
@@ -147,5 +149,5 @@ def test_places_above_256_in_bfloat16() -> None:
     v = torch.arange(400.0)[:, None] % 100
     layout = Layout.of([0, 300], [0, 400])
     exact = local_monotonic(dot, q, k, v, layout, radius=0)
-    found = local_monotonic(dot, q.bfloat16(), k.bfloat16(), v.bfloat16(), layout, radius=0)
-    assert found.float().tolist() == exact.tolist()
+    output = local_monotonic(dot, q.bfloat16(), k.bfloat16(), v.bfloat16(), layout, radius=0)
+    assert output.float().tolist() == exact.tolist()

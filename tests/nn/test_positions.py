@@ -74,16 +74,16 @@ def test_it_is_computed_in_float64() -> None:
 
 
 @pytest.mark.parametrize("width", [16, 15])
-def test_halves_are_marians(width: int) -> None:
+def test_halves_are_the_positions_of_marian(width: int) -> None:
     torch.set_default_dtype(torch.float32)
-    theirs = MarianSinusoidalPositionalEmbedding(300, width).create_weight()
-    torch.testing.assert_close(sinusoid(torch.arange(300), width, "halves").float(), theirs, atol=1e-7, rtol=0)
+    marian = MarianSinusoidalPositionalEmbedding(300, width).create_weight()
+    torch.testing.assert_close(sinusoid(torch.arange(300), width, "halves").float(), marian, atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("theirs", [SinusoidalPositionalEmbedding, M2M100SinusoidalPositionalEmbedding])
+@pytest.mark.parametrize("marian", [SinusoidalPositionalEmbedding, M2M100SinusoidalPositionalEmbedding])
 @pytest.mark.parametrize("width", [16, 15])
-def test_halves_inclusive_are_fairseqs(theirs: Any, width: int) -> None:
-    table = theirs.get_embedding(300, width, None)  # its float32 angles are off by 300 eps
+def test_halves_inclusive_are_the_positions_of_fairseq(marian: Any, width: int) -> None:
+    table = marian.get_embedding(300, width, None)  # its float32 angles are off by 300 eps
     torch.testing.assert_close(
         sinusoid(torch.arange(300), width, "halves_inclusive"), table.double(), atol=5e-5, rtol=0
     )

@@ -31,12 +31,12 @@ def test_rows_and_gradients_are_those_of_torch(
     kind: type[nn.LSTM | nn.GRU], counts: list[int], layers: int, bidirectional: bool
 ) -> None:
     cells, x = made(kind, counts, layers, bidirectional=bidirectional)
-    mine, theirs = run_cells(cells, x, counts), cells(PackedSequence(x, torch.tensor(counts)))[0].data
-    assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+    mine, reference = run_cells(cells, x, counts), cells(PackedSequence(x, torch.tensor(counts)))[0].data
+    assert torch.allclose(mine, reference, rtol=0, atol=1e-12)
     learned, weights = [x, *cells.parameters()], torch.randn_like(mine)
-    found, want = (torch.autograd.grad((rows * weights).sum(), learned) for rows in (mine, theirs))
-    for one, other in zip(found, want, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    gradients, want = (torch.autograd.grad((rows * weights).sum(), learned) for rows in (mine, reference))
+    for gradient, expected_gradient in zip(gradients, want, strict=True):
+        assert torch.allclose(gradient, expected_gradient, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

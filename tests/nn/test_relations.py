@@ -69,8 +69,8 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
     again = relation.rotate(q, k, relation.prepare(moved, q, keep=True))
     for span in batch.spans():
-        one, other = (torch.einsum("ihd,jhd->hij", x[span], y[span]) for x, y in (turned, again))
-        assert (one - other).abs().max() < 1e-12
+        scores, shifted = (torch.einsum("ihd,jhd->hij", x[span], y[span]) for x, y in (turned, again))
+        assert (scores - shifted).abs().max() < 1e-12
     place = int(batch.positions[3])
     for i in range(WIDTH // 2):
         angle = place * 100.0 ** (-2 * i / WIDTH)
@@ -88,7 +88,7 @@ def test_shaw(values: bool, backend: str, reach: int) -> None:
     relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()
     assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
     bias = relation.bias(q, relation.prepare(batch, q, keep=True), 0.4)
-    found = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
+    output = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
     for start, stop in Layout.within(batch).queries:
         for i in range(start, stop):
             for h in range(HEADS):
@@ -96,7 +96,7 @@ def test_shaw(values: bool, backend: str, reach: int) -> None:
                 keys = torch.stack([k[start + n, h] + relation.keys.weight[p] for n, p in enumerate(places)])
                 weights = (0.4 * keys @ q[i, h]).softmax(0)
                 seen = v[start:stop, h] + (relation.values.weight[places] if values else 0.0)
-                assert (found[i, h] - weights @ seen).abs().max() < 1e-12
+                assert (output[i, h] - weights @ seen).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("reach", [None, 3])
@@ -115,13 +115,13 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
             types=batch.types,
             bounds=batch.bounds,
             key_lengths=LENGTHS,
-            visibility=tuple(each | torch.eye(len(each), dtype=torch.bool) for each in sees),
+            visibility=tuple(mask | torch.eye(len(mask), dtype=torch.bool) for mask in sees),
         )
     prepared = relation.prepare(batch, q, keep=True)
     bias = relation.bias(q, prepared, 0.3)
     assert isinstance(bias, DenseBias if two_streams else RelativeBias)
     turned = relation.rotate(q, k, prepared)
-    found = attend(*turned, v, Layout.within(batch), scale=0.3, bias=bias)
+    output = attend(*turned, v, Layout.within(batch), scale=0.3, bias=bias)
     for number, (start, stop) in enumerate(Layout.within(batch).queries):
         for i in range(start, stop):
             for h in range(HEADS):
@@ -137,4 +137,4 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
                 stacked = torch.stack(scores)
                 if batch.visibility is not None:
                     stacked = stacked.masked_fill(~batch.visibility[number][i - start], -torch.inf)
-                assert (found[i, h] - stacked.softmax(0) @ v[start:stop, h]).abs().max() < 1e-12
+                assert (output[i, h] - stacked.softmax(0) @ v[start:stop, h]).abs().max() < 1e-12

@@ -78,13 +78,13 @@ def by_formula(name: str, score: Any, q: Tensor, k: Tensor, j: int) -> float:
 
 
 def softmax(numbers: list[float]) -> list[float]:
-    each = [math.exp(number) for number in numbers]
-    return [number / sum(each) for number in each]
+    exponentials = [math.exp(number) for number in numbers]
+    return [number / sum(exponentials) for number in exponentials]
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_each_score_is_its_formula(name: str) -> None:
-    """Also with masks: a causal one leaves query 0 of 3 x 4 the keys 0 and 1, and nothing of what it may not see."""
+    """Scores equal their formulas, with masks too: a causal mask leaves query 0 of 3 x 4 the keys 0 and 1."""
     score, (q, k, v) = SCORES[name](), draw()
     for causal in (False, True):
         sees = visible_pairs(LAYOUT, causal=causal)
@@ -102,8 +102,8 @@ def test_each_score_is_its_formula(name: str) -> None:
 
 def test_how_scores_are_related() -> None:
     q, k, _ = draw()
-    one = align(cosine, 100 * q, k, LAYOUT)
-    assert all((block.abs() <= 1 + 1e-12).all() for block in one)
+    logits = align(cosine, 100 * q, k, LAYOUT)
+    assert all((block.abs() <= 1 + 1e-12).all() for block in logits)
     assert (cosine(q[:1] * 0, k) == 0).all()
     general = General(width=WIDTH, key_width=WIDTH).double()
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_how_scores_are_related() -> None:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_and_permuted_keys(name: str) -> None:
-    score, (q, k, v) = SCORES[name](), [each.requires_grad_() for each in draw()]
+    score, (q, k, v) = SCORES[name](), [tensor.requires_grad_() for tensor in draw()]
     parameters = list(score.requires_grad_().parameters()) if isinstance(score, nn.Module) else []
 
     def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
@@ -135,13 +135,13 @@ def test_gradients_and_permuted_keys(name: str) -> None:
 
 def test_scaled_products_are_what_attend_computes() -> None:
     q, k, v = draw()
-    ours = weighted_sum(soft_weights(align(scaled_dot, q, k, LAYOUT), visible_pairs(LAYOUT, window=1)), v, LAYOUT)
-    theirs = attend(q[:, None], k[:, None], v[:, None], LAYOUT, scale=WIDTH**-0.5, window=1)[:, 0]
-    assert torch.allclose(ours, theirs, atol=1e-12)
+    actual = weighted_sum(soft_weights(align(scaled_dot, q, k, LAYOUT), visible_pairs(LAYOUT, window=1)), v, LAYOUT)
+    expected = attend(q[:, None], k[:, None], v[:, None], LAYOUT, scale=WIDTH**-0.5, window=1)[:, 0]
+    assert torch.allclose(actual, expected, atol=1e-12)
 
 
 def test_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
-    q, k, v = (each.requires_grad_() for each in draw())
+    q, k, v = (tensor.requires_grad_() for tensor in draw())
     sees = visible_pairs(LAYOUT, causal=True)
     chosen = hard_weights(align(dot, q, k, LAYOUT), sees)
     for block, scores, mask in zip(chosen, align(dot, q, k, LAYOUT), sees, strict=True):
@@ -155,34 +155,36 @@ def test_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
         torch.autograd.grad(weighted_sum(how(align(dot, q, k, LAYOUT), sees), values, LAYOUT).sum(), (q, k))
         for how in (hard_weights, soft_weights)
     ]
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
     with pytest.raises(HeedfulError, match=r"the masks have the shapes .*, but the scores .*: give one for each pair"):
         soft_weights(align(dot, q, k, LAYOUT), sees[1:])
 
 
 def test_drawn_keys_and_their_estimator() -> None:
     """The mean gradient of REINFORCE over all that may be drawn is that of the expected loss, whatever the baseline."""
-    q, k, _ = (each.requires_grad_() for each in draw())
+    q, k, _ = (tensor.requires_grad_() for tensor in draw())
     layout, losses = Layout.of([0, 1], [0, 4]), torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
     (shares,) = soft_weights(align(dot, q[:1], k[:4], layout))
     (wanted,) = torch.autograd.grad((shares[0] * losses).sum(), q)
     for baseline in (0.0, 5.0):
         (shares,) = soft_weights(align(dot, q[:1], k[:4], layout))
-        (one,) = shares
-        each = [one[j].item() * reinforce(one[j].log()[None], losses[j : j + 1], baseline) for j in range(4)]
-        surrogate = torch.stack(each).sum()
+        (share,) = shares
+        estimates = [share[j].item() * reinforce(share[j].log()[None], losses[j : j + 1], baseline) for j in range(4)]
+        surrogate = torch.stack(estimates).sum()
         assert torch.allclose(torch.autograd.grad(surrogate, q)[0], wanted, atol=1e-12)
     assert update_baseline(update_baseline(0.0, 1.0), 3.0) == pytest.approx(0.9 * 0.1 + 0.1 * 3)
 
     many = Layout.of([0, 2000], [0, 4])
-    found = sample_weights(align(dot, q[:1].expand(2000, -1), k[:4], many), generator=torch.Generator().manual_seed(0))
-    ones = torch.cat(found.weights)
+    samples = sample_weights(
+        align(dot, q[:1].expand(2000, -1), k[:4], many), generator=torch.Generator().manual_seed(0)
+    )
+    ones = torch.cat(samples.weights)
     assert ((ones == 0) | (ones == 1)).all() and (ones.sum(-1) == 1).all()
-    assert torch.allclose(found.log_probs, (ones * shares.log()).sum(-1), atol=1e-12)
+    assert torch.allclose(samples.log_probs, (ones * shares.log()).sum(-1), atol=1e-12)
     spread = 5 * (shares * (1 - shares) / 2000).sqrt()
     assert ((ones.mean(0) - shares[0]).abs() <= spread[0]).all()
     none = sample_weights(align(dot, q, k, LAYOUT), visible_pairs(LAYOUT))
-    assert none.log_probs[3:5].tolist() == [0, 0] and [tuple(each.shape) for each in none.weights] == LAYOUT.sizes()
+    assert none.log_probs[3:5].tolist() == [0, 0] and [tuple(weight.shape) for weight in none.weights] == LAYOUT.sizes()
 
 
 def test_cosine_of_small_and_of_half_precision_vectors() -> None:
@@ -200,5 +202,5 @@ def test_cosine_does_not_depend_on_the_size(size: float) -> None:
     assert cosine(x * size, y).item() == pytest.approx(cosine(x, y).item(), abs=1e-6)
     plain = torch.nn.functional.cosine_similarity(x, y)
     (expected,) = torch.autograd.grad(plain.sum(), x)
-    (found,) = torch.autograd.grad(cosine(x, y).sum(), x)
-    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(cosine(x, y).sum(), x)
+    torch.testing.assert_close(gradient, expected)

@@ -18,30 +18,30 @@ from tests.support.model_folders import HEADS, make, make_writer
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A folder for each head, and one that embeds."""
-    made = {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
+    folders_by_name = {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
     bare = make(tmp_path_factory.mktemp("bare"), "bare")
-    made["embed"] = tmp_path_factory.mktemp("embed") / "model"
-    save(with_head(load(bare), "embedding"), made["embed"])
-    made["write"] = make_writer(tmp_path_factory.mktemp("write"))
-    return {name: str(path) for name, path in made.items()}
+    folders_by_name["embed"] = tmp_path_factory.mktemp("embed") / "model"
+    save(with_head(load(bare), "embedding"), folders_by_name["embed"])
+    folders_by_name["write"] = make_writer(tmp_path_factory.mktemp("write"))
+    return {name: str(path) for name, path in folders_by_name.items()}
 
 
 @pytest.fixture(scope="session")
 def engines(folders: dict[str, str]) -> dict[str, Engine]:
-    """The same models, alone."""
+    """Return an engine for each of the served models."""
     return {name: Engine(Path(folder)) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
 def served(folders: dict[str, str]) -> Iterator[RunningServer]:
-    """All of them behind one server."""
+    """Serve all models by one server in this process."""
     with background(folders) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def started(folders: dict[str, str]) -> Iterator[Started]:
-    """The same as a process, which has to end well."""
+    """Serve all models by a process that has to end with status 0."""
     server = Started(*(f"{name}={folder}" for name, folder in folders.items()))
     yield server
     assert server.process.poll() is None

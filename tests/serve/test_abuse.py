@@ -40,13 +40,13 @@ def victim(folders: dict[str, str]) -> Iterator[Started]:
 
 def quick(server: Started, seconds: float) -> list[float]:
     """How long ordinary requests take meanwhile."""
-    found, end = [], time.monotonic() + seconds
+    statuses, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         start = time.monotonic()
         assert ask(server.port, "/token-classification", {"inputs": "ada in paris"}).status == 200
-        found.append(time.monotonic() - start)
+        statuses.append(time.monotonic() - start)
         time.sleep(0.02)
-    return found
+    return statuses
 
 
 def percentiles(seconds: list[float]) -> list[float]:
@@ -143,7 +143,7 @@ def test_bodies_and_heads_cost_little(victim: Started) -> None:
     rises: dict[str, float] = {}
     times: dict[str, float] = {}
     sent: dict[str, Callable[[], tuple[bytes, set[int]]]] = HUGE | {
-        name: (lambda each=each: each) for name, each in (BODIES | HEADS).items()
+        name: (lambda request=request: request) for name, request in (BODIES | HEADS).items()
     }
     for name, make in sent.items():
         data, statuses = make()
@@ -158,15 +158,15 @@ def test_bodies_and_heads_cost_little(victim: Started) -> None:
     record(
         "slow and hostile requests",
         sent=len(sent),
-        slowest_s=dict(sorted(times.items(), key=lambda each: -each[1])[:6]),
-        largest_rise_MB=dict(sorted(rises.items(), key=lambda each: -each[1])[:6]),
+        slowest_s=dict(sorted(times.items(), key=lambda item: -item[1])[:6]),
+        largest_rise_MB=dict(sorted(rises.items(), key=lambda item: -item[1])[:6]),
     )
     assert max(rises.values()) < 16, rises
     assert sorted(times.values())[len(times) // 2] < 0.1
 
 
 def first_word(port: int, data: bytes) -> bytes:
-    """The beginning of what is said, which may come before all was sent."""
+    """Return the beginning of the response, which may come before all was sent."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
 
         def send() -> None:
@@ -227,7 +227,7 @@ def test_the_event_loop_is_not_held(victim: Started) -> None:
     record(
         "hostile texts",
         live_p50_p99_ms=[1e3 * statistics.median(waits), 1e3 * statistics.quantiles(waits, n=100)[-1]],
-        median_ms={name: 1e3 * statistics.median(each) for name, each in took.items()},
+        median_ms={name: 1e3 * statistics.median(times) for name, times in took.items()},
         memory_MB=[before, victim.memory("VmHWM")],
     )
     assert statistics.quantiles(waits, n=100)[-1] < 0.2  # 20 ms of lag; here the client's own time is in it

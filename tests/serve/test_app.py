@@ -63,13 +63,13 @@ ASKED: list[tuple[str, Any]] = [  # each with a model that answers it, by the na
 
 @pytest.fixture(scope="module")
 def document(served: RunningServer) -> Any:
-    """What the server says of itself."""
+    """Return the server's OpenAPI document."""
     return ask(served.port, "/openapi.json").json
 
 
 def typed(path: str, reply: Reply) -> Any:
     """The answer, if it is of the type that the document promises."""
-    promised = {each.path: each.answer for each in ENDPOINTS}[path]
+    promised = {endpoint.path: endpoint.answer for endpoint in ENDPOINTS}[path]
     return msgspec.json.decode(reply.body, type=promised, strict=True)
 
 
@@ -83,22 +83,22 @@ def test_answers_have_the_promised_form(served: RunningServer, document: Any, pa
 
 def test_answers_are_the_engines(served: RunningServer, engines: dict[str, Engine]) -> None:
     port = served.port
-    for route, name, given in (
+    for route, name, inputs in (
         ("/token-classification", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
         ("/question-answering", "span", [QUESTION]),
         ("/multiple-choice", "choice", [CHOICE]),
         ("/fill-mask", "masked", ["the [MASK] sat"]),
     ):
-        assert ask(port, route, {"inputs": given, "model": name}).json == engines[name](given)
+        assert ask(port, route, {"inputs": inputs, "model": name}).json == engines[name](inputs)
     (alone,) = engines["single"](["the cat sat"])
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "single"}).json
-    assert {each["label"]: each["score"] for each in labels} == alone["probabilities"]
+    assert {label["label"]: label["score"] for label in labels} == alone["probabilities"]
     assert labels[0] == {"label": alone["label"], "score": alone["probability"]}
     (alone,) = engines["multiple"](["the cat sat"])
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
-    assert [each["label"] for each in sorted(labels, key=lambda each: each["label"]) if each["predicted"]] == sorted(
-        alone["labels"]
-    )
+    assert [
+        label["label"] for label in sorted(labels, key=lambda entry: entry["label"]) if label["predicted"]
+    ] == sorted(alone["labels"])
 
 
 def test_vectors_are_the_engines(served: RunningServer, engines: dict[str, Engine]) -> None:
@@ -108,14 +108,14 @@ def test_vectors_are_the_engines(served: RunningServer, engines: dict[str, Engin
     assert np.abs(np.array(ask(served.port, "/embed", {"inputs": texts}).json) - units).max() < 1e-6
     plain = ask(served.port, "/embed", {"inputs": texts, "normalize": False, "dimensions": 7}).json
     assert np.abs(np.array(plain) - alone[:, :7]).max() < 1e-6
-    found = ask(served.port, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"}).json
-    packed = base64.b64decode(found["data"][0]["embedding"])
+    result = ask(served.port, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"}).json
+    packed = base64.b64decode(result["data"][0]["embedding"])
     assert np.abs(np.array(struct.unpack(f"<{len(packed) // 4}f", packed)) - units[0]).max() < 1e-6
-    assert found["usage"]["total_tokens"] == 4 and found["model"] == "embed"
+    assert result["usage"]["total_tokens"] == 4 and result["model"] == "embed"
     body = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
     assert ask(served.port, "/similarity", body).json == pytest.approx((units @ units[0]).tolist(), abs=1e-6)
     ranked = ask(served.port, "/rerank", {"query": texts[0], "texts": texts, "model": "embed"}).json
-    assert [each["score"] for each in ranked] == pytest.approx(sorted(units @ units[0], reverse=True), abs=1e-6)
+    assert [entry["score"] for entry in ranked] == pytest.approx(sorted(units @ units[0], reverse=True), abs=1e-6)
     assert ranked[0]["index"] == 0
 
 
@@ -124,10 +124,10 @@ def test_pairs_are_ranked_by_a_model_of_pairs(served: RunningServer, engines: di
     alone = [answer["numbers"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
     body = {"query": "a dog", "texts": texts, "model": "regression", "return_text": True}
     raw = ask(served.port, "/rerank", body | {"raw_scores": True}).json
-    assert [each["score"] for each in raw] == pytest.approx(sorted(alone, reverse=True), abs=1e-6)
-    assert [texts[each["index"]] for each in raw] == [each["text"] for each in raw]
+    assert [entry["score"] for entry in raw] == pytest.approx(sorted(alone, reverse=True), abs=1e-6)
+    assert [texts[entry["index"]] for entry in raw] == [entry["text"] for entry in raw]
     shares = ask(served.port, "/rerank", body).json
-    assert [each["score"] for each in shares] == pytest.approx([1 / (1 + math.exp(-each["score"])) for each in raw])
+    assert [share["score"] for share in shares] == pytest.approx([1 / (1 + math.exp(-entry["score"])) for entry in raw])
     assert ask(served.port, "/rerank", body | {"model": "single"}).status == 422
     del body["model"]
     assert ask(served.port, "/rerank", body).status == 200  # not "single" with its three labels, which is the first
@@ -136,13 +136,13 @@ def test_pairs_are_ranked_by_a_model_of_pairs(served: RunningServer, engines: di
 
 
 def test_forms_of_other_servers_clients(served: RunningServer) -> None:
-    """What they send beside the texts is taken where it holds here, and refused in words where it does not."""
+    """Fields that other servers' clients send are accepted where they apply here, else refused with a reason."""
     port, pair = served.port, ["the cat", "she ran"]
     cut = {"truncate": True, "truncation_direction": "Right"}
     alone = ask(port, "/predict", {"inputs": [pair], "model": "single"}).json
     as_object = {"inputs": {"text": pair[0], "text_pair": pair[1]}}
-    found = ask(port, "/predict", as_object | {"raw_scores": False, "model": "single"} | cut)
-    assert [found.json] == alone
+    response = ask(port, "/predict", as_object | {"raw_scores": False, "model": "single"} | cut)
+    assert [response.json] == alone
     assert len(ask(port, "/predict", {"inputs": ["a", "b", "c"], "model": "single"}).json) == 3
     assert ask(port, "/predict", {"inputs": ["a", ["b"]]}).status == 422
     assert "probabilities" in ask(port, "/predict", {"inputs": "a", "raw_scores": True}).json["error"]
@@ -157,7 +157,7 @@ def test_forms_of_other_servers_clients(served: RunningServer) -> None:
     for ids in ([101, 7], [[101, 7]]):
         refused = ask(port, "/v1/embeddings", {"input": ids})
         assert refused.status == 422 and "send texts: ids" in refused.json["error"]["message"]
-    assert [each["id"] for each in ask(port, "/v1/models").json["data"]] == ask(port, "/info").json["models"]
+    assert [entry["id"] for entry in ask(port, "/v1/models").json["data"]] == ask(port, "/info").json["models"]
     text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": pair, "parameters": {}}
     asked = {"inputs": [text], "parameters": {"binary_data_output": True, "priority": 1}}
     asked["outputs"] = [{"name": "label", "parameters": {"binary_data": False}}]
@@ -179,10 +179,10 @@ def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
             reply = ask(served.port, "/predict", {"inputs": inputs, "model": "single"})
             return reply.json if reply.status == 200 else (reply.status, reply.json["error"])
 
-        both, said = ["the cat", "she ran"], {"text": "the cat", "text_pair": "she ran"}
-        assert near(predict("the cat"), texts["the cat"]) and near(predict(said), pair)
+        both, as_pair = ["the cat", "she ran"], {"text": "the cat", "text_pair": "she ran"}
+        assert near(predict("the cat"), texts["the cat"]) and near(predict(as_pair), pair)
         assert near(predict({"text": "the cat"}), texts["the cat"])
-        assert near(predict([said, "the cat"]), [pair, texts["the cat"]])
+        assert near(predict([as_pair, "the cat"]), [pair, texts["the cat"]])
         assert near(predict([["the cat"], ["she ran"]]), list(texts.values()))
         flat, nested = predict(both), predict([both])
         match learned:
@@ -200,20 +200,20 @@ def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
         lane.engine.loaded.pairs = before
 
 
-def near(found: Any, wanted: Any) -> bool:
+def near(actual: Any, wanted: Any) -> bool:
     """Whether labels are the same, and scores as good as."""
     if isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(near, found, wanted))
-    return found["label"] == wanted["label"] and found["score"] == pytest.approx(wanted["score"], abs=1e-5)
+        return len(actual) == len(wanted) and all(map(near, actual, wanted))
+    return actual["label"] == wanted["label"] and actual["score"] == pytest.approx(wanted["score"], abs=1e-5)
 
 
 def test_masks_are_filled_as_alone(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the [MASK] sat", "[MASK] " * 30]
-    found = ask(served.port, "/fill-mask", {"inputs": texts, "top_k": 7, "model": "masked"}).json
-    for here, alone in zip(found, engines["masked"](texts, top_k=7), strict=True):
-        assert [each["start"] for each in here["masks"]] == [each["start"] for each in alone["masks"]]
+    replies = ask(served.port, "/fill-mask", {"inputs": texts, "top_k": 7, "model": "masked"}).json
+    for here, alone in zip(replies, engines["masked"](texts, top_k=7), strict=True):
+        assert [mask_["start"] for mask_ in here["masks"]] == [mask_["start"] for mask_ in alone["masks"]]
         for mask, expected in zip(here["masks"], alone["masks"], strict=True):
-            assert [each["token"] for each in mask["tokens"]] == [each["token"] for each in expected["tokens"]]
+            assert [token["token"] for token in mask["tokens"]] == [token["token"] for token in expected["tokens"]]
             assert len(mask["tokens"]) == 7
 
 
@@ -226,8 +226,8 @@ def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, En
         (Sampling(temperature=1.5), {"temperature": 1.5, "seed": 3}),
     ):
         alone = Engine(engines["write"].loaded, writing=GenerationConfig(how=how, max_new_tokens=5, seed=3))(texts)
-        found = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json
-        assert [each["text"] for each in found] == [each["text"] for each in alone]
+        replies = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json
+        assert [reply["text"] for reply in replies] == [reply["text"] for reply in alone]
     assert ask(port, "/generate", {"inputs": "a", "num_beams": 2, "temperature": 1.0}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "max_new_tokens": 10_000}).status == 413
     for temperature in (0, 1e-7, 1e-320):
@@ -251,10 +251,10 @@ def test_what_nobody_waits_for_is_not_written_on(served: RunningServer) -> None:
 
 
 def test_attention_rows_sum_to_one(served: RunningServer) -> None:
-    found = ask(served.port, "/attention", {"inputs": "the cat sat", "model": "single"}).json
-    assert [token["text"] for token in found["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
-    assert [layer["layer"] for layer in found["layers"]] == [0, 1]
-    weights = np.array([layer["weights"] for layer in found["layers"]])
+    result = ask(served.port, "/attention", {"inputs": "the cat sat", "model": "single"}).json
+    assert [token["text"] for token in result["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+    assert [layer["layer"] for layer in result["layers"]] == [0, 1]
+    weights = np.array([layer["weights"] for layer in result["layers"]])
     assert weights.shape == (2, 4, 5, 5) and np.abs(weights.sum(-1) - 1).max() < 1e-4
     for wrong, status in (
         ({"layers": [2]}, 422),
@@ -269,7 +269,7 @@ def test_attention_rows_sum_to_one(served: RunningServer) -> None:
 
 
 def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
-    """Of the tokens that it reads to write: without the one that ends a text, or with what it learned there."""
+    """Attention covers the prompt of a causal model, with or without the token that ends a text, as it was trained."""
     model = load(make_writer(tmp_path / "writer"))
     assert model.tokenizer is not None
     backend = tokenizers.Tokenizer.from_str(model.tokenizer._backend.to_str())
@@ -277,9 +277,9 @@ def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
     model.tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     for between, names in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
         model.text_suffix = between
-        found = attention_response(Engine(model), "a b c", [0], [1], 1000)
-        assert [each["text"] for each in found["tokens"]] == names
-        assert np.array(found["layers"][0]["weights"]).shape == (1, len(names), len(names))
+        result = attention_response(Engine(model), "a b c", [0], [1], 1000)
+        assert [token["text"] for token in result["tokens"]] == names
+        assert np.array(result["layers"][0]["weights"]).shape == (1, len(names), len(names))
 
 
 def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engine]) -> None:
@@ -291,7 +291,7 @@ def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engin
     assert ask(port, "/v2/health/ready").json == ask(port, "/v2/models/embed/ready").json == {"ready": True}
     facts = ask(port, "/v2/models/single").json
     assert facts["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
-    assert [each["name"] for each in facts["outputs"]] == ["scores", "label"]
+    assert [fact["name"] for fact in facts["outputs"]] == ["scores", "label"]
     for name, columns in (
         ("embed", {"text": texts}),
         ("single", {"text": texts}),
@@ -301,15 +301,15 @@ def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engin
         ("tag", {"text": texts}),
     ):
         body = {"id": "7", "inputs": [tensor(key, data) for key, data in columns.items()]}
-        found = ask(port, f"/v2/models/{name}/infer", body).json
-        assert found["id"] == "7" and found["model_name"] == name
-        for output in found["outputs"]:
+        reply = ask(port, f"/v2/models/{name}/infer", body).json
+        assert reply["id"] == "7" and reply["model_name"] == name
+        for output in reply["outputs"]:
             assert len(output["data"]) == math.prod(output["shape"]), output
     (alone,) = engines["tag"](["the cat"])
-    found = ask(port, "/v2/models/tag/infer", {"inputs": [tensor("text", ["the cat"])]}).json
-    assert json.loads(found["outputs"][0]["data"][0]) == alone
-    found = ask(port, "/v2/models/single/infer", {"inputs": [tensor("text", texts)], "outputs": [{"name": "label"}]})
-    assert [each["name"] for each in found.json["outputs"]] == ["label"]
+    reply = ask(port, "/v2/models/tag/infer", {"inputs": [tensor("text", ["the cat"])]}).json
+    assert json.loads(reply["outputs"][0]["data"][0]) == alone
+    reply = ask(port, "/v2/models/single/infer", {"inputs": [tensor("text", texts)], "outputs": [{"name": "label"}]})
+    assert [output["name"] for output in reply.json["outputs"]] == ["label"]
     for wrong in (
         {"inputs": [tensor("txt", texts)]},
         {"inputs": [tensor("text", texts), tensor("text", texts)]},
@@ -324,7 +324,7 @@ def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engin
         labels["label"] for labels in engines["single"](texts)
     ]
     assert ask(port, "/v2/models/single/infer", {"inputs": [nested | {"data": [texts]}]}).status == 422
-    assert "versions" not in facts  # there are none, and no paths with them
+    assert "versions" not in facts  # the server has no versions, and no paths with them
     assert ask(port, "/v2/models/choice/infer", {"inputs": [tensor("text", texts)]}).status == 422
 
 
@@ -352,7 +352,7 @@ def test_runs_are_named() -> None:
 
 
 def test_the_document_tells_of_every_route(served: RunningServer, document: Any) -> None:
-    asked = {each.path for each in ENDPOINTS} | {path for path, _, _ in VIEWS}
+    asked = {endpoint.path for endpoint in ENDPOINTS} | {path for path, _, _ in VIEWS}
     assert set(document["paths"]) == asked | {"/metrics", "/v2/models/{name}/infer"}
     names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert names == set(document["components"]["schemas"])
@@ -374,7 +374,7 @@ def test_metrics_count(served: RunningServer) -> None:
     before = ask(served.port, "/metrics").body.decode()
     ask(served.port, "/token-classification", {"inputs": ["Ada", "ran"]})
     ask(served.port, "/nothing")
-    ask(served.port, "/attention", {"inputs": "Ada", "layers": [9]})  # refused, in words: no failure of the model
+    ask(served.port, "/attention", {"inputs": "Ada", "layers": [9]})  # refused with a reason: no failure of the model
     after = ask(served.port, "/metrics").body.decode()
     for name, more in (
         ('heedful_requests_total{method="POST",route="/token-classification",status="200"}', 1),

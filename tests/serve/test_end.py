@@ -36,7 +36,7 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
                 return
             except OSError as error:
                 closing = isinstance(error, ConnectionResetError | BrokenPipeError)
-                if not (closing and any(each.status == 503 for each in replies)):
+                if not (closing and any(reply.status == 503 for reply in replies)):
                     # the last ones wait to be accepted, or still send, when the socket closes; others were lost
                     refused[type(error).__name__] += 1
                 return
@@ -94,7 +94,7 @@ def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("heedful.serve.run.log_to_stderr", lambda: None)
     sockets = listen("127.0.0.1", 0)
     with pytest.raises(MemoryError, match="no room"):
-        run({"x": "nowhere"}, ServeSettings(), sockets=sockets, log=lambda said: None)
+        run({"x": "nowhere"}, ServeSettings(), sockets=sockets, log=lambda line: None)
     with pytest.raises(MemoryError, match="no room"), background({"x": "nowhere"}):
         pass
 
@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["x", "--host", "0.0.0.0"],
@@ -146,10 +146,10 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
         (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
     ],
 )
-def test_what_it_does_not_start_with(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+def test_what_it_does_not_start_with(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["serve", *arguments])
-    assert stop.value.code == 2 and told in capsys.readouterr().err
+    assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("mode", "lines"), [(0o600, 0), (0o400, 0), (0o644, 1), (0o620, 1)])

@@ -91,14 +91,14 @@ GENERATIONS = {
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> None:
     """p99 of /predict <= 150 ms on a machine that does nothing else."""
-    found: list[Any] = []
+    waits: list[Any] = []
 
     def generate() -> None:
         time.sleep(0.2)
         end = time.monotonic() + 8  # one after the other, so that there is a hundredth of the requests beside them
         while (start := time.monotonic()) < end:
             reply = ask(server.port, "/generate", GENERATIONS[name], x_request_timeout_ms="200000")
-            found.append((reply.status, time.monotonic() - start))
+            waits.append((reply.status, time.monotonic() - start))
 
     alone, _ = beside(server.port, lambda: time.sleep(2))
     seconds, statuses = beside(server.port, generate)
@@ -106,14 +106,14 @@ def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> 
     record(
         "generation beside predict",
         what=name,
-        generation=found,
+        generation=waits,
         asked=len(seconds),
         p50_ms=p50,
         p99_ms=p99,
         alone_p99_ms=1e3 * float(np.percentile(alone, 99)),
         longest_ms=1e3 * max(seconds),
     )
-    assert {status for status, _ in found} == {200} == set(statuses)
+    assert {status for status, _ in waits} == {200} == set(statuses)
     assert p99 <= 150 * SLACK
 
 

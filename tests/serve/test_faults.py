@@ -42,7 +42,7 @@ class Held(Engine):
         self.go.set()
 
     def tokenize(self, inputs: Sequence[Any]) -> Any:
-        if any("panic" in str(each) for each in inputs):
+        if any("panic" in str(item) for item in inputs):
             raise BaseException("the tokenizer panicked")
         return super().tokenize(inputs)
 
@@ -63,17 +63,17 @@ class Held(Engine):
 @pytest.fixture
 def held(folders: dict[str, str]) -> Any:
     """A server with such an engine."""
-    made: list[Any] = []
+    calls: list[Any] = []
 
     def start(limits: Limits | None = None, timeouts: Timeouts | None = None, seconds: float = 0.0) -> Any:
         chosen = ServeSettings(limits=limits or Limits(), timeouts=timeouts or Timeouts())
         context = background({"tag": folders["tag"]}, chosen, loader=lambda folder: Held(folder, seconds))
         running = context.__enter__()
-        made.append(context)
+        calls.append(context)
         return running, running.service.lanes["tag"].engine
 
     yield start
-    for context in made:
+    for context in calls:
         context.__exit__(None, None, None)
 
 
@@ -234,21 +234,21 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
         assert set(statuses) == {200}
         weights = model / "model.safetensors"
         os.truncate(weights, weights.stat().st_size // 2)  # in place, as no one should: it was copied, not mapped
-        kept = lane.engine
+        engine = lane.engine
         assert tag(running.port, "ada").status == 200
         caplog.clear()
         _in_loop(running, running.service.reload_all)
         until(lambda: "model_reload_failed" in caplog.text)
-        assert lane.engine is kept and tag(running.port, "ada").status == 200
+        assert lane.engine is engine and tag(running.port, "ada").status == 200
         assert '"model": "tag", "reason": "' in caplog.text and "model.safetensors" in caplog.text
         (model / "config.json").write_text("{}")
         _in_loop(running, running.service.reload_all)
         time.sleep(0.3)
-        assert lane.engine is kept and tag(running.port, "ada").status == 200
+        assert lane.engine is engine and tag(running.port, "ada").status == 200
 
 
 def _in_loop(running: RunningServer, call: Callable[[], None]) -> None:
-    """As SIGHUP does it."""
+    """Call a function in the server's event loop, as SIGHUP does."""
     running.server.servers[0].get_loop().call_soon_threadsafe(call)
 
 
@@ -270,8 +270,11 @@ def test_a_poisoned_input_fails_alone(held: Any) -> None:
     assert statuses == [200] * 12 + [500, 500, 200, 200]
     assert len(engine.batches) == 2 + running.service.queue.counts.retries
     assert running.service.queue.counts.retries <= 5
-    told = replies[12].result().json
-    assert told == {"error": "the model failed on this input; other requests are not affected", "error_type": "backend"}
+    error = replies[12].result().json
+    assert error == {
+        "error": "the model failed on this input; other requests are not affected",
+        "error_type": "backend",
+    }
 
 
 def test_a_panic_is_one_requests(held: Any) -> None:
@@ -303,7 +306,7 @@ def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str
     alone = {(name, place): engines[name]([_named(name, texts[place], 0)])[0] for name, place in set(asked)}
 
     def run(numbers: range) -> list[float]:
-        connection, found = http.client.HTTPConnection("127.0.0.1", started.port, timeout=60), []
+        connection, replies = http.client.HTTPConnection("127.0.0.1", started.port, timeout=60), []
         for number in numbers:
             name, place = asked[number]
             extra = {"normalize": False} if name == "embed" else {}
@@ -311,13 +314,13 @@ def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str
             reply = on(connection, routes[name], body)
             assert reply.status == 200, reply.body
             assert set(re.findall(r"ξ\d+ξ", reply.body.decode())) <= {f"ξ{number}ξ"}
-            found.append(_difference(name, reply.json, alone[asked[number]]))
+            replies.append(_difference(name, reply.json, alone[asked[number]]))
         connection.close()
-        return found
+        return replies
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         numbers = [range(first, count, CLIENTS) for first in range(CLIENTS)]
-        differences = [each for found in pool.map(run, numbers) for each in found]
+        differences = [differences_ for difference in pool.map(run, numbers) for differences_ in difference]
     record("determinism", requests=len(differences), alone=len(alone), worst=max(differences))
     assert len(differences) == count and max(differences) <= 1e-5
 
@@ -328,18 +331,18 @@ def _named(name: str, text: str, number: int) -> Any:
     return {"question": f"who {word}", "context": f"{text} {word}"} if name == "span" else f"{text} {word}"
 
 
-def _difference(name: str, found: Any, alone: Any) -> float:
+def _difference(name: str, actual: Any, alone: Any) -> float:
     if name == "tag":
-        assert len(found["words"]) == len(alone["words"])
-        mine, theirs = ([word["probability"] for word in each["words"]] for each in (found, alone))
+        assert len(actual["words"]) == len(alone["words"])
+        mine, expected = ([word["probability"] for word in answer["words"]] for answer in (actual, alone))
     elif name == "single":
-        mine = [each["score"] for each in sorted(found, key=lambda each: each["label"])]
-        theirs = [alone["probabilities"][label] for label in sorted(alone["probabilities"])]
+        mine = [label["score"] for label in sorted(actual, key=lambda entry: entry["label"])]
+        expected = [alone["probabilities"][label] for label in sorted(alone["probabilities"])]
     elif name == "embed":
-        mine, theirs = found[0], alone["vector"]
+        mine, expected = actual[0], alone["vector"]
     else:
-        mine, theirs = [found["no_answer_score"]], [alone["no_answer_score"]]
-    return float(np.abs(np.array(mine, float) - np.array(theirs, float)).max(initial=0.0))
+        mine, expected = [actual["no_answer_score"]], [alone["no_answer_score"]]
+    return float(np.abs(np.array(mine, float) - np.array(expected, float)).max(initial=0.0))
 
 
 # -- generated requests -----------------------------------------------------------------------------------------------
@@ -355,7 +358,7 @@ VALUE = st.recursive(
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     """A route, and a body that is right, nearly right, or anything."""
-    question = draw(st.sampled_from([each for each in ENDPOINTS if each.path != "/generate"]))
+    question = draw(st.sampled_from([endpoint for endpoint in ENDPOINTS if endpoint.path != "/generate"]))
     fields = {field.name: field for field in msgspec.structs.fields(question.body)}
     match draw(st.integers(0, 3)):
         case 0:
@@ -366,9 +369,9 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
         case _:
             body = dict(question.example)
             pair = st.lists(TEXT, min_size=1, max_size=2)
-            given = TEXT | st.lists(TEXT, max_size=3) | st.lists(pair, max_size=3)
+            inputs = TEXT | st.lists(TEXT, max_size=3) | st.lists(pair, max_size=3)
             if "inputs" in body and not isinstance(body["inputs"], dict):
-                body["inputs"] = draw(given)
+                body["inputs"] = draw(inputs)
             if draw(st.booleans()):
                 body[draw(st.sampled_from(sorted(fields)))] = draw(VALUE)
             return question.path, json.dumps(body).encode()
@@ -384,7 +387,7 @@ def test_generated_requests_never_break_it(started: Started, request: tuple[str,
     documented = _document(started.port)["paths"][path]["post"]["responses"]
     assert reply.status != 500 and str(reply.status) in documented, reply.body
     if reply.status == 200:
-        promised = {each.path: each.answer for each in ENDPOINTS}[path]
+        promised = {endpoint.path: endpoint.answer for endpoint in ENDPOINTS}[path]
         msgspec.json.decode(reply.body, type=promised, strict=True)
     else:
         assert len(reply.body) < 2_000 and "error" in reply.json

@@ -32,7 +32,7 @@ CLIENTS = 32
 
 
 def long(*values: Any) -> Any:
-    """The long form of a test, of so many seconds at most."""
+    """Mark the long form of a test, with its time limit in seconds."""
     return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 600)])
 
 
@@ -60,14 +60,14 @@ def test_at_rest_it_takes_little_more_than_its_weights(minilm: Started) -> None:
 
 
 def test_texts_of_every_length(minilm: Started) -> None:
-    """Nothing, one token, as many as are read, one more, an emoji, 10 MB."""
+    """Texts without tokens, of one token, at the limit, one above it, an emoji, 10 MB."""
     most = ask(minilm.port, "/info").json["max_input_length"]
-    given = ["", "cat", "cat " * (most - 2), "cat " * (most - 1), "\U0001f600"]
-    together = ask(minilm.port, "/embed", {"inputs": given}).json
-    alone = [ask(minilm.port, "/embed", {"inputs": each}).json[0] for each in given]
+    lengths_of_texts = ["", "cat", "cat " * (most - 2), "cat " * (most - 1), "\U0001f600"]
+    together = ask(minilm.port, "/embed", {"inputs": lengths_of_texts}).json
+    alone = [ask(minilm.port, "/embed", {"inputs": text}).json[0] for text in lengths_of_texts]
     assert np.abs(np.array(together) - np.array(alone)).max() <= 1e-5
     assert np.abs(np.array(together[2]) - np.array(together[3])).max() <= 1e-5  # what is beyond is cut
-    whole = [ask(minilm.port, "/embed", {"inputs": each, "truncate": False}).status for each in given]
+    whole = [ask(minilm.port, "/embed", {"inputs": text, "truncate": False}).status for text in lengths_of_texts]
     assert whole == [200, 200, 200, 413, 200]
     assert ask(minilm.port, "/embed", {"inputs": "x" * 10_000_000}).status == 413
 
@@ -96,7 +96,7 @@ def test_held_load(minilm: Started, seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", [long(SECONDS / 3)])
 def test_three_times_too_much(minilm: Started, seconds: float) -> None:
-    """What does not fit is refused at once, the rest is answered as fast as it can be, and then all is as before."""
+    """Requests over capacity are refused at once, the others are answered at full speed, and the server recovers."""
     bodies, patience = texts(500, 100, seed=1), {"x-request-timeout-ms": "3000"}
     brief = min(20.0, seconds)
     most = asyncio.run(capacity(minilm.port, "/embed", bodies, brief, CLIENTS))
@@ -128,11 +128,11 @@ def test_a_long_request_among_short_ones(minilm: Started) -> None:
     start = time.monotonic()
     assert ask(minilm.port, "/embed", {"inputs": rows[:16]}).status == 200  # what one batch holds
     batch = time.monotonic() - start
-    found: list[tuple[float, int]] = []
+    samples: list[tuple[float, int]] = []
 
     def ask_long() -> None:
         time.sleep(0.2)
-        found.append((time.monotonic(), ask(minilm.port, "/embed", {"inputs": rows}).status))
+        samples.append((time.monotonic(), ask(minilm.port, "/embed", {"inputs": rows}).status))
 
     alone = asyncio.run(load(minilm.port, "/embed", shorts, 15, 1.0, seed=7))
     thread = threading.Thread(target=ask_long)
@@ -141,7 +141,7 @@ def test_a_long_request_among_short_ones(minilm: Started) -> None:
     thread.join()
     rise = percentile(beside, 99) - percentile(alone, 99)
     record("bystanders", batch_s=batch, p99_alone_s=percentile(alone, 99), p99_beside_s=percentile(beside, 99))
-    assert found[0][1] == 200 and set(beside.statuses) == {200}
+    assert samples[0][1] == 200 and set(beside.statuses) == {200}
     assert rise <= 2 * batch + 0.2
 
 
@@ -156,9 +156,9 @@ def test_a_busy_machine_is_no_dead_server(minilm: Started, seconds: float) -> No
         assert ask(minilm.port, "/health").status == 200
         waits.append(time.monotonic() - start)
         time.sleep(0.02)
-    for each in busy:
-        each.kill()
-        each.wait()
+    for server in busy:
+        server.kill()
+        server.wait()
     record("waiting", asked=len(waits), longest_s=max(waits))
     assert minilm.server == process and (max(waits) < 1 if seconds > 5 else sorted(waits)[len(waits) // 2] < 1)
 
@@ -240,20 +240,20 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
         asyncio.run(clients(port))
         grown = re.findall(r"VmRSS:\s+(\d+)", status.read_text()), len(os.listdir(f"/proc/{process.pid}/fd"))
         came, left = json.loads(process.communicate("")[0])
-    kept = sum(name not in came for name in gone)
+    unanswered = sum(name not in came for name in gone)
     late = sum(came.get(name, 0.0) > when for name, when in gone.items())
     later = sum(came.get(name, 0.0) > when + 0.02 for name, when in gone.items())
     record(
         "cancellation",
         clients=count,
         left=len(gone),
-        left_while_queued_and_never_run=kept,
+        left_while_queued_and_never_run=unanswered,
         run_though_gone=late,
         run_20_ms_after_they_left=later,
         memory_kB_and_descriptors=grown,
     )
     assert left == [0, 0, 0] and answered == [b"HTTP/1.1 200"] * len(range(0, count, 11))
-    assert kept and later <= 0.05 * (kept + late)
+    assert unanswered and later <= 0.05 * (unanswered + late)
 
 
 def test_a_graph_with_data_elsewhere_is_never_read(folders: dict[str, str], tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_a_graph_with_data_elsewhere_is_never_read(folders: dict[str, str], tmp_
     weight.external_data.add(key="location", value="../secret")
     graph = onnx.helper.make_graph([], "g", [], [], [weight])
     (model / "model.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    given = ["ada in paris"]
-    assert Engine(model)(given) == Engine(folders["tag"])(given)
+    requests = ["ada in paris"]
+    assert Engine(model)(requests) == Engine(folders["tag"])(requests)
     (model / "model.safetensors").unlink()
     with pytest.raises(HeedfulError, match="safetensors"):
         Engine(model)

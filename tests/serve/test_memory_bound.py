@@ -41,21 +41,21 @@ class Group(NamedTuple):
     @property
     def killed(self) -> int:
         """Processes that the kernel killed for it."""
-        file = next(each for each in ("memory.oom_control", "memory.events") if (self.path / each).exists())
-        found = re.search(r"^oom_kill (\d+)$", (self.path / file).read_text(), re.M)
-        assert found is not None
-        return int(found[1])
+        file = next(name for name in ("memory.oom_control", "memory.events") if (self.path / name).exists())
+        match = re.search(r"^oom_kill (\d+)$", (self.path / file).read_text(), re.M)
+        assert match is not None
+        return int(match[1])
 
     @property
     def most(self) -> float:
         """In MB, with the files that it has read; those go when there is need."""
         names = ("memory.max_usage_in_bytes", "memory.peak")
-        return next(int((self.path / each).read_text()) / 1e6 for each in names if (self.path / each).exists())
+        return next(int((self.path / name).read_text()) / 1e6 for name in names if (self.path / name).exists())
 
 
 @contextlib.contextmanager
 def group(most: float) -> Iterator[Group]:
-    """One inside that of this process, with so many bytes."""
+    """Make a control group inside that of this process, with at most `most` bytes."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     mine = {kinds: path for _, kinds, path in lines if kinds in ROOTS}
     kind = "memory" if "memory" in mine else ""
@@ -73,8 +73,8 @@ def group(most: float) -> Iterator[Group]:
             swap.write_text("0")
         yield Group(path)
     finally:
-        for each in (path / "cgroup.procs").read_text().split():  # of a test that failed
-            os.kill(int(each), signal.SIGKILL)
+        for word in (path / "cgroup.procs").read_text().split():  # of a test that failed
+            os.kill(int(word), signal.SIGKILL)
         end = time.monotonic() + 10
         while path.exists() and time.monotonic() < end:
             with contextlib.suppress(OSError):  # the last process has not gone yet
@@ -104,11 +104,13 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
             peaks_MB=peaks,
             most_of_the_group_MB=bounded.most,
             killed=bounded.killed,
-            statuses={name: {str(status): count for status, count in each.items()} for name, each in statuses.items()},
+            statuses={
+                name: {str(status): count for status, count in counts.items()} for name, counts in statuses.items()
+            },
         )
         assert bounded.killed == 0 and server.server == process
         assert not any("starts again" in line for line in server.lines) and server.stop() == 0
-    assert all(not each.get(500) for each in statuses.values()) and statuses["held"].keys() == {200}
+    assert all(not counts.get(500) for counts in statuses.values()) and statuses["held"].keys() == {200}
 
 
 def _held(port: int) -> Counter[int]:
@@ -127,19 +129,19 @@ def _leave(port: int) -> Counter[int]:
     """Clients that ask much and go, and one that stays."""
     body = json.dumps({"inputs": ["cat " * 200] * 60}).encode()
     head = f"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    end, found = time.monotonic() + SECONDS, Counter[int]()
+    end, statuses = time.monotonic() + SECONDS, Counter[int]()
     while time.monotonic() < end:
         leaving = [open_socket(port) for _ in range(50)]
         for connection in leaving:
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
-        found[ask(port, "/embed", {"inputs": "the cat"}).status] += 1
+        statuses[ask(port, "/embed", {"inputs": "the cat"}).status] += 1
         for connection in leaving:
             connection.close()
-    return found
+    return statuses
 
 
 def _long(port: int) -> Counter[int]:
-    """As many long requests at a time as it takes, each of nearly all the tokens that one may have."""
+    """Send as many long requests at a time as the server takes, each with nearly the most tokens."""
     body = json.dumps({"inputs": [" ".join(["cat"] * 254)] * 60}).encode()
 
     async def run() -> Heard:
@@ -161,23 +163,23 @@ def _crowds(port: int) -> Counter[int]:
             with contextlib.suppress(BlockingIOError):
                 connection.send(data)
             crowds.append(connection)
-    stop, found, end = threading.Event(), Counter[int](), time.monotonic() + min(SECONDS, 25)
+    stop, statuses, end = threading.Event(), Counter[int](), time.monotonic() + min(SECONDS, 25)
     thread = dribble(crowds[: 2 * CROWD], stop)
     while time.monotonic() < end:
-        found[ask(port, "/token-classification", {"inputs": "ada"}).status] += 1
+        statuses[ask(port, "/token-classification", {"inputs": "ada"}).status] += 1
     stop.set()
     thread.join()
     for connection in crowds:
         connection.close()
-    return found
+    return statuses
 
 
 def _bodies(port: int) -> Counter[int]:
-    """Those that are too large at once, and each of the others."""
-    found: Counter[int] = Counter()
+    """Send bodies that are too large all at once, and each of the others."""
+    statuses: Counter[int] = Counter()
 
     def send(data: bytes) -> None:
-        found[status_of(first_word(port, data))] += 1
+        statuses[status_of(first_word(port, data))] += 1
 
     for name in HUGE:
         data = HUGE[name]()[0]
@@ -188,25 +190,25 @@ def _bodies(port: int) -> Counter[int]:
             thread.join()
     for data, _ in (BODIES | HEADS).values():
         send(data)
-    return found
+    return statuses
 
 
 def _texts(port: int) -> Counter[int]:
-    """Those that are long to tokenise, by several at once."""
-    found: Counter[int] = Counter()
+    """Send texts that take long to tokenise, several at once."""
+    statuses: Counter[int] = Counter()
 
     def send() -> None:
         for text in TEXTS.values():
             data = json.dumps({"inputs": text}, ensure_ascii=False).encode()
             for path in ("/token-classification", "/embed", "/predict", "/tokenize"):
-                found[ask(port, path, data).status] += 1
+                statuses[ask(port, path, data).status] += 1
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return statuses
 
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what is told: bodies, heads, origins, keys, logs and errors."""
+"""Limits and access of the server: bodies, headers, origins, keys, logs and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def post(path: str, body: bytes, more: str = "", length: bool = True) -> bytes:
 
 
 def chunked(body: bytes, size: int) -> bytes:
-    """The same body in chunks."""
+    """Encode a body in chunks."""
     parts = (body[start : start + size] for start in range(0, len(body), size))
     data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
     return post("/token-classification", b"", "transfer-encoding: chunked\r\n", length=False) + data
@@ -49,10 +49,10 @@ def teaches(answer: bytes) -> dict[str, Any]:
     """The error, if it is short and keeps to itself what is inside."""
     body = answer.partition(b"\r\n\r\n")[2]
     assert len(body) < 2_000, len(body)
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(body.decode())[0]
-    told = json.dumps(found)
-    assert not any(word in told for word in ("Traceback", ".py", "site-packages", "/tmp", "Error(")), told
-    return found
+    parsed: dict[str, Any] = json.JSONDecoder().raw_decode(body.decode())[0]
+    text = json.dumps(parsed)
+    assert not any(word in text for word in ("Traceback", ".py", "site-packages", "/tmp", "Error(")), text
+    return parsed
 
 
 # -- bodies ---------------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_bodies_are_refused(served: RunningServer, name: str) -> None:
     answer = raw(served.port, data, pause=0.3)
     took = time.monotonic() - start
     assert status_of(answer) in statuses, answer[:500]
-    found = teaches(answer)
-    assert "x" * 200 not in json.dumps(found)
+    message = teaches(answer)
+    assert "x" * 200 not in json.dumps(message)
     assert took < 5  # on a quiet machine 100 ms, and the pause
 
 
@@ -157,8 +157,8 @@ def test_heads_are_refused(served: RunningServer, name: str) -> None:
 
 
 def test_a_thousand_requests_in_one_line_are_answered_in_order(served: RunningServer) -> None:
-    one = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = raw(served.port, one * 299 + one.replace(b"/live", b"/nope"), pause=3.0)
+    request = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0)
     assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
     assert answer.rindex(b"200 OK") < answer.index(b"404 Not")
 
@@ -177,8 +177,8 @@ def test_hosts_and_origins(served: RunningServer) -> None:
     link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
     assert ask(port, "/", **link).status == 200 and ask(port, "/info", **link).status == 403
     assert ask(port, "/", sec_fetch_site="same-site", sec_fetch_mode="no-cors").status == 403
-    found = ask(port, "/token-classification", OK)
-    assert "access-control-allow-origin" not in found.headers and "server" not in found.headers
+    reply = ask(port, "/token-classification", OK)
+    assert "access-control-allow-origin" not in reply.headers and "server" not in reply.headers
     assert ask(port, "/token-classification", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
 
 
@@ -193,8 +193,8 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
         assert "authorization, content-type" in allowed.headers["access-control-allow-headers"]
         assert "POST" in allowed.headers["access-control-allow-methods"]
         assert ask(running.port, "/token-classification", OK, origin=page).status == 401
-        found = ask(running.port, "/token-classification", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
-        assert found.status == 200 and found.headers["access-control-expose-headers"] == "retry-after"
+        reply = ask(running.port, "/token-classification", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
+        assert reply.status == 200 and reply.headers["access-control-expose-headers"] == "retry-after"
         assert ask(running.port, "/token-classification", origin="https://example.org", **ahead).status == 403
         assert ask(running.port, "/token-classification", origin=page, method="OPTIONS").status == 401
 
@@ -236,13 +236,13 @@ def test_white_space_costs_no_text(served: RunningServer, engines: dict[str, Eng
         for truncate in (True, False):
             asked = {"inputs": text, "normalize": False, "truncate": truncate}
             assert ask(port, "/embed", asked).json[0] == pytest.approx(alone["vector"], abs=1e-5)
-        found = ask(port, "/v1/embeddings", {"input": [text, "the cat"]}).json
-        assert alone["cut"] == 0 and found["usage"]["total_tokens"] == alone["tokens"] + 4
+        result = ask(port, "/v1/embeddings", {"input": [text, "the cat"]}).json
+        assert alone["cut"] == 0 and result["usage"]["total_tokens"] == alone["tokens"] + 4
     many = [" " * 1_000 + "the cat", *["a dog"] * 400]
-    found = ask(port, "/embed", {"inputs": many, "normalize": False}).json
+    result = ask(port, "/embed", {"inputs": many, "normalize": False}).json
     for number in (0, 1, 400):
         (alone,) = engines["embed"]([many[number]])
-        assert found[number] == pytest.approx(alone["vector"], abs=1e-5)
+        assert result[number] == pytest.approx(alone["vector"], abs=1e-5)
     refused = ask(port, "/embed", {"inputs": [" " * 200_000] * 2})
     assert refused.status == 413 and "2 texts have few tokens" in refused.json["error"]
     assert ask(port, "/embed", {"inputs": " " * 20_000 + "the cat " * 30, "truncate": False}).status == 413
@@ -287,7 +287,7 @@ def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
     """Each once and in order; one that is longer than a turn has one for itself."""
     inputs: list[Any] = ["x" * size for size in sizes]
     groups = list(group_in_turns(inputs))
-    assert [each for _, group in groups for each in group] == inputs
+    assert [item for _, group in groups for item in group] == inputs
     assert [first for first, _ in groups] == [sum(len(group) for _, group in groups[:n]) for n in range(len(groups))]
     assert all(len(group) == 1 or sum(map(len, group)) <= PART_CHARACTERS for _, group in groups)
     assert count_characters({"prompt": "ab", "choices": ["c", "def"]}) == 3 + 5
@@ -299,16 +299,16 @@ def test_answers_are_the_same_however_many_turns_reading_took(
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
     monkeypatch.setattr("heedful.serve.token_estimate.PART_CHARACTERS", 20)
-    found = ask(served.port, "/token-classification", {"inputs": texts}).json
+    replies = ask(served.port, "/token-classification", {"inputs": texts}).json
     for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
-        here = found.pop(0)
-        assert [each["label"] for each in here["words"]] == [each["label"] for each in alone["words"]], text
+        here = replies.pop(0)
+        assert [word["label"] for word in here["words"]] == [word["label"] for word in alone["words"]], text
     vectors = ask(served.port, "/embed", {"inputs": texts, "normalize": False}).json
     for text, vector in zip(texts, vectors, strict=True):
         assert vector == pytest.approx(engines["embed"]([text])[0]["vector"], abs=1e-5)
     read = ask(served.port, "/tokenize", {"inputs": texts, "model": "tag"}).json
     for text, tokens in zip(texts, read, strict=True):
-        assert [each["id"] for each in tokens] == list(engines["tag"].tokenizer.encode(text).ids)
+        assert [token["id"] for token in tokens] == list(engines["tag"].tokenizer.encode(text).ids)
     wrong = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "max_new_tokens": 2})
     assert wrong.status == 422 and "input 30" in wrong.json["error"]
 
@@ -366,13 +366,13 @@ def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCapture
         port = running.port
         for key in (KEY, b"another-key-for-a-change"):
             assert ask(port, "/token-classification", OK, authorization=f"Bearer {key.decode()}").status == 200
-        for given in ("", "Bearer ", f"Bearer {KEY.decode()}x", KEY.decode(), "Basic x", "Bearer \u00e9"):
-            refused = ask(port, "/token-classification", OK, authorization=given)
+        for credentials in ("", "Bearer ", f"Bearer {KEY.decode()}x", KEY.decode(), "Basic x", "Bearer \u00e9"):
+            refused = ask(port, "/token-classification", OK, authorization=credentials)
             assert refused.status == 401 and refused.headers["www-authenticate"] == "Bearer"
         for path, status in (("/health", 200), ("/ready", 200), ("/", 200), ("/metrics", 401), ("/openapi.json", 401)):
             assert ask(port, path).status == status
-        found = ask(port, "/v1/embeddings", OK, authorization=f"Bearer {KEY.decode()}")
-        assert found.status == 422 and found.json["error"]["type"] == "validation"
+        reply = ask(port, "/v1/embeddings", OK, authorization=f"Bearer {KEY.decode()}")
+        assert reply.status == 422 and reply.json["error"]["type"] == "validation"
     assert caplog.records and KEY.decode() not in caplog.text
     for wrong in (b"", b"short", b"with a space in between\n"):
         file.write_bytes(wrong)
@@ -404,8 +404,8 @@ def test_the_log_has_one_line_for_each_request(
 
 
 def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
-    found = {dict(to_http_error(QueueFullError("no", 7.3)).headers)["retry-after"] for _ in range(60)}
-    assert found == {"7", "8", "9"}
+    seconds = {dict(to_http_error(QueueFullError("no", 7.3)).headers)["retry-after"] for _ in range(60)}
+    assert seconds == {"7", "8", "9"}
 
 
 # -- connections ------------------------------------------------------------------------------------------------------
@@ -468,7 +468,9 @@ def test_all_that_is_not_read_is_bounded(folders: dict[str, str]) -> None:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300)
         deadline = time.monotonic() + 20
         while oldest in open_ and time.monotonic() < deadline:
-            held = sum(each.transport.get_write_buffer_size() for each in list(open_))  # with one that is looked at now
+            held = sum(
+                connection.transport.get_write_buffer_size() for connection in list(open_)
+            )  # with one that is looked at now
             assert held <= 60_000 + 2 * answer
             time.sleep(0.01)
         assert oldest not in open_ and ask(running.port, "/openapi.json").status == 200

@@ -63,7 +63,7 @@ def test_a_killed_server_is_started_again(started: Started, engines: dict[str, E
 def test_a_body_does_not_wait_until_its_head_was_acknowledged() -> None:
     """Else every answer of a connection but the first comes 40 ms late; a connection has what its listener has."""
     listeners = listen("localhost", 0)
-    assert len({each.getsockname()[1] for each in listeners}) == 1
+    assert len({listener.getsockname()[1] for listener in listeners}) == 1
     for listener in listeners:
         with listener, socket.create_connection(listener.getsockname()[:2]), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -97,7 +97,7 @@ def test_without_its_keeper_a_server_ends() -> None:
 
 
 def test_who_still_sends_hears_that_it_starts() -> None:
-    """Also when more of a request comes after the answer; and SIGHUP ends no server that does not listen yet."""
+    """A request during the start is answered, even while it is still being sent; SIGHUP ends no starting server."""
     code = (
         "import os, signal, time\n"
         "from heedful.serve.supervisor import listen, supervise\n"
@@ -119,9 +119,9 @@ def test_who_still_sends_hears_that_it_starts() -> None:
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
         keeper.terminate()
-        told, _ = keeper.communicate(timeout=20)
+        output, _ = keeper.communicate(timeout=20)
     assert answer.startswith(b"HTTP/1.1 503") and b"the server is starting" in answer
-    assert keeper.returncode == 128 + signal.SIGTERM and told == ""
+    assert keeper.returncode == 128 + signal.SIGTERM and output == ""
 
 
 def test_a_server_that_never_gets_ready_is_not_tried_for_ever() -> None:

@@ -39,11 +39,11 @@ class Browser:
     def __init__(self, folder: Path, dark: bool = False) -> None:
         self.process = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        found = None
-        while found is None:
-            found = re.search(r"on port (\d+)\.", self.process.stdout.readline())
-        self.base = f"http://127.0.0.1:{found[1]}/session"
-        arguments = [f"--{each}" for each in ARGUMENTS.split()] + [f"--user-data-dir={folder}"]
+        reply = None
+        while reply is None:
+            reply = re.search(r"on port (\d+)\.", self.process.stdout.readline())
+        self.base = f"http://127.0.0.1:{reply[1]}/session"
+        arguments = [f"--{word}" for word in ARGUMENTS.split()] + [f"--user-data-dir={folder}"]
         arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
         options = {"args": arguments, "binary": shutil.which("chromium")}
         chosen = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
@@ -57,11 +57,11 @@ class Browser:
             return json.load(reply)["value"]
 
     def run(self, script: str) -> Any:
-        """What a script gives that is called back."""
+        """Run a script and return the value that it passes to its callback."""
         return self.ask("/execute/async", script=f"const done = arguments[0]; {script}", args=[])
 
     def text(self, name: str) -> str:
-        """What stands in an element, or is chosen there."""
+        """Return the text of an element, or what is chosen in it."""
         element = f"document.getElementById({json.dumps(name)})"
         return str(self.run(f"const at = {element}; done(at.value ?? at.textContent)"))
 
@@ -98,9 +98,9 @@ class Browser:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    made = Browser(tmp_path / "browser", dark="HEEDFUL_DARK" in os.environ)
-    yield made
-    made.close()
+    browser_ = Browser(tmp_path / "browser", dark="HEEDFUL_DARK" in os.environ)
+    yield browser_
+    browser_.close()
 
 
 ASKED = """
@@ -133,7 +133,7 @@ def test_labels_are_text(tmp_path: Path, browser: Browser) -> None:
         assert "200" in browser.run("done(document.getElementById('status').textContent)")
         if folder := os.environ.get("HEEDFUL_PICTURES"):
             browser.picture(Path(folder, f"page-{'dark' if 'HEEDFUL_DARK' in os.environ else 'light'}.png"))
-    spoken = [each for each in browser.ask("/se/log", type="browser") if "favicon" not in each["message"]]
+    spoken = [entry for entry in browser.ask("/se/log", type="browser") if "favicon" not in entry["message"]]
     assert not spoken, spoken  # no breach of the content security policy, no error
 
 
@@ -151,17 +151,17 @@ const told = setInterval(() => {
 
 
 def test_its_links_are_followed_with_the_key(tmp_path: Path, browser: Browser) -> None:
-    """Both are behind the key, which the browser alone would not send."""
+    """Links need the key, which the browser alone would not send."""
     key = b"a key of sixteen or more".replace(b" ", b"-")
     with background({"single": str(make(tmp_path / "model", "single"))}, keys=(key,)) as running:
         browser.ask("/url", url=running.url + "/")
-        for given, link, status, text in (
+        for text_, link, status, text in (
             ("", "/metrics", "401 · give a key above", "give a key: Authorization: Bearer KEY"),
             (key.decode(), "/metrics", "200", "heedful_requests_total"),
             (key.decode(), "/openapi.json", "200", '"openapi": "3.'),
         ):
-            found = browser.run(FOLLOWED % tuple(map(json.dumps, (given, link, status, text))))
-            assert found == [False, True, "/"], link
+            rows = browser.run(FOLLOWED % tuple(map(json.dumps, (text_, link, status, text))))
+            assert rows == [False, True, "/"], link
         if folder := os.environ.get("HEEDFUL_PICTURES"):
             browser.picture(Path(folder, "page-openapi.png"))
 
@@ -179,22 +179,22 @@ def sure(name: str, share: float) -> list[str]:
     return [name, "bar", f"{share:.4f}"]
 
 
-def labels(found: Any) -> Rows:
-    return [sure(each["label"], each["score"]) for each in found]
+def labels(answer: Any) -> Rows:
+    return [sure(label["label"], label["score"]) for label in answer]
 
 
-def tagged(found: Any) -> Rows:
-    names = [(each["text"], each["label"], each["probability"]) for each in found["entities"]]
+def tagged(answer: Any) -> Rows:
+    names = [(entity["text"], entity["label"], entity["probability"]) for entity in answer["entities"]]
     return [[text, label, "bar", f"{share:.4f}"] for text, label, share in names]
 
 
 def filled(mask: Any) -> Rows:
-    return [sure(each["text"] or each["token"], each["probability"]) for each in mask["tokens"]]
+    return [sure(token["text"] or token["token"], token["probability"]) for token in mask["tokens"]]
 
 
-def filled_apart(found: Any) -> Rows:
-    (one, two), (three,) = (each["masks"] for each in found)
-    first = [["text 1, mask 1"], *filled(one), ["text 1, mask 2"], *filled(two)]
+def filled_apart(answers: Any) -> Rows:
+    (mask_one, two), (three,) = (answer["masks"] for answer in answers)
+    first = [["text 1, mask 1"], *filled(mask_one), ["text 1, mask 2"], *filled(two)]
     return [*first, ["text 2"], *filled(three)]
 
 
@@ -204,43 +204,43 @@ SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
         "single",
         "/predict",
         {"inputs": [["a cat"], ["a dog"]]},
-        lambda found: [["text 1"], *labels(found[0]), ["text 2"], *labels(found[1])],
+        lambda reply: [["text 1"], *labels(reply[0]), ["text 2"], *labels(reply[1])],
     ),
     ("multiple", "/predict", {"inputs": "a cat"}, labels),
-    ("regression", "/predict", {"inputs": "a cat"}, lambda found: [["stars", f"{found[0]['score']:.4f}"]]),
+    ("regression", "/predict", {"inputs": "a cat"}, lambda reply: [["stars", f"{reply[0]['score']:.4f}"]]),
     (
         "regression",
         "/rerank",
         {"query": "a cat", "texts": ["a dog", "a mat"]},
-        lambda found: [[f"text {each['index'] + 1}", f"{each['score']:.4f}"] for each in found],
+        lambda reply: [[f"text {entry['index'] + 1}", f"{entry['score']:.4f}"] for entry in reply],
     ),
     ("tag", "/token-classification", {"inputs": "ada lives in paris and she wrote it"}, tagged),
     (
         "span",
         "/question-answering",
         {"inputs": {"question": "who?", "context": "ada wrote it"}},
-        lambda found: [[found["answer"], f"{found['score']:.4f}"]],
+        lambda reply: [[reply["answer"], f"{reply['score']:.4f}"]],
     ),
     (
         "choice",
         "/multiple-choice",
         {"inputs": {"prompt": "a cat", "choices": ["sat", "ran"]}},
-        lambda found: [sure(found["choice"], found["probability"])],
+        lambda reply: [sure(reply["choice"], reply["probability"])],
     ),
     (
         "next",
         "/next-sentence",
         {"inputs": [["a cat", "it sat"]]},
-        lambda found: [sure("the second text follows the first", found[0]["follows"])],
+        lambda reply: [sure("the second text follows the first", reply[0]["follows"])],
     ),
-    ("masked", "/fill-mask", {"inputs": "the [MASK]", "top_k": 3}, lambda found: filled(found["masks"][0])),
+    ("masked", "/fill-mask", {"inputs": "the [MASK]", "top_k": 3}, lambda reply: filled(reply["masks"][0])),
     ("masked", "/fill-mask", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
-    ("embed", "/embed", {"inputs": "a cat"}, lambda found: []),
+    ("embed", "/embed", {"inputs": "a cat"}, lambda reply: []),
 ]
 
 
 def test_rows_of_answers(served: RunningServer, browser: Browser) -> None:
-    """A bar is a probability; any other number stands alone."""
+    """A probability has a bar; any other number has none."""
     browser.ask("/url", url=served.url + "/")
     browser.until(lambda: browser.text("model") != "")
     for model, route, body, rows in SHOWN:
@@ -249,8 +249,8 @@ def test_rows_of_answers(served: RunningServer, browser: Browser) -> None:
         browser.until(lambda: browser.text("body") != "")
         browser.change("route", route)
         browser.asks(body)
-        found = ask(served.port, route, {**body, "model": model})
-        assert browser.run(ROWS) == rows(found.json), (model, route)
+        reply = ask(served.port, route, {**body, "model": model})
+        assert browser.run(ROWS) == rows(reply.json), (model, route)
         assert browser.run("done(document.getElementById('whole').open)") == (model == "embed")
         if folder := os.environ.get("HEEDFUL_PICTURES"):
             browser.picture(Path(folder, f"page-{model}{route.replace('/', '-')}.png"))
@@ -268,10 +268,10 @@ def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
             if self.path in FILES:
                 name, kind = FILES[self.path]
                 return self.reply(200, kind, (WEB / name).read_bytes())
-            status, found = answer(self.path)
-            if isinstance(found, str):
-                return self.reply(status, "text/plain", found.encode())
-            return self.reply(status, "application/json", json.dumps(found).encode())
+            status, body = answer(self.path)
+            if isinstance(body, str):
+                return self.reply(status, "text/plain", body.encode())
+            return self.reply(status, "application/json", json.dumps(body).encode())
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -283,7 +283,7 @@ def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *said: Any) -> None:
+        def log_message(self, *arguments: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -304,7 +304,7 @@ NOTHING = {"answer": "", "start": 0, "end": 0, "score": 5.5, "no_answer_score": 
 
 
 def about(path: str) -> tuple[int, Any]:
-    """What /info says of the model that the path names, of these three."""
+    """Return the /info of the model that the path names, one of three."""
     name = parse_qs(urlsplit(path).query).get("model", NAMES)[0]
     known = {
         "model_id": name,
@@ -337,21 +337,21 @@ def test_a_server_that_loads_is_asked_again(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "message"),
     [
         (401, "Authorization: Bearer KEY", "401 · give a key"),
         (500, "something went wrong", "500 · something went wrong"),
     ],
 )
-def test_no_other_trouble_is_asked_again(browser: Browser, status: int, error: str, told: str) -> None:
+def test_no_other_trouble_is_asked_again(browser: Browser, status: int, error: str, message: str) -> None:
     with acting(lambda path: (status, {"error": error})) as url:
         browser.ask("/url", url=url)
         browser.until(lambda: browser.text("facts") != "…")
-        assert browser.text("facts") == told
+        assert browser.text("facts") == message
 
 
 def test_the_model_that_was_chosen_last_is_shown(browser: Browser) -> None:
-    """What comes for one that was chosen before it is passed over; one that cannot be shown is not chosen."""
+    """Replies for a model chosen earlier are ignored; a model that cannot be shown is not chosen."""
     go = Event()
 
     def answer(path: str) -> tuple[int, Any]:

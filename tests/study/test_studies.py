@@ -41,56 +41,58 @@ def one_thread() -> object:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_quick(tmp_path: Path, name: str) -> None:
-    said: list[str] = []
-    done = run_study(name, StudyConfig(seeds=(1,), scale="quick", log=said.append), tmp_path)
-    assert all(path.stat().st_size > 500 for path in done.files) and said
-    found = json.loads((tmp_path / f"{name}.json").read_text())
+    lines: list[str] = []
+    done = run_study(name, StudyConfig(seeds=(1,), scale="quick", log=lines.append), tmp_path)
+    assert all(path.stat().st_size > 500 for path in done.files) and lines
+    record = json.loads((tmp_path / f"{name}.json").read_text())
     head, rows = done.result.table()
-    assert found["table"] == [list(head), *map(list, rows)] and found["verdicts"]
-    assert all(len(values) == 1 for each in found["measures"].values() for values in each["of"].values())
+    assert record["table"] == [list(head), *map(list, rows)] and record["verdicts"]
+    assert all(len(values) == 1 for measure in record["measures"].values() for values in measure["of"].values())
     assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("name", [each for each in STUDIES if each != "complexity"])
-def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [study for study in STUDIES if study != "complexity"])
+def test_a_stopped_study_resumes(tmp_path: Path, name: str) -> None:
     """To the same numbers and curves; nothing is learned twice, and nothing of it is left behind."""
-    said: list[str] = []
+    lines: list[str] = []
 
     def stop(text: str) -> None:
-        said.append(text)
-        if len([each for each in said if " seed " in each]) == 2:
+        lines.append(text)
+        if len([line for line in lines if " seed " in line]) == 2:
             raise KeyboardInterrupt
 
-    plan = StudyConfig(seeds=(1, 2), scale="quick", log=said.append)
+    plan = StudyConfig(seeds=(1, 2), scale="quick", log=lines.append)
     whole = run_study(name, plan, tmp_path / "whole")
-    results = [each for each in said if " seed " in each]
-    said.clear()
+    results = [line for line in lines if " seed " in line]
+    lines.clear()
     with pytest.raises(KeyboardInterrupt):
         run_study(name, replace(plan, log=stop), tmp_path / "parts")
-    assert said[-1] == "stopped; the same command resumes it." and whole.files[0].name not in said
-    said.clear()
+    assert lines[-1] == "stopped; the same command resumes it." and whole.files[0].name not in lines
+    lines.clear()
     again = run_study(name, plan, tmp_path / "parts")
-    assert said[0] == "resuming: results so far 2"
-    assert len([each for each in said if " seed " in each]) == len(results) - 2
+    assert lines[0] == "resuming: results so far 2"
+    assert len([line for line in lines if " seed " in line]) == len(results) - 2
     timed = "ms of a step"
-    for one, other in zip(whole.result.measures, again.result.measures, strict=True):
-        assert one.name == other.name and (one.values == other.values or one.name == timed)
+    for first, second in zip(whole.result.measures, again.result.measures, strict=True):
+        assert first.name == second.name and (first.values == second.values or first.name == timed)
     assert again.result.facts == whole.result.facts
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(path.name for path in whole.files)
 
 
-def test_what_was_kept_of_another_form_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_results_of_another_format_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json"))
     bench.record("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
     assert runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json")).missing_arms(
         "ab", 1
     ) == ["b"]
     assert runner.Recorder(StudyConfig(partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["a", "b"]
-    said: list[str] = []
-    torn = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "none" / "kept.json", log=said.append))
+    lines: list[str] = []
+    torn = runner.Recorder(
+        StudyConfig(scale="quick", partial_results=tmp_path / "none" / "kept.json", log=lines.append)
+    )
     torn.record("a", 1, {"x": 1.0})
-    assert "none/kept.json cannot be written: No such file or directory" in said[0]
-    assert torn.missing_arms("ab", 1) == ["b"] and torn.record("b", 1, {"x": 2.0}) is None and len(said) == 3
+    assert "none/kept.json cannot be written: No such file or directory" in lines[0]
+    assert torn.missing_arms("ab", 1) == ["b"] and torn.record("b", 1, {"x": 2.0}) is None and len(lines) == 3
 
 
 def test_exponents() -> None:
@@ -110,27 +112,27 @@ def test_what_is_kept_for_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("arm", THEORY)
 def test_memory_grows_with_the_width_as_in_theory(arm: str) -> None:
-    theory, found = THEORY[arm], []
+    theory, counts = THEORY[arm], []
     for width in theory.widths:
         run, inner = make_layer(arm, width, theory.fixed[1])
-        found.append((width, saved_bytes(run, torch.randn(theory.fixed[1], width, requires_grad=True), inner)))
-    assert exponent(found) == pytest.approx(theory.exponents[3], abs=TOLERANCE)
+        counts.append((width, saved_bytes(run, torch.randn(theory.fixed[1], width, requires_grad=True), inner)))
+    assert exponent(counts) == pytest.approx(theory.exponents[3], abs=TOLERANCE)
 
 
 def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> None:
     sizes = "n 16 to 32 at d = 16, d 16 to 32 at n = 16"
-    found = complexity.run(StudyConfig(seeds=(1,), scale="quick"))
-    assert found.about.count(sizes) == len(THEORY) and "over one seed. " in found.about
-    assert found.verdicts == ("the quick form's sizes are too small for a verdict",)
+    result = complexity.run(StudyConfig(seeds=(1,), scale="quick"))
+    assert result.about.count(sizes) == len(THEORY) and "over one seed. " in result.about
+    assert result.verdicts == ("the quick form's sizes are too small for a verdict",)
 
 
 def test_complexities_of_few_rounds_get_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complexity, "THEORY", complexity.QUICK)
     monkeypatch.setattr(complexity, "cpu_seconds", lambda run, x, min_total: float(x.shape[0] ** 2 * x.shape[1]))
     assert complexity.run(StudyConfig(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
-    told = dict(each.split(": ", 1) for each in complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts)
-    assert list(told) == list(THEORY)
-    assert told["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known")
+    verdicts = dict(verdict.split(": ", 1) for verdict in complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts)
+    assert list(verdicts) == list(THEORY)
+    assert verdicts["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known")
 
 
 def test_a_convolution_stays_in_its_sequence() -> None:
@@ -141,8 +143,8 @@ def test_a_convolution_stays_in_its_sequence() -> None:
 def test_permutations() -> None:
     tokenizer = word_level_tokenizer(PERMUTED)
     for arm in ARMS:
-        found = permutation_change(build_model(arm, tokenizer, 1))
-        assert (found < 1e-5) == (arm == NONE), (arm, found)
+        change = permutation_change(build_model(arm, tokenizer, 1))
+        assert (change < 1e-5) == (arm == NONE), (arm, change)
 
 
 def test_norms_over_the_batch() -> None:
@@ -172,9 +174,9 @@ def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: py
     counts: list[int] = []
     usual = runner.compare_seeds
 
-    def noted(*given: Any, **how: Any) -> str:
+    def noted(*arguments: Any, **how: Any) -> str:
         counts.append(how["comparisons"])
-        return usual(*given, **how)
+        return usual(*arguments, **how)
 
     monkeypatch.setattr(runner, "compare_seeds", noted)
     run_study("positions", StudyConfig(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
@@ -182,32 +184,32 @@ def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: py
 
 
 def test_scores_differ_in_their_scores_alone() -> None:
-    """What makes rows, and what stands behind the score, begin with the same weights."""
+    """The layers before the score and after it begin with the same weights."""
     tokenizer = word_level_tokenizer(["ana has red"])
     first, *others = (scores.build_model(arm, tokenizer, 3) for arm in scores.ARMS)
     assert list(scores.ARMS)[1] == "cosine × 8"
     shared = {name for name, _ in first.named_parameters()}
     assert any(name.endswith("out.weight") for name in shared)
-    for other in others:
-        theirs = dict(other.named_parameters())
-        assert all(torch.equal(each, theirs[name]) for name, each in first.named_parameters())
+    for model in others:
+        parameters = dict(model.named_parameters())
+        assert all(torch.equal(parameter, parameters[name]) for name, parameter in first.named_parameters())
 
 
 def test_as_many_texts_are_measured_whatever_the_seed() -> None:
     """They are chosen by their words, of which each seed draws others."""
     abouts = set()
     for seed in (1, 2, 3):
-        with pretraining_data(StudyConfig(scale="quick"), seed, 16) as given:
-            abouts.add(given.about)
-            assert [len(each) for each in given.tests.values()] == [40, 40] and len(given.train) == 16
+        with pretraining_data(StudyConfig(scale="quick"), seed, 16) as data:
+            abouts.add(data.about)
+            assert [len(texts) for texts in data.tests.values()] == [40, 40] and len(data.train) == 16
     assert len(abouts) == 1
 
 
 def test_a_picture_says_how_many_seeds_it_shows() -> None:
-    for seeds, told in ((1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")):
+    for seeds, caption in ((1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")):
         measure = Measure(name="all", values={"bag": (0.5,) * seeds})
-        assert charts.dot_plot((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {told}"
-        assert charts.dot_plot((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{told}"
+        assert charts.dot_plot((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {caption}"
+        assert charts.dot_plot((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{caption}"
 
 
 def test_what_turns_a_text_is_found_beside_punctuation() -> None:
@@ -221,7 +223,7 @@ def test_what_turns_a_text_is_found_beside_punctuation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("limit", '"limit" is not a study (did you mean "limits"?): use one of limits, scores'),
         ("scores --full", f"scores has no real data: --full is for {', '.join(REAL)}"),
@@ -235,10 +237,10 @@ def test_what_turns_a_text_is_found_beside_punctuation() -> None:
         ("--train 90", "--train would change nothing: it is for --toy"),
     ],
 )
-def test_what_is_refused(arguments: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["study", *arguments.split()])
-    assert ended.value.code == 2 and told in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translation_of_real_texts_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each arm is a run that is kept; what is finished is only read."""
     place = tmp_path / "data" / "tasks" / "multi30k"
     place.mkdir(parents=True)
@@ -264,14 +266,17 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
             (place / f"{name}.{side}").write_text("".join(text.format("sehr " * n) for n in range(12)))
     few = ("init.tokenizer.vocab_size=300", "task.max_new_tokens=4", "train.max_steps=2")
     nets = (*few, "init.kind=recurrent", "init.rnn.width=16")
-    whole = (*few, *(f"init.{each}" for each in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")))
+    whole = (
+        *few,
+        *(f"init.{option}" for option in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")),
+    )
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
     first = run_study("translation", plan, tmp_path / "out").result
-    assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
-    names = {each.name for each in (tmp_path / "out" / "runs").iterdir()}
+    assert [measure.name for measure in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
+    names = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
     assert names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
     assert '"source": "ein hund sehr  rennt' in (tmp_path / "out" / "runs" / "data" / "train.jsonl").read_text()
     monkeypatch.setattr("heedful.runs.finetune.run.Trainer", None)
@@ -299,11 +304,11 @@ def test_files_that_cannot_be_written_lose_no_results(
     monkeypatch.setattr("heedful.study.limits.run", run)
     (tmp_path / "limits.md").mkdir()  # in place of a disk that became full
     command = ["study", "limits", "--quick", "--output", str(tmp_path)]
-    for more, found in (([], "* nothing\n"), (["--json"], '"verdicts"')):
+    for more, output in (([], "* nothing\n"), (["--json"], '"verdicts"')):
         with pytest.raises(SystemExit) as ended:
             main([*command, *more])
         shown = capsys.readouterr()
-        assert ended.value.code == 2 and found in shown.out
+        assert ended.value.code == 2 and output in shown.out
         assert "Is a directory: results are printed above" in shown.err
 
     def full(folder: Path) -> None:

@@ -20,14 +20,14 @@ SIZES = Sizes(train=2000, dev=200, test=200)
 
 
 def test_translations() -> None:
-    found = translations(SIZES, seed=3)
-    assert found == translations(SIZES, seed=3) != translations(SIZES, seed=4)
-    assert {split: len(pairs) for split, pairs in found.items()} == {"train": 2000, "dev": 200, "test": 200}
-    pairs = [pair for split in found.values() for pair in split]
+    splits = translations(SIZES, seed=3)
+    assert splits == translations(SIZES, seed=3) != translations(SIZES, seed=4)
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 2000, "dev": 200, "test": 200}
+    pairs = [pair for split in splits.values() for pair in split]
     assert len({pair.source for pair in pairs}) == len({pair.target for pair in pairs}) == len(pairs)
-    other = translations(SIZES, seed=4)
-    assert not {p.source for p in found["train"]} & {p.source for p in (*other["test"], *other["dev"])}
-    assert all(split_of(pair.source) == split for split in found for pair in found[split])
+    other_seed = translations(SIZES, seed=4)
+    assert not {p.source for p in splits["train"]} & {p.source for p in (*other_seed["test"], *other_seed["dev"])}
+    assert all(split_of(pair.source) == split for split in splits for pair in splits[split])
 
 
 def test_the_language_agrees_and_moves_words() -> None:
@@ -40,31 +40,31 @@ def test_the_language_agrees_and_moves_words() -> None:
         whom = next(word for word in rest if word.endswith("n") and word[:3] in stems and word not in ("un",))
         who = next(word for word in rest if word[:3] in stems and not word.endswith("n"))
         several = who.endswith("r")
-        assert verb.endswith("r") == several, "the verb agrees with who does it, whatever stands between"
+        assert verb.endswith("r") == several, "the verb agrees with who does it, whatever is between"
         noun = stems[who[:3]]
         assert f" {noun.plural if several else noun.singular} " in f" {target} "
-        assert rest.index(who) < rest.index(whom) < rest.index(verb), "whom stands before the verb"
+        assert rest.index(who) < rest.index(whom) < rest.index(verb), "whom precedes the verb"
         after = rest[rest.index(who) + 1]
         if after not in ("ta", "un"):
             assert after.endswith(noun.kind + "r" * several), "adjectives agree in class and number"
 
 
 def test_a_bag_of_words_knows_nothing_of_the_hard_parts() -> None:
-    found = texts(SIZES, seed=1)
-    assert found == texts(SIZES, seed=1) != texts(SIZES, seed=2)
+    split_texts = texts(SIZES, seed=1)
+    assert split_texts == texts(SIZES, seed=1) != texts(SIZES, seed=2)
     seen: dict[str, set[str]] = defaultdict(set)
-    for split, several in found.items():
-        assert Counter(each.part for each in several) == dict.fromkeys(PARTS, SIZES.__getattribute__(split) // 4)
+    for split, several in split_texts.items():
+        assert Counter(example.part for example in several) == dict.fromkeys(PARTS, SIZES.__getattribute__(split) // 4)
         labels: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for each in several:
-            seen[each.text].add(split)
-            if each.part in HARD:
-                labels[bag_of_words(each.text)].append(each.label)
+        for example in several:
+            seen[example.text].add(split)
+            if example.part in HARD:
+                labels[bag_of_words(example.text)].append(example.label)
         assert all(sorted(twins) == [BAD, GOOD] for twins in labels.values()), "each bag has both classes, once"
-    assert sum(map(len, found.values())) == len(seen) and all(len(splits) == 1 for splits in seen.values())
+    assert sum(map(len, split_texts.values())) == len(seen) and all(len(splits) == 1 for splits in seen.values())
 
 
-def test_more_than_there_is() -> None:
+def test_asking_for_too_many_samples_is_refused() -> None:
     with pytest.raises(HeedfulError, match="more than there is to sample: 9"):
         sample_splits(lambda random: Sampled(str(random.randrange(9)), 0), Sizes(train=20, dev=9, test=9), 0)
 

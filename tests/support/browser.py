@@ -39,20 +39,20 @@ class Browser:
     def until(self, true: Callable[[], Any], seconds: float = 20.0) -> Any:
         """Wait for something."""
         end = time.monotonic() + seconds
-        while not (found := true()):
+        while not (value := true()):
             assert time.monotonic() < end, "the page did not get there"
             time.sleep(0.02)
-        return found
+        return value
 
-    def js(self, code: str, *given: Any) -> Any:
+    def js(self, code: str, *arguments: Any) -> Any:
         """The value of a script."""
-        return self.driver.execute_script(code, *given)
+        return self.driver.execute_script(code, *arguments)
 
     def text(self, where: str) -> str:
-        """What is written there."""
-        found = self.js("return document.querySelector(arguments[0])?.textContent ?? null", where)
-        assert found is not None, where
-        return str(found)
+        """Return the text of an element."""
+        text = self.js("return document.querySelector(arguments[0])?.textContent ?? null", where)
+        assert text is not None, where
+        return str(text)
 
     def click(self, where: str) -> None:
         """Click on it, and wait."""
@@ -71,18 +71,18 @@ class Browser:
         self.js("document.querySelector(arguments[0]).focus()", where)
 
     def dark(self, on: bool) -> None:
-        """As the system's setting says."""
+        """Set the colour scheme that the system prefers."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
         """Errors and warnings of the console since the last time."""
-        return [each["message"] for each in self.driver.get_log("browser") if each["level"] in ("SEVERE", "WARNING")]
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
-        """What was asked for since the last time."""
-        told = [json.loads(each["message"])["message"] for each in self.driver.get_log("performance")]
-        return [each["params"]["request"]["url"] for each in told if each["method"] == "Network.requestWillBeSent"]
+        """Return the addresses requested since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def memory(self) -> int:
         """Bytes of the processes that show pages; what several share counts in parts."""
@@ -92,16 +92,16 @@ class Browser:
                 parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
                     int(stat.parent.name)
                 )
-        found, below = 0, [self.driver.service.process.pid]
+        memory, below = 0, [self.driver.service.process.pid]
         while below:
             process = below.pop()
             below += parents.get(process, [])
             with suppress(OSError):
                 if b"--type=renderer" in Path(f"/proc/{process}/cmdline").read_bytes():
                     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-                    found += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        assert found, "no process of this browser shows a page"
-        return found
+                    memory += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        assert memory, "no process of this browser shows a page"
+        return memory
 
     def shot(self, path: Path, height: int | None = None) -> None:
         """A picture of the page."""
@@ -118,7 +118,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path, *, size: tuple[int, int] = (1280, 900), flags: tuple[str, ...] = ()) -> Iterator[Browser]:
-    """Debian's Chromium by its driver; a test is skipped where there is none."""
+    """Debian's Chromium by its driver; the test is skipped without it."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         pytest.skip("chromium and chromedriver are not installed: apt-get install chromium chromium-driver")

@@ -71,16 +71,16 @@ def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[
 
 
 def recurrent(cells: Any, rows: Tensor) -> Tensor:
-    """Both directions of all layers, one row after another."""
+    """Run both directions of all layers, one row after another."""
     for layer in range(cells.num_layers):
         sides = []
         for back in (False, True):
             name = f"l{layer}_reverse" if back else f"l{layer}"
             h = c = rows.new_zeros(cells.hidden_size)
-            made = []
+            models = []
             for x in reversed(rows) if back else rows:
                 h, c = step(cells, x, h, c, name)
-                made.append(h)
-            sides.append(torch.stack(made[::-1] if back else made))
+                models.append(h)
+            sides.append(torch.stack(models[::-1] if back else models))
         rows = torch.cat(sides, -1)
     return rows

@@ -23,26 +23,26 @@ def documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 9)) ->
     draw = random.Random(seed)
 
     def sentence() -> str:
-        place, thing, other = draw.choice(PLACES), draw.choice(THINGS), draw.choice(THINGS)
-        long = f", and the {other} {draw.choice(DEEDS)} {draw.choice(WHEN)}" if draw.random() < 0.7 else ""
+        place, thing, object_ = draw.choice(PLACES), draw.choice(THINGS), draw.choice(THINGS)
+        long = f", and the {object_} {draw.choice(DEEDS)} {draw.choice(WHEN)}" if draw.random() < 0.7 else ""
         return f"In the {place} a {thing} {draw.choice(DEEDS)} {draw.choice(WHEN)}{long}."
 
     return [[sentence() for _ in range(draw.randint(*sentences))] for _ in range(count)]
 
 
-def write(path: Path, found: Sequence[Document]) -> Path:
+def write(path: Path, documents_: Sequence[Document]) -> Path:
     """A sentence on each line, and a blank line between documents."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join("\n".join(each) for each in found) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join("\n".join(document) for document in documents_) + "\n", encoding="utf-8")
     return path
 
 
-def trained(found: Sequence[Document], **settings: object) -> Tokenizer:
+def trained(documents_: Sequence[Document], **settings: object) -> Tokenizer:
     """A tokenizer of these."""
-    lines = [sentence for each in found for sentence in each]
+    lines = [sentence for document in documents_ for sentence in document]
     return train_tokenizer(lines, TokenizerSettings(**{"vocab_size": 200, **settings}))  # type: ignore[arg-type]
 
 
-def corpus_of(folder: Path, found: Sequence[Document], tokenizer: Tokenizer) -> Corpus:
+def corpus_of(folder: Path, documents_: Sequence[Document], tokenizer: Tokenizer) -> Corpus:
     """A corpus in folder/corpus."""
-    return build_corpus([write(folder / "text.txt", found)], tokenizer, folder / "corpus", BLANK)
+    return build_corpus([write(folder / "text.txt", documents_)], tokenizer, folder / "corpus", BLANK)

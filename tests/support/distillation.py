@@ -7,11 +7,11 @@ from heedful.train.trainer import Step, Trainer
 
 QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
 NO_BASELINE = (*QUICK, "verdict.baseline=none")
-WITHOUT_DURATION = tuple(each for each in QUICK if not each.startswith("train.epochs="))
+WITHOUT_DURATION = tuple(setting for setting in QUICK if not setting.startswith("train.epochs="))
 
 
 class Told(Reporter):
-    """What was said; stops, or dies, after a step, or at what is said; steps count once `after` was said."""
+    """A reporter that keeps all messages; it stops or dies after a step or a message; steps count from `after` on."""
 
     def __init__(self, *, stop: int = 0, die: int = 0, after: str = "") -> None:
         self.sentences: list[str] = []

@@ -37,13 +37,13 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 
 
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
-    """As --takes them; a model that is named has a size of its own."""
+    """Return settings as assignments; a named model has its own size."""
     settings = settings or {}
-    usual = {name: each for name, each in SMALL.items() if name not in DURATION or not settings.keys() & DURATION}
-    given = usual | settings
+    usual = {name: value for name, value in SMALL.items() if name not in DURATION or not settings.keys() & DURATION}
+    merged = usual | settings
     if named or settings.get("init.kind", "scratch") != "scratch" or "init.model" in settings:
-        given = {name: value for name, value in given.items() if name not in SCRATCH or name in settings}
-    return tuple(f"{name}={value}" for name, value in given.items())
+        merged = {name: value for name, value in merged.items() if name not in SCRATCH or name in settings}
+    return tuple(f"{name}={value}" for name, value in merged.items())
 
 
 def sentence(draw: random.Random, length: int = 6) -> list[str]:
@@ -80,23 +80,23 @@ def scored(count: int, seed: int = 0) -> list[Row]:
     draw, rows = random.Random(seed), []
     for number in range(count):
         words, shared = sentence(draw), number % 6
-        other = words[:shared] + sentence(draw, 6 - shared)
-        rows.append({"a": " ".join(words), "b": " ".join(other), "score": shared})
+        second_words = words[:shared] + sentence(draw, 6 - shared)
+        rows.append({"a": " ".join(words), "b": " ".join(second_words), "score": shared})
     return rows
 
 
 def sentences(count: int, seed: int = 0) -> list[list[tuple[str, str]]]:
     """Words with the type of entity that they are, or ""."""
-    draw, found = random.Random(seed), []
+    draw, rows = random.Random(seed), []
     for _ in range(count):
         words = [*sentence(draw), draw.choice(list(NAMES)), draw.choice(list(NAMES))]
         draw.shuffle(words)
-        found.append([(word, NAMES.get(word, "")) for word in words])
-    return found
+        rows.append([(word, NAMES.get(word, "")) for word in words])
+    return rows
 
 
 def questions(count: int, seed: int = 0, impossible: bool = False) -> dict[str, Any]:
-    """SQuAD's JSON: whose name stands in the text? With `impossible`, every third text has none."""
+    """Make SQuAD's JSON, with questions for the name in a text; with `impossible`, every third text has no name."""
     draw, paragraphs = random.Random(seed), []
     for number in range(count):
         name = draw.choice(list(NAMES))
@@ -138,10 +138,10 @@ def as_lines(path: Path, rows: Iterable[Row]) -> Path:
     return path
 
 
-def as_iob1(path: Path, found: Iterable[list[tuple[str, str]]]) -> Path:
+def as_iob1(path: Path, tagged: Iterable[list[tuple[str, str]]]) -> Path:
     """CoNLL's columns; B- only where two entities of one type touch."""
     text = ""
-    for words in found:
+    for words in tagged:
         before = ""
         for word, kind in words:
             text += f"{word} {'B' if kind and kind == before else 'I'}-{kind}\n" if kind else f"{word} O\n"
@@ -151,9 +151,9 @@ def as_iob1(path: Path, found: Iterable[list[tuple[str, str]]]) -> Path:
     return path
 
 
-def as_plain(path: Path, found: Iterable[list[tuple[str, str]]]) -> Path:
+def as_plain(path: Path, tagged: Iterable[list[tuple[str, str]]]) -> Path:
     """CoNLL's columns with a class of word for each."""
-    rows = ("".join(f"{word} {kind or 'WORD'}\n" for word, kind in words) for words in found)
+    rows = ("".join(f"{word} {kind or 'WORD'}\n" for word, kind in words) for words in tagged)
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """The response to a request."""
 
     status: int
     headers: dict[str, str]
@@ -43,9 +43,9 @@ def on(
 ) -> Reply:
     """One request on a connection that is kept."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    given = {"content-type": "application/json"} if data is not None else {}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method or ("GET" if body is None else "POST"), path, data, given)
+    all_headers = {"content-type": "application/json"} if data is not None else {}
+    all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method or ("GET" if body is None else "POST"), path, data, all_headers)
     answer = connection.getresponse()
     return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
@@ -53,16 +53,16 @@ def on(
 def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0) -> bytes:
     """Whatever the server says to these bytes until it closes, or says nothing more."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
-        found = b""
+        body = b""
         try:
             connection.sendall(data)
             if pause:
                 connection.settimeout(pause)
             while part := connection.recv(1 << 16):
-                found += part
+                body += part
         except OSError:
             pass
-        return found
+        return body
 
 
 def status_of(answer: bytes) -> int:
@@ -71,7 +71,7 @@ def status_of(answer: bytes) -> int:
 
 
 def record(test: str, **figures: Any) -> None:
-    """What a long test has seen, as a line of the file that HEEDFUL_RECORD names."""
+    """Append the figures of a long test to the file that HEEDFUL_RECORD names."""
     if file := os.environ.get("HEEDFUL_RECORD"):
         with open(file, "a", encoding="utf-8") as lines:
             print(json.dumps({"test": test} | figures), file=lines)
@@ -110,11 +110,11 @@ class Started:
 
     def memory(self, what: str = "VmRSS") -> float:
         """In MB, that of the keeper with it; "VmHWM" is the most since `forget`."""
-        found = 0
+        count = 0
         for process in (self.process.pid, self.server):
             lines = Path(f"/proc/{process}/status").read_text().splitlines()
-            found += next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
-        return found * 1024 / 1e6
+            count += next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+        return count * 1024 / 1e6
 
     def forget(self) -> None:
         """The most begins anew."""
@@ -131,7 +131,7 @@ class Started:
         return self.ended()
 
     def ended(self, seconds: float = 60.0) -> int:
-        """The same, of one that ends."""
+        """Wait for the process to end, and return its exit status."""
         status = self.process.wait(seconds)
         self._reader.join(10)
         assert self.process.stderr is not None

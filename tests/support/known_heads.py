@@ -62,8 +62,8 @@ def known(folder: Path) -> heedful.ModelBundle:
             q[head, segment, segment] = 0.6 * sign * torch.eye(2)
             q[head, -1, -1] = -2.0
         for a, b in PREDICTS.items():
-            for one, other in ((a, b), (b, a)):
-                q[4, words.id(other), words.id(one)] = 1.0
+            for first, second in ((a, b), (b, a)):
+                q[4, words.id(second), words.id(first)] = 1.0
         q[5, -1, token] = 1.0
         q[6, place, place] = torch.eye(PLACES)
         weight = model.encoder.blocks[0].attention.qkv.weight
@@ -78,7 +78,7 @@ def pairs(count: int = 60, seed: int = 0) -> list[tuple[str, str]]:
     """Two sentences that share words; some words bring another one with them, never beside it."""
     draws = random.Random(seed)
     plain = ["the", "dog", "sat", "on", "ran", "to", "is", "in", "of", "he", "she", "lives", "here", "wrote", "it"]
-    found = []
+    items = []
     for number in range(count):
         shared = draws.sample(plain, 3)
         sides = []
@@ -91,5 +91,5 @@ def pairs(count: int = 60, seed: int = 0) -> list[tuple[str, str]]:
             sides[0].insert(1, a)
             sides[0].insert(4, b)
         first, second = (" ".join(words) + "." for words in sides)
-        found.append((first, second))
-    return found
+        items.append((first, second))
+    return items

@@ -30,11 +30,11 @@ def as_user(user: int | None, work: Callable[[], Any]) -> Any:
                 os.setgroups([])
                 os.setgid(user)
                 os.setuid(user)
-            found = work()
+            result = work()
         except BaseException as error:
-            found = f"{type(error).__name__}: {error}"
+            result = f"{type(error).__name__}: {error}"
         with open(begins, "w") as file:
-            json.dump(found, file)
+            json.dump(result, file)
         os._exit(0)
     os.close(begins)
     with open(ends) as file:

@@ -33,7 +33,7 @@ from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a process does, and what happens to it on the way."""
+    """The work of a process, and what happens to it on the way."""
 
     out: str  # a folder for what this process has to say: rank-N.json and rank-N.log
     what: str = "fit"  # see DONE
@@ -46,7 +46,7 @@ class Job:
     kill: int = 0  # the operation on the disk, from 1, before which the process is killed; 0: never
     fault: str = ""  # see FAULTS
     at: int = 0  # the step of the fault, from 1
-    stop: int = 0  # the step in which the process is told to end, too
+    stop: int = 0  # the step in which the process receives the signal to end, too
     rank: int = 0  # which one is hurt, at its first start under torchrun
     patience: float = 60.0  # seconds that one rank waits for another
     double: bool = False  # train in float64
@@ -55,15 +55,15 @@ class Job:
 
 
 def killed_before(operation: int) -> list[int]:
-    """This process dies before the operation of that number; so many there were, in a list."""
+    """Let this process die before the operation of that number; return a list with the count of operations."""
     count = [0]
 
     def counted(original: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
             count[0] += 1
             if count[0] == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*given, **more)
+            return original(*arguments, **more)
 
         return call
 
@@ -91,8 +91,8 @@ def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
 def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Updates alone."""
     steps = list(trainer)
-    found = [(step.loss, step.grad_norm, step.tokens) for step in steps]
-    return dict(zip(("losses", "norms", "tokens"), map(list, zip(*found, strict=True)), strict=True))
+    values = [(step.loss, step.grad_norm, step.tokens) for step in steps]
+    return dict(zip(("losses", "norms", "tokens"), map(list, zip(*values, strict=True)), strict=True))
 
 
 def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
 
 
 def together(job: Job, trainer: Trainer) -> dict[str, Any]:
-    """What ranks say to each other."""
+    """Return what the ranks exchange."""
     mine = trainer.ranks
     tensors = [torch.arange(5.0), torch.ones(6) * mine.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
     begun = [mine.all_reduce_async(tensor) for tensor in tensors]
-    for each in begun:
-        mine.wait(each)
+    for process in begun:
+        mine.wait(process)
     mine.barrier()
     return {
         "added": [tensor.tolist() for tensor in tensors],
@@ -153,7 +153,7 @@ def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
 
 
 def run(job: Job, ranks: Ranks) -> dict[str, Any]:
-    """Do the job, and what is to be told of it; the weights are left in a file."""
+    """Do the job and return its outcome; the weights are left in a file."""
     if job.what in ("pretrain", "finetune"):
         return whole_run(job, ranks)
     loaded, task, samples = MADE[job.task](job.dropout)
@@ -167,13 +167,13 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
         if job.stop:
             trainer.objective = Faulty(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop)
     operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank and not again else [0]
-    told = DONE[job.what](job, trainer) | {"operations": operations[0]}
+    outcome = DONE[job.what](job, trainer) | {"operations": operations[0]}
     with trainer.full_params():
         torch.save(
-            {name: each.detach() for name, each in loaded.named_tensors().items()},
+            {name: tensor.detach() for name, tensor in loaded.named_tensors().items()},
             Path(job.out) / f"rank-{ranks.rank}.pt",
         )
-    return told | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
+    return outcome | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
 
 
 def main(job: Job) -> int:
@@ -184,12 +184,12 @@ def main(job: Job) -> int:
         with (Path(job.out) / f"rank-{mine.rank}.pids").open("a") as file:
             file.write(f"{os.getpid()}\n")
         try:
-            told, code = run(job, mine), 0
+            outcome, code = run(job, mine), 0
         except HeedfulError as error:
-            told, code = {"error": str(error), "kind": type(error).__name__}, 3
+            outcome, code = {"error": str(error), "kind": type(error).__name__}, 3
         except KeyboardInterrupt:
-            told, code = {"error": "interrupted"}, 130
-        (Path(job.out) / f"rank-{mine.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+            outcome, code = {"error": "interrupted"}, 130
+        (Path(job.out) / f"rank-{mine.rank}.json").write_text(json.dumps(outcome), encoding="utf-8")
     return code
 
 
@@ -198,11 +198,11 @@ def serve_forks() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "wait" in asked:
-            said: Any = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in asked["wait"]]
+            reply: Any = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in asked["wait"]]
         else:
-            jobs = [Job(**each) for each in asked["jobs"]]
-            said = [_forked(job, rank, len(jobs), asked["port"]) for rank, job in enumerate(jobs)]
-        print(json.dumps(said), flush=True)
+            jobs = [Job(**job) for job in asked["jobs"]]
+            reply = [_forked(job, rank, len(jobs), asked["port"]) for rank, job in enumerate(jobs)]
+        print(json.dumps(reply), flush=True)
 
 
 def _forked(job: Job, rank: int, size: int, port: int) -> int:
@@ -250,8 +250,8 @@ class ForkServer:
         """The processes of a job, or of one for each rank."""
         jobs = job if isinstance(job, list) else [job] * ranks
         Path(jobs[0].out).mkdir(parents=True, exist_ok=True)
-        found: list[int] = self._ask({"jobs": [asdict(each) for each in jobs], "port": free_port()})
-        return found
+        codes: list[int] = self._ask({"jobs": [asdict(job) for job in jobs], "port": free_port()})
+        return codes
 
     def wait(self, pids: list[int]) -> list[int]:
         """How they ended: exit codes, or minus the signal that killed one."""
@@ -259,7 +259,7 @@ class ForkServer:
         return codes
 
     def run(self, job: Job | list[Job], ranks: int = 1) -> list[int]:
-        """Both."""
+        """Begin the jobs and wait for their exit statuses."""
         return self.wait(self.begin(job, ranks))
 
     def _ask(self, what: dict[str, Any]) -> Any:
@@ -276,30 +276,30 @@ class ForkServer:
 @contextmanager
 def fork_server(*modules: str) -> Iterator[ForkServer]:
     """A running fork server that has imported these modules."""
-    made = ForkServer(*modules)
+    server = ForkServer(*modules)
     try:
-        yield made
+        yield server
     finally:
-        made.close()
+        server.close()
 
 
 def free_port() -> int:
-    """One that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port that is not in use."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def told(job: Job, rank: int = 0) -> dict[str, Any]:
-    """What a process that came to its end said."""
-    found: dict[str, Any] = json.loads((Path(job.out) / f"rank-{rank}.json").read_text(encoding="utf-8"))
-    return found
+    """Read the outcome of a process that has finished."""
+    result: dict[str, Any] = json.loads((Path(job.out) / f"rank-{rank}.json").read_text(encoding="utf-8"))
+    return result
 
 
 def weights(job: Job, rank: int = 0) -> dict[str, Tensor]:
     """The weights that a process ended with."""
-    found: dict[str, Tensor] = torch.load(Path(job.out) / f"rank-{rank}.pt")
-    return found
+    tensors: dict[str, Tensor] = torch.load(Path(job.out) / f"rank-{rank}.pt")
+    return tensors
 
 
 def left(folder: str | Path) -> dict[str, Any]:

@@ -28,54 +28,62 @@ def classified(labels: list[str], count: int = 400, seed: int = 0, right: float 
     gold = draw.integers(len(labels), size=count)
     confidence = draw.beta(6, 1.5, size=count)
     near = (gold + draw.choice([1, 1, 2, 5], size=count)) % len(labels)
-    said = np.where(draw.random(count) < right * (0.6 + 0.5 * confidence), gold, near)
-    loss = -np.log(np.where(said == gold, confidence, 1 - confidence))
-    calibration = Calibration().update(confidence, said == gold).compute()
-    found = ConfusionMatrix(labels=tuple(labels)).update(said, gold).compute()
-    found |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
-    found |= {"ece": calibration["ece"], "calibration": calibration["table"]}
+    predicted = np.where(draw.random(count) < right * (0.6 + 0.5 * confidence), gold, near)
+    loss = -np.log(np.where(predicted == gold, confidence, 1 - confidence))
+    calibration = Calibration().update(confidence, predicted == gold).compute()
+    metric = ConfusionMatrix(labels=tuple(labels)).update(predicted, gold).compute()
+    metric |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
+    metric |= {"ece": calibration["ece"], "calibration": calibration["table"]}
     lines = [
         {
             "id": int(n),
             "input": f"text number {n}",
             "label": labels[gold[n]],
-            "prediction": labels[said[n]],
-            "correct": bool(gold[n] == said[n]),
+            "prediction": labels[predicted[n]],
+            "correct": bool(gold[n] == predicted[n]),
             "loss": float(loss[n]),
-            "answer": {"label": labels[said[n]], "probability": float(confidence[n])},
+            "answer": {"label": labels[predicted[n]], "probability": float(confidence[n])},
         }
         for n in np.argsort(-loss, kind="stable")
     ]
-    return found, lines
+    return metric, lines
 
 
 def labelled(labels: list[str], count: int = 300, seed: int = 0) -> Result:
     """The numbers of a classifier that gives any number of labels."""
     draw = np.random.default_rng(seed)
     gold = draw.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
-    said = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
-    return MultiLabelScores(labels=tuple(labels)).update(said.astype(int), gold.astype(int)).compute() | {"loss": 0.31}
+    predicted = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
+    return MultiLabelScores(labels=tuple(labels)).update(predicted.astype(int), gold.astype(int)).compute() | {
+        "loss": 0.31
+    }
 
 
 def tagged(count: int = 200, seed: int = 0) -> Result:
     """The numbers of a tagger of four types of entities."""
     draw, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
     gold = [draw.choice(tags, size=12).tolist() for _ in range(count)]
-    said = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
-    return EntityScores(scheme="conlleval").update(said, gold).compute() | {"strict_f1": 0.7}
+    predicted = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
+    return EntityScores(scheme="conlleval").update(predicted, gold).compute() | {"strict_f1": 0.7}
 
 
 def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
     """The numbers and the predictions of a regression over scores from 0 to 5."""
     draw = np.random.default_rng(seed)
     gold = np.round(draw.random(count) * 25) / 5
-    said = 0.8 * gold + 0.6 + draw.normal(0, 0.5, count)
+    predicted = 0.8 * gold + 0.6 + draw.normal(0, 0.5, count)
     lines = [
-        {"id": n, "input": ["one", "other"], "label": float(gold[n]), "prediction": float(said[n]), "correct": None}
-        | {"loss": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
-        for n in np.argsort(-abs(gold - said), kind="stable").tolist()
+        {
+            "id": n,
+            "input": ["one", "other"],
+            "label": float(gold[n]),
+            "prediction": float(predicted[n]),
+            "correct": None,
+        }
+        | {"loss": float(abs(gold[n] - predicted[n])), "answer": {"numbers": {"score": float(predicted[n])}}}
+        for n in np.argsort(-abs(gold - predicted), kind="stable").tolist()
     ]
-    return RankedRegressionScores().update(said, gold).compute(), lines
+    return RankedRegressionScores().update(predicted, gold).compute(), lines
 
 
 def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:
@@ -106,21 +114,21 @@ def journal(folder: Path, lines: list[Line]) -> None:
 
 
 def interval(value: float) -> Line:
-    """Of a number."""
+    """Return an interval around a number."""
     return {"low": value - 0.02, "high": value + 0.02, "level": 0.95, "replicates": 1000, "count": 400}
 
 
 def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dict[str, Any]:
-    """What finetune writes into results.json."""
-    found = {name: numbers[main] for name, numbers in splits.items()}
+    """Return the content of a results.json of finetune."""
+    scores = {name: numbers[main] for name, numbers in splits.items()}
     return {
         "task": task,
         "metric": main,
         "labels": [],
         "base": "a small encoder, trained on the spot",
         "seed": 1,
-        "seeds": [{"seed": 1, "best_step": 250, "steps": 300, "seconds": 61.2, "splits": found}],
-        "across_seeds": {name: {"mean": value, "std": None, "seeds": 1} for name, value in found.items()},
+        "seeds": [{"seed": 1, "best_step": 250, "steps": 300, "seconds": 61.2, "splits": scores}],
+        "across_seeds": {name: {"mean": value, "std": None, "seeds": 1} for name, value in scores.items()},
         "splits": {
             name: {"numbers": numbers, "intervals": {main: interval(numbers[main])}} for name, numbers in splits.items()
         },
@@ -139,11 +147,13 @@ def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dic
     } | more
 
 
-def write(folder: Path, found: dict[str, Any], lines: list[Line] | None = None, **told: list[Line]) -> Path:
+def write(
+    folder: Path, run_results: dict[str, Any], lines: list[Line] | None = None, **split_lines: list[Line]
+) -> Path:
     """A run folder: results, a journal, and predictions by split."""
     journal(folder, course() if lines is None else lines)
-    (folder / "results.json").write_bytes(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    for split, each in told.items():
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in each)
+    (folder / "results.json").write_bytes(json.dumps(run_results, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    for split, rows in split_lines.items():
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in rows)
         (folder / f"predictions-{split}.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
     return folder

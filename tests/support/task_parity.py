@@ -1,4 +1,4 @@
-"""What tests of learning share: one tiny model in two libraries, and losses and gradients side by side."""
+"""Helpers for tests of training: one tiny model in two libraries, and losses and gradients side by side."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ SHORT = 20  # tokens: a limit that cuts short texts into windows
 
 
 class Both(NamedTuple):
-    """transformers' model and tokenizer, and ours; all in eval mode, so that nothing is dropped out."""
+    """A model and tokenizer of transformers and the same model in Heedful, in eval mode, so without dropout."""
 
-    theirs: Any
+    reference: Any
     tokenizer: Any
-    ours: ModelBundle
+    model: ModelBundle
 
 
 @cache
 def both(name: str, dtype: torch.dtype = torch.float64) -> Both:
-    """The tiny model of folders.HEADS of that name."""
+    """Load the tiny model of that name in both libraries."""
     with TemporaryDirectory() as folder:
         make(Path(folder), name)
-        ours = load(folder, dtype=dtype)
+        model = load(folder, dtype=dtype)
         tokenizer = transformers.BertTokenizer.from_pretrained(folder)
         kind = next(iter(transformers.AutoConfig.from_pretrained(folder).architectures))
-        theirs = getattr(transformers, kind).from_pretrained(folder).to(dtype).eval()
-        theirs.load_state_dict({key: value.clone() for key, value in theirs.state_dict().items()})
-    return Both(theirs, tokenizer, ours)
+        reference = getattr(transformers, kind).from_pretrained(folder).to(dtype).eval()
+        reference.load_state_dict({key: value.clone() for key, value in reference.state_dict().items()})
+    return Both(reference, tokenizer, model)
 
 
 def tokenizer() -> Tokenizer:
-    """Of all tiny models."""
-    found = both("bare").ours.tokenizer
-    assert found is not None
-    return found
+    """Return the tokenizer of all tiny models."""
+    words = both("bare").model.tokenizer
+    assert words is not None
+    return words
 
 
 def learned(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int = 1) -> Loss:
-    """The loss of all samples, in so many batches one after the other; gradients are left in the parameters."""
+    """Return the loss of all samples in `parts` batches one after the other; gradients stay in the parameters."""
     samples = task.encode_split(examples).samples
     loaded.zero_grad()
     total, count = torch.zeros((), dtype=torch.float64), 0.0
@@ -65,27 +65,27 @@ def learned(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int
     return Loss(total, count)
 
 
-def same_gradients(theirs: Any, loss: Tensor, ours: ModelBundle, count: float, tolerance: float = 1e-10) -> None:
-    """The gradient of their mean loss is ours of the sum, divided by the count."""
-    theirs.zero_grad()
+def same_gradients(reference: Any, loss: Tensor, model: ModelBundle, count: float, tolerance: float = 1e-10) -> None:
+    """Assert that the gradient of the reference's mean loss is Heedful's of the sum, divided by the count."""
+    reference.zero_grad()
     loss.backward()
-    table = FAMILIES[ours.config.family].table(ours.config.model, ours.config.head)
-    given = {
-        name: torch.zeros_like(each) if each.grad is None else each.grad
-        for name, each in theirs.state_dict(keep_vars=True).items()
+    table = FAMILIES[model.config.family].table(model.config.model, model.config.head)
+    expected_gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in reference.state_dict(keep_vars=True).items()
         if name not in table.tied
     }
     moved = 0
-    for name, expected in to_our_names(table, given).items():
-        mine = ours.named_tensors()[name].grad
-        found = torch.zeros_like(expected) if mine is None else mine / count
-        assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max())), name
+    for name, expected in to_our_names(table, expected_gradients).items():
+        mine = model.named_tensors()[name].grad
+        actual = torch.zeros_like(expected) if mine is None else mine / count
+        assert (actual - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max())), name
         moved += bool(expected.any())
     assert moved > 20
 
 
 def windowed(task: Task, example: Any) -> list[list[Encoding]]:
-    """The windows of an example's items."""
+    """Return the windows of an example's items."""
     items = task.tokenizer_inputs(example)
     return task.windows(items, task._encode(items))
 

@@ -98,7 +98,7 @@ TINY |= {
             "attention_bias": True,
             "mlp_bias": True,
             "classifier_bias": True,
-            **{f"{each}_token_id": 0 for each in ("pad", "bos", "eos", "cls", "sep")},
+            **{f"{token}_token_id": 0 for token in ("pad", "bos", "eos", "cls", "sep")},
         },
     ),
     "t5": (
@@ -174,7 +174,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def save_tiny(folder: Path, family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
-    """The same, saved to the folder by transformers."""
+    """Make a tiny model of transformers and save it to the folder."""
     model = tiny(family, architecture, dtype, **changed)
     model.save_pretrained(folder)
     return model
@@ -188,20 +188,20 @@ def sequences(family: str, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[lis
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(5, 98, (length,), generator=generator).tolist() for length in lengths]
     if family == "t5":
-        ids = [[*each[:-1], 1] for each in ids]  # each ends with </s>
+        ids = [[*row_ids[:-1], 1] for row_ids in ids]  # each ends with </s>
     two = TINY[family][1].get("type_vocab_size", 2) == 2 and family not in WITHOUT_TYPES
     return ids, [[int(two and place >= length // 2) for place in range(length)] for length in lengths]
 
 
 def packed(family: str, lengths: tuple[int, ...] = LENGTHS) -> Packed:
-    """The same as a batch."""
+    """Return random sequences of these lengths as a batch."""
     return Packed.of(*sequences(family, lengths))
 
 
 def their_inputs(family: str, ids: list[int], types: list[int]) -> dict[str, torch.Tensor]:
     """One sequence as transformers takes it."""
-    given = {"input_ids": torch.tensor([ids])}
-    return given if family in WITHOUT_TYPES else given | {"token_type_ids": torch.tensor([types])}
+    inputs = {"input_ids": torch.tensor([ids])}
+    return inputs if family in WITHOUT_TYPES else inputs | {"token_type_ids": torch.tensor([types])}
 
 
 def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> torch.Tensor:
@@ -218,7 +218,7 @@ def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> tor
 
 
 def target(loaded: Any, batch: Packed) -> Packed | None:
-    """What a decoder beside an encoder reads in these tests: the sequence itself, shifted."""
+    """Return the input of a decoder beside an encoder in these tests: the sequence itself, shifted."""
     model = loaded.model
     return batch.shift_right(0) if model.encoder is not None and model.decoder is not None else None
 
@@ -236,32 +236,32 @@ def our_outputs(loaded: Any, batch: Packed) -> list[torch.Tensor]:
 
 
 def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[list[int]]) -> list[torch.Tensor]:
-    """What transformers' head gives for sequences one at a time, laid out as ours: one tensor for each output."""
+    """Return the outputs of transformers' head for sequences one at a time, laid out as Heedful's."""
     choice = "MultipleChoice" in type(model).__name__
     writes = type(model).__name__ in ("T5ForConditionalGeneration", "T5Model")
-    found: list[list[torch.Tensor]] = []
+    rows_of_texts: list[list[torch.Tensor]] = []
     for each_ids, each_types in zip(ids, types, strict=True):
-        given = their_inputs(family, each_ids, each_types)
+        inputs = their_inputs(family, each_ids, each_types)
         if writes:
-            given["decoder_input_ids"] = torch.tensor([[0, *each_ids[:-1]]])
+            inputs["decoder_input_ids"] = torch.tensor([[0, *each_ids[:-1]]])
         if choice:
-            given = {name: tensor[None] for name, tensor in given.items()}
+            inputs = {name: tensor[None] for name, tensor in inputs.items()}
         with Exact(model.dtype):
-            out = model(**given)
+            out = model(**inputs)
         if "start_logits" in out:
-            found.append([torch.stack([out.start_logits[0], out.end_logits[0]], -1)])
+            rows_of_texts.append([torch.stack([out.start_logits[0], out.end_logits[0]], -1)])
         elif "mc_logits" in out:
-            found.append([out.logits[0], out.mc_logits.flatten()])
+            rows_of_texts.append([out.logits[0], out.mc_logits.flatten()])
         elif "sop_logits" in out:
-            found.append([out.prediction_logits[0], out.sop_logits])
+            rows_of_texts.append([out.prediction_logits[0], out.sop_logits])
         elif "prediction_logits" in out:
-            found.append([out.prediction_logits[0], out.seq_relationship_logits])
+            rows_of_texts.append([out.prediction_logits[0], out.seq_relationship_logits])
         elif "last_hidden_state" in out:
             pooled = out.get("pooler_output")
-            found.append([out.last_hidden_state[0] if pooled is None else pooled])
+            rows_of_texts.append([out.last_hidden_state[0] if pooled is None else pooled])
         elif choice:
-            found.append([out.logits[0]])
+            rows_of_texts.append([out.logits[0]])
         else:
             rows = "ForPreTraining" in type(model).__name__ or out.logits.ndim == 3
-            found.append([out.logits[0] if rows else out.logits])
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+            rows_of_texts.append([out.logits[0] if rows else out.logits])
+    return [torch.cat(parts) for parts in zip(*rows_of_texts, strict=True)]

@@ -61,7 +61,7 @@ TAGS = ("O", "B-X", "I-X")
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Of the lines."""
+    """Train a tokenizer on the lines."""
     return train_tokenizer(
         [line.rpartition(" ")[0] for line in LINES], TokenizerSettings(vocab_size=150, max_length=48)
     )
@@ -101,11 +101,11 @@ def classify(
 
 
 def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
-    """The same with a target for each word: very unequal counts."""
+    """Make a tagging task, with a target for each word: very unequal counts."""
     loaded = created(TokenClasses(labels=TAGS, dropout=dropout), dropout)
     task = Tag(tokenizer=tokenizer(), limit=loaded.max_length, labels=TAGS)
     words = [tuple(line.split()) for line in LINES]
-    tags = [tuple(TAGS[len(word) % 3] for word in each) for each in words]
+    tags = [tuple(TAGS[len(word) % 3] for word in sentence) for sentence in words]
     return (
         loaded,
         task,
@@ -138,7 +138,9 @@ def packed(dropout: float = 0.1) -> tuple[ModelBundle, Any, list[Sample]]:
     loaded = created(MaskedTokens(), dropout)
     encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
     groups = [encoded[start : start + count] for start, count in zip(range(16), [4, 1, 3, 2] * 4, strict=True)]
-    samples = [Sample.of([each.ids for each in group], [each.types for each in group]) for group in groups]
+    samples = [
+        Sample.of([encoding.ids for encoding in group], [encoding.types for encoding in group]) for group in groups
+    ]
     return loaded, MaskedLM(tokenizer=tokenizer()), samples
 
 
@@ -205,7 +207,7 @@ class Spy(Objective):
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """As they are now."""
+    """Copy the current weights."""
     return {name: tensor.detach().clone() for name, tensor in trainer.loaded.named_tensors().items()}
 
 
@@ -216,20 +218,20 @@ def everything(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def records(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """What is the same in every run."""
+    """Return the fields of the steps that are equal in every run."""
     return [step.record for step in steps]
 
 
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """The largest difference of two numbers, as a share of the largest number in their tensor."""
-    assert one.keys() == other.keys()
+    assert first.keys() == second.keys()
     with torch.no_grad():
-        return max(float((one[name] - other[name]).abs().max() / other[name].abs().max()) for name in one)
+        return max(float((first[name] - second[name]).abs().max() / second[name].abs().max()) for name in first)
 
 
 # -- what can go wrong ------------------------------------------------------------------------------------------

@@ -117,45 +117,45 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
 def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, parts: int) -> None:
     pair = both("single", dtype)
     targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
-    expected = pair.theirs(**inputs(TEXTS), labels=targets).loss
-    loss = learned(task(), pair.ours, TEXTS, parts)
+    expected = pair.reference(**inputs(TEXTS), labels=targets).loss
+    loss = learned(task(), pair.model, TEXTS, parts)
     assert loss.count == len(TEXTS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.theirs, expected, pair.ours, loss.count, tolerance)
+    same_gradients(pair.reference, expected, pair.model, loss.count, tolerance)
 
 
 def test_loss_and_gradient_of_many_labels() -> None:
     pair = both("multiple")
     targets = torch.tensor([each.target for each in many().encode_split(SETS).samples])
-    expected = pair.theirs(**inputs(SETS), labels=targets.double()).loss
-    loss = learned(many(), pair.ours, SETS)
+    expected = pair.reference(**inputs(SETS), labels=targets.double()).loss
+    loss = learned(many(), pair.model, SETS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
-    same_gradients(pair.theirs, expected, pair.ours, loss.count)
+    same_gradients(pair.reference, expected, pair.model, loss.count)
 
 
 def test_classes_may_weigh_differently() -> None:
     pair, shares = both("single"), (0.25, 3.0, 1.5)
-    logits = pair.theirs(**inputs(TEXTS)).logits
+    logits = pair.reference(**inputs(TEXTS)).logits
     targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
     expected = F.cross_entropy(logits, targets, weight=torch.tensor(shares, dtype=torch.float64))
     for parts in (1, 2, 5):
-        loss = learned(task(weights=shares), pair.ours, TEXTS, parts)
+        loss = learned(task(weights=shares), pair.model, TEXTS, parts)
         assert loss.count == 0.25 * 2 + 3 + 1.5 * 2
         assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
-    same_gradients(pair.theirs, expected, pair.ours, loss.count)
+    same_gradients(pair.reference, expected, pair.model, loss.count)
     halves = task(weights=shares, limit=SHORT).encode_split([LONG]).samples
     assert [each.weight for each in halves] == [3.0 / len(halves)] * len(halves)
 
 
 def test_positives_may_weigh_more() -> None:
     pair, shares = both("multiple"), (0.5, 2.0, 7.0)
-    logits = pair.theirs(**inputs(SETS)).logits
+    logits = pair.reference(**inputs(SETS)).logits
     targets = torch.tensor([each.target for each in many().encode_split(SETS).samples], dtype=torch.float64)
     positive = torch.tensor(shares, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive)
-    loss = learned(many(weights=shares), pair.ours, SETS, parts=2)
+    loss = learned(many(weights=shares), pair.model, SETS, parts=2)
     assert (loss.count, float(loss.sum) / 5) == (5, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.theirs, expected, pair.ours, 5)
+    same_gradients(pair.reference, expected, pair.model, 5)
 
 
 def test_windows_count_as_one_text() -> None:
@@ -164,10 +164,10 @@ def test_windows_count_as_one_text() -> None:
     *windows, last = short.encode_split(examples).samples
     with torch.no_grad():
         each = [
-            float(-pair.ours(short.batch([sample], [0]).packed).log_softmax(-1)[0, sample.target])
+            float(-pair.model(short.batch([sample], [0]).packed).log_softmax(-1)[0, sample.target])
             for sample in (*windows, last)
         ]
-    loss = learned(short, pair.ours, examples)
+    loss = learned(short, pair.model, examples)
     assert loss.count == pytest.approx(2, abs=1e-6)
     assert float(loss.sum) == pytest.approx(sum(each[:-1]) / len(windows) + each[-1], abs=1e-6)
 
@@ -178,7 +178,7 @@ def test_windows_count_as_one_text() -> None:
 def shares_of(name: str, examples: list[Any]) -> Any:
     """transformers' logits."""
     with torch.no_grad():
-        return both(name).theirs(**inputs(examples)).logits
+        return both(name).reference(**inputs(examples)).logits
 
 
 def test_an_evaluation_agrees_with_sklearn() -> None:
@@ -188,7 +188,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     ]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
     gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
-    measure = evaluate_task(task(), Engine(both("single").ours), examples)
+    measure = evaluate_task(task(), Engine(both("single").model), examples)
     found = task().compute_metrics(measure)
     assert found["accuracy"] == sklearn_metrics.accuracy_score(gold, said)
     assert found["confusion"] == sklearn_metrics.confusion_matrix(gold, said).tolist()
@@ -224,7 +224,7 @@ def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> N
 
 
 def test_many_labels_agree_with_sklearn() -> None:
-    ours, thresholds = both("multiple").ours, {"bad": 0.3, "good": 0.6}
+    ours, thresholds = both("multiple").model, {"bad": 0.3, "good": 0.6}
     probabilities = shares_of("multiple", SETS).sigmoid().numpy()
     gold = np.array([each.target for each in many().encode_split(SETS).samples]).astype(int)
     for given in ({}, thresholds):

@@ -42,7 +42,7 @@ SCORED = [
 @cache
 def model() -> ModelBundle:
     """Mean pooling over the tiny model, in float64."""
-    return with_head(both("bare").ours, "embedding")
+    return with_head(both("bare").model, "embedding")
 
 
 def task(**more: Any) -> Embed:
@@ -63,7 +63,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         for side in ("anchor", "positive"):
             each = [pair.tokenizer([getattr(example, side)], return_tensors="pt") for example in PAIRS]
-            sides.append(torch.cat([pair.theirs(**given).last_hidden_state.mean(1) for given in each]))
+            sides.append(torch.cat([pair.reference(**given).last_hidden_state.mean(1) for given in each]))
     return sides[0], sides[1]
 
 

@@ -113,7 +113,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
         assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
     read = task(limit=SHORT).encode_split([example])
     assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
-    engine = Engine(both("choice").ours)
+    engine = Engine(both("choice").model)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
     with pytest.raises(HeedfulError, match="this model reads 4 tokens, of which 3 are special: that leaves no room"):
@@ -135,7 +135,7 @@ def their_loss(example: ChoiceExample) -> torch.Tensor:
     pair = both("choice")
     rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
     batch = {name: torch.tensor(column)[None] for name, column in rows.items()}
-    loss: torch.Tensor = pair.theirs(**batch, labels=torch.tensor([example.answer])).loss
+    loss: torch.Tensor = pair.reference(**batch, labels=torch.tensor([example.answer])).loss
     return loss
 
 
@@ -143,9 +143,9 @@ def test_loss_and_gradient_with_different_numbers_of_candidates() -> None:
     pair = both("choice")
     expected = torch.stack([their_loss(each) for each in EXAMPLES]).mean()
     for parts in (1, 2, 3):
-        loss = learned(task(), pair.ours, EXAMPLES, parts)
+        loss = learned(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.theirs, expected, pair.ours, 3)
+    same_gradients(pair.reference, expected, pair.model, 3)
 
 
 def test_windows_count_as_one_prompt() -> None:
@@ -153,9 +153,9 @@ def test_windows_count_as_one_prompt() -> None:
     with torch.no_grad():
         each = []
         for sample in made.encode_split([LONG]).samples:
-            scores = pair.ours(made.batch([sample], [0]).packed)
+            scores = pair.model(made.batch([sample], [0]).packed)
             each.append(float(-scores.log_softmax(0)[2]))
-    loss = learned(made, pair.ours, [LONG, EXAMPLES[1]])
+    loss = learned(made, pair.model, [LONG, EXAMPLES[1]])
     assert loss.count == pytest.approx(2, abs=1e-6)
     assert float(loss.sum) == pytest.approx(sum(each) / len(each) + float(their_loss(EXAMPLES[1]).detach()), abs=1e-6)
 
@@ -177,10 +177,10 @@ def test_an_evaluation_agrees_with_transformers() -> None:
         for example in examples:
             pair = both("choice")
             rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
-            logits = pair.theirs(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
+            logits = pair.reference(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
-    measure = evaluate_task(made, Engine(both("choice").ours), examples)
+    measure = evaluate_task(made, Engine(both("choice").model), examples)
     found = made.compute_metrics(measure)
     assert found["accuracy"] == found[made.metric] == sum(right) / len(right)
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
@@ -189,7 +189,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
 
 
 def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
-    ours, made = both("choice").ours, task()
+    ours, made = both("choice").model, task()
     long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
     (answer,) = Engine(ours)([made.engine_input(long)])
     with torch.no_grad():

@@ -121,7 +121,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
-    assert no_answer_row(head) == -1 and no_answer_row(both("span").ours.config.head) == 0
+    assert no_answer_row(head) == -1 and no_answer_row(both("span").model.config.head) == 0
 
 
 def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
@@ -226,19 +226,19 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
     pair, made = both("span", dtype), task(impossible=True)
     examples = [*EXAMPLES, question("why ?", "the cat sat")]
     samples = made.encode_split(examples).samples
-    expected = torch.stack([their_loss(pair.theirs, sample) for sample in samples]).mean()
+    expected = torch.stack([their_loss(pair.reference, sample) for sample in samples]).mean()
     for parts in (1, 3):
-        loss = learned(made, pair.ours, examples, parts)
+        loss = learned(made, pair.model, examples, parts)
         assert loss.count == 4
         assert float(loss.sum) / 4 == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.theirs, expected, pair.ours, 4, tolerance)
+    same_gradients(pair.reference, expected, pair.model, 4, tolerance)
 
 
 def test_windows_count_as_one_question() -> None:
     pair, made = both("span"), task(limit=SHORT, impossible=True)
     with torch.no_grad():
-        each = [float(their_loss(pair.theirs, sample)) for sample in made.encode_split([LONG]).samples]
-    loss = learned(made, pair.ours, [LONG])
+        each = [float(their_loss(pair.reference, sample)) for sample in made.encode_split([LONG]).samples]
+    loss = learned(made, pair.model, [LONG])
     assert loss.count == pytest.approx(1, abs=1e-6) and float(loss.sum) == pytest.approx(
         sum(each) / len(each), abs=1e-6
     )
@@ -286,7 +286,7 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
 
 
 def test_the_engine_says_nothing_above_the_threshold() -> None:
-    ours, made = both("span").ours, task(impossible=True)
+    ours, made = both("span").model, task(impossible=True)
     engine = Engine(ours)
     inputs = [made.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
@@ -311,7 +311,7 @@ def test_the_engine_says_nothing_above_the_threshold() -> None:
 @pytest.mark.parametrize("thresholds", [{}, {NO_ANSWER: 0.0}])
 def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str, float]) -> None:
     """No tokens, and so no windows: the published GPT-2 puts nothing around a question and a context without text."""
-    head = both("span").ours.config.head
+    head = both("span").model.config.head
     assert head is not None
     setting = AnswerContext(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
     found = QA_HEAD.answer({"question": "", "context": ""}, [], setting)
@@ -319,7 +319,7 @@ def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str,
 
 
 def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> None:
-    ours, made = both("span").ours, task(impossible=True)
+    ours, made = both("span").model, task(impossible=True)
     engine = Engine(ours)
     words = ["cat", "dog", "paris", "ada", "mat", "first"]
     examples = [question(f"who {word} ?", f"the {word} ran to paris", word) for word in words]
@@ -335,7 +335,7 @@ def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> Non
 
 
 def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
-    made, engine = task(), Engine(both("span").ours)
+    made, engine = task(), Engine(both("span").model)
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
     told: list[dict[str, Any]] = []
     measure = evaluate_task(
@@ -370,7 +370,7 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     assert len(samples) >= len({each.first_text_start for each in windows})
     for each in samples:
         assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
-    loaded, encoded = both("span").ours, tokenizer().encode((asked.question, asked.context))
+    loaded, encoded = both("span").model, tokenizer().encode((asked.question, asked.context))
     found = Engine(loaded)([made.engine_input(asked)])[0]
     best = max(
         float(scores[low, 0] + scores[high, 1])

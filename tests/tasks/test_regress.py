@@ -47,26 +47,26 @@ def test_loss_and_gradient() -> None:
     made = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
     batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in made], return_tensors="pt")
     targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
-    expected = pair.theirs(**batch, labels=targets).loss
+    expected = pair.reference(**batch, labels=targets).loss
     for parts in (1, 3):
-        loss = learned(task(), pair.ours, EXAMPLES, parts)
+        loss = learned(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.theirs, expected, pair.ours, 3)
+    same_gradients(pair.reference, expected, pair.model, 3)
 
 
 def test_the_unit_of_scores_does_not_matter() -> None:
     """The loss is that of (score - mean) / deviation, and what answers gives scores."""
     pair, unit = both("regression"), {"mean": 50.0, "deviation": 20.0}
     far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
-    plain, other = learned(task(), pair.ours, EXAMPLES), learned(task(**unit), pair.ours, far)
+    plain, other = learned(task(), pair.model, EXAMPLES), learned(task(**unit), pair.model, far)
     assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
-    assert task().for_inference(pair.ours) is pair.ours is task().for_training(pair.ours)
-    made = task(**unit).for_inference(pair.ours)
+    assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
+    made = task(**unit).for_inference(pair.model)
     texts = [each.text for each in EXAMPLES]
-    before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.ours, made))
+    before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.model, made))
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
     back = task(**unit).for_training(made).named_tensors()
-    for name, each in pair.ours.named_tensors().items():
+    for name, each in pair.model.named_tensors().items():
         assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
             not name.startswith("head.out.")
         ), name
@@ -79,10 +79,10 @@ def test_windows_of_a_long_text_have_its_number() -> None:
 
 def test_an_evaluation_agrees_with_scipy() -> None:
     examples = [ScoredExample(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
-    measure = evaluate_task(task(), Engine(both("regression").ours), examples)
+    measure = evaluate_task(task(), Engine(both("regression").model), examples)
     with torch.no_grad():
         batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
-        said = both("regression").theirs(**batch).logits[:, 0].numpy()
+        said = both("regression").reference(**batch).logits[:, 0].numpy()
     gold = np.array([each.score for each in examples])
     found = task().compute_metrics(measure)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)

@@ -135,17 +135,17 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
             [NAMES.index(example.tags[word]) if new else -100 for word, new in zip(words, fresh, strict=True)]
         )
     tensors = {name: torch.tensor(column) for name, column in rows.items()}
-    expected = pair.theirs(**tensors, labels=torch.tensor(labels)).loss
+    expected = pair.reference(**tensors, labels=torch.tensor(labels)).loss
     for parts in (1, 2):
-        loss = learned(task(), pair.ours, EXAMPLES, parts)
+        loss = learned(task(), pair.model, EXAMPLES, parts)
         assert loss.count == 9 == sum(label != -100 for row in labels for label in row)
         assert float(loss.sum) / 9 == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.theirs, expected, pair.ours, 9, tolerance)
+    same_gradients(pair.reference, expected, pair.model, 9, tolerance)
 
 
 def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
-    made, ours = task(limit=SHORT), both("tag").ours
+    made, ours = task(limit=SHORT), both("tag").model
     loss = learned(made, ours, [example])
     assert loss.count == len(WORDY)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     asked: list[tuple[int, Any]] = []
     measure = evaluate_task(
         made,
-        Engine(both("tag").ours),
+        Engine(both("tag").model),
         examples,
         on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
     )
@@ -222,7 +222,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     assert said[1][1] == "O"
     with torch.no_grad():
         rows = both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
-        best = both("tag").theirs(**rows).logits[0].argmax(-1)
+        best = both("tag").reference(**rows).logits[0].argmax(-1)
     assert said[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
     interval = measure.intervals()["accuracy"]
     assert interval["low"] < found["accuracy"] < interval["high"]

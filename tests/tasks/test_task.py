@@ -103,7 +103,7 @@ def task_of(name: str) -> Task:
 def model_of(name: str) -> ModelBundle:
     """The tiny model with the task's head."""
     folder = TASKS[name][1]
-    ours = both(folder).ours
+    ours = both(folder).model
     if name == "tag":
         return with_head(ours, "token_classification", labels=LABEL, seed=2)
     made = with_head(ours, "embedding") if folder == "bare" else ours

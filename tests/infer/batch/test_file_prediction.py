@@ -73,13 +73,13 @@ def texts(path: Path, count: int = len(TEXTS)) -> Path:
 
 def written(out: Path) -> list[dict[str, Any]]:
     """All rows of all parts in order."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for path in sorted(out.glob("part-*")):
         if path.suffix == ".jsonl":
-            found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         else:
-            found += pq.read_table(path).to_pylist()
-    return found
+            rows += pq.read_table(path).to_pylist()
+    return rows
 
 
 def answers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,16 +88,16 @@ def answers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in apart and value is not None} for row in rows]
 
 
-def near(found: Any, expected: Any) -> bool:
+def near(actual: Any, expected: Any) -> bool:
     """Equal but for the last bits of numbers."""
     match expected:
         case float():
-            return bool(found == pytest.approx(expected, abs=2e-6))
+            return bool(actual == pytest.approx(expected, abs=2e-6))
         case dict():
-            return found.keys() == expected.keys() and all(near(found[name], expected[name]) for name in expected)
+            return actual.keys() == expected.keys() and all(near(actual[name], expected[name]) for name in expected)
         case list():
-            return len(found) == len(expected) and all(map(near, found, expected))
-    return bool(found == expected)
+            return len(actual) == len(expected) and all(map(near, actual, expected))
+    return bool(actual == expected)
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -141,23 +141,23 @@ def test_answers_are_the_engines(folders: dict[str, Path], tmp_path: Path, name:
         folders[name], jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", BatchSettings(format=form, rows=10)
     )
     assert (done.rows, done.answered, done.errors) == (len(rows), len(rows), 0)
-    found = written(tmp_path / "out")
-    assert [(row["file"], row["row"], row["line"], row["error"]) for row in found] == [
+    row_list = written(tmp_path / "out")
+    assert [(row["file"], row["row"], row["line"], row["error"]) for row in row_list] == [
         ("in.jsonl", number, number, None) for number in range(1, len(rows) + 1)
     ]
     expected = [
-        {key: value for key, value in each.items() if value is not None} for each in Engine(folders[name])(asked)
+        {key: value for key, value in answer.items() if value is not None} for answer in Engine(folders[name])(asked)
     ]
-    assert near(answers(found), expected)
+    assert near(answers(row_list), expected)
     if form == "jsonl":
-        assert [row["input"] for row in found] == rows
+        assert [row["input"] for row in row_list] == rows
 
 
 @pytest.mark.parametrize("name", ["single", "text", "pair"])
 def test_vectors_and_their_types(tmp_path: Path, folders: dict[str, Path], name: str) -> None:
     engine = Engine(folders["single"] if name == "single" else embedder())
-    given = [{"text": "a cat"} | ({"text2": "a dog"} if name == "pair" else {}), {"text": "x", "text2": "y"}]
-    predict_files(engine, jsonl(tmp_path / "in.jsonl", given), tmp_path / "out")
+    rows = [{"text": "a cat"} | ({"text2": "a dog"} if name == "pair" else {}), {"text": "x", "text2": "y"}]
+    predict_files(engine, jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
     (table,) = map(pq.read_table, (tmp_path / "out").glob("part-*"))
     kinds = {field.name: str(field.type) for field in table.schema}
     if name == "single":
@@ -165,7 +165,7 @@ def test_vectors_and_their_types(tmp_path: Path, folders: dict[str, Path], name:
         assert kinds["probabilities"] == "struct<bad: double, fair: double, good: double>"
     elif name == "text":
         assert kinds["vector"].startswith("list<element: float>") and kinds["tokens"] == "int64"
-        assert table["vector"].to_pylist() == [each["vector"] for each in engine(["a cat", "x"])]
+        assert table["vector"].to_pylist() == [answer["vector"] for answer in engine(["a cat", "x"])]
     else:
         assert kinds["similarity"] == "double" and kinds["vectors"].startswith("list<element: list<element: float>")
     assert kinds["file"] == "string" and kinds["row"] == "int64" and kinds["error"] == "string"
@@ -223,15 +223,15 @@ def test_files_of_all_kinds_in_one_folder(single: Engine, tmp_path: Path) -> Non
     (folder / "notes.doc").write_bytes(b"\0")
     done = predict_files(single, folder, folder / "out", BatchSettings(rows=4))
     expected = ["one, two", "ada", "the cat", "x", "paris", "p", "q", "a line", "another", "j", "k"]
-    found = written(folder / "out")
-    assert [row["input"]["text"] for row in found] == expected
-    assert [row["file"] for row in found][:3] == ["a.csv", "a.csv", "b.tsv.gz"]
-    assert [row["line"] for row in found] == [2, 4, 2, 1, 2, 1, 2, 1, 3, 1, 2]
-    assert [row["row"] for row in found] == [1, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2]
-    assert found[1]["input"]["label"] == "=cmd()" and found[3]["input"]["label"] == "3"
-    assert near(answers(found), single(expected)) and done.errors == 0
-    assert any("h.csv: is empty" in said for said in done.stated)
-    assert any("i.csv: has a header and no rows" in said for said in done.stated)
+    rows = written(folder / "out")
+    assert [row["input"]["text"] for row in rows] == expected
+    assert [row["file"] for row in rows][:3] == ["a.csv", "a.csv", "b.tsv.gz"]
+    assert [row["line"] for row in rows] == [2, 4, 2, 1, 2, 1, 2, 1, 3, 1, 2]
+    assert [row["row"] for row in rows] == [1, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2]
+    assert rows[1]["input"]["label"] == "=cmd()" and rows[3]["input"]["label"] == "3"
+    assert near(answers(rows), single(expected)) and done.errors == 0
+    assert any("h.csv: is empty" in line for line in done.stated)
+    assert any("i.csv: has a header and no rows" in line for line in done.stated)
     again = predict_files(single, folder, folder / "out", BatchSettings(rows=4))  # its own answers are no input
     assert (again.made, again.rows) == (0, 11)
 
@@ -241,29 +241,29 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     file.write_text("who,says,more\n1,the cat,sat\n", encoding="utf-8")
     with pytest.raises(HeedfulError, match="which column is the text"):
         predict_files(single, file, tmp_path / "a")
-    given = DataSettings(columns={"text": ("says", "more")})
-    predict_files(single, file, tmp_path / "a", JSONL, data=given)
+    settings = DataSettings(columns={"text": ("says", "more")})
+    predict_files(single, file, tmp_path / "a", JSONL, data=settings)
     (row,) = written(tmp_path / "a")
     assert row["input"] == {"who": "1", "says": "the cat", "more": "sat"} and near(
         answers([row]), single(["the cat sat"])
     )
-    for columns, told in (
+    for columns, message in (
         ({"context": "says"}, 'column "context" is not one of text, text_pair'),
         ({"text": "sayz"}, 'did you mean "says"'),
         ({"a": "says"}, 'column "a" is not one of text, text_pair'),
     ):
-        with pytest.raises(HeedfulError, match=told):
+        with pytest.raises(HeedfulError, match=message):
             predict_files(single, file, tmp_path / "b", data=DataSettings(columns=columns))
     with pytest.raises(HeedfulError, match="which column is the question"):
         predict_files(folders["span"], file, tmp_path / "b", data=DataSettings(header=True))
     predict_files(folders["tag"], file, tmp_path / "c", JSONL, data=DataSettings(columns={"text": "says"}))
     assert [word["word"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
     two = jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
-    one = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
+    first = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
     with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, text_pair"):
-        predict_files(single, [one, two], tmp_path / "d")
+        predict_files(single, [first, two], tmp_path / "d")
     with pytest.raises(HeedfulError, match="is given twice"):
-        predict_files(single, [one, one], tmp_path / "d")
+        predict_files(single, [first, first], tmp_path / "d")
     (tmp_path / "x.conll").write_text("Ada B-PER\n", encoding="utf-8")
     with pytest.raises(HeedfulError, match="which column is the text"):
         predict_files(single, tmp_path / "x.conll", tmp_path / "d")
@@ -296,11 +296,11 @@ def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "in.parquet")
     predict_files(single, tmp_path / "in.parquet", tmp_path / "out")
-    kept = pq.read_table(tmp_path / "out")["input"].combine_chunks()
+    column = pq.read_table(tmp_path / "out")["input"].combine_chunks()
     for name in table.column_names:
         expected = table[name].combine_chunks()
         expected = expected.dictionary_decode() if name == "kind" else expected
-        assert kept.field(name).type.equals(expected.type) and str(kept.field(name)) == str(expected), name
+        assert column.field(name).type.equals(expected.type) and str(column.field(name)) == str(expected), name
     predict_files(single, tmp_path / "in.parquet", tmp_path / "lines", JSONL)
     row = written(tmp_path / "lines")[0]["input"]
     assert row["when"] == "2026-01-02T03:04:05+00:00" and row["score"] is None and row["raw"] == "AP8="
@@ -320,32 +320,32 @@ def test_bad_rows_keep_their_place_and_say_why(single: Engine, tmp_path: Path, f
         + f'{long},4\n\U0001f98a\u200b,5\n"",6\n"open,7\nlast,8\n'.encode()
     )
     done = predict_files(single, file, tmp_path / "out", BatchSettings(rows=3, format=form))
-    found = written(tmp_path / "out")
-    assert [row["line"] for row in found] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
-    assert [row["row"] for row in found] == list(range(1, 10))
-    errors = [row["error"] for row in found]
+    rows = written(tmp_path / "out")
+    assert [row["line"] for row in rows] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert [row["row"] for row in rows] == list(range(1, 10))
+    errors = [row["error"] for row in rows]
     assert [error is None for error in errors] == [True, False, False, False, True, True, True, False, True]
-    for place, told in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "no utf-8"), (7, "not closed")):
-        assert told in errors[place]
+    for place, message in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "no utf-8"), (7, "not closed")):
+        assert message in errors[place]
     assert (done.rows, done.answered, done.errors) == (9, 5, 4)
     assert done.first_error.startswith("odd.csv:4: has 1 cells")
     asked = ["fine", long, "\U0001f98a\u200b", "", "last"]
-    assert near(answers([row for row in found if not row["error"]]), single(asked))
-    assert found[1]["input"] is None and answers([found[1]]) == [{}]
-    assert found[4]["windows"] > 10
+    assert near(answers([row for row in rows if not row["error"]]), single(asked))
+    assert rows[1]["input"] is None and answers([rows[1]]) == [{}]
+    assert rows[4]["windows"] > 10
 
 
 def test_inputs_that_the_model_refuses(folders: dict[str, Path], tmp_path: Path) -> None:
     rows = [{"text": "a", "pair": "b"}, {"text": long_text(60), "pair": "x"}, {"text": "c", "pair": None}, {"text": 3}]
     file = jsonl(tmp_path / "in.jsonl", [*rows, {"text": "d\ud800", "pair": "e"}, {"text": "x", "pair": "y"}])
     done = predict_files(folders["next"], file, tmp_path / "out")
-    found = written(tmp_path / "out")
+    row_list = written(tmp_path / "out")
     assert (done.answered, done.errors) == (2, 4)
-    assert f"but this model reads {LIMIT}" in found[1]["error"] and not found[1]["error"].startswith("input")
-    assert found[2]["error"] == "pair: is missing" and found[3]["error"] == "text: is 3, expected text"
-    assert found[1]["input"]["pair"] == "x" and "surrogate" in found[4]["error"]
-    assert found[4]["input"]["text"] == "d\\ud800"
-    assert near([found[5]["follows"]], [Engine(folders["next"])([("x", "y")])[0]["follows"]])
+    assert f"but this model reads {LIMIT}" in row_list[1]["error"] and not row_list[1]["error"].startswith("input")
+    assert row_list[2]["error"] == "pair: is missing" and row_list[3]["error"] == "text: is 3, expected text"
+    assert row_list[1]["input"]["pair"] == "x" and "surrogate" in row_list[4]["error"]
+    assert row_list[4]["input"]["text"] == "d\\ud800"
+    assert near([row_list[5]["follows"]], [Engine(folders["next"])([("x", "y")])[0]["follows"]])
 
 
 def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_
 def test_keys_beyond_the_first_row(single: Engine, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "b", "more": [1, None]}])
     done = predict_files(single, file, tmp_path / "out")
-    assert any('left out: "more"' in said for said in done.stated)
+    assert any('left out: "more"' in line for line in done.stated)
     predict_files(single, file, tmp_path / "lines", JSONL)
     assert written(tmp_path / "lines")[1]["input"] == {"text": "b", "more": [1, None]}
 
@@ -385,7 +385,7 @@ def test_no_rows_at_all(single: Engine, tmp_path: Path) -> None:
     assert (done.rows, done.parts) == (0, 0) and (tmp_path / "out" / "_SUCCESS").exists()
 
 
-# -- going on -------------------------------------------------------------------------------------------------------
+# -- resuming -------------------------------------------------------------------------------------------------------
 
 
 class StoppedError(Exception):
@@ -478,18 +478,18 @@ def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
     predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
     table = pq.read_table(tmp_path / "out")
     assert table["error"].null_count == 4
-    kept = table["input"].combine_chunks()
-    assert kept.field("when").cast(pa.int64()).to_pylist() == times
-    assert kept.field("times").equals(columns["times"]) and kept.field("of").equals(columns["of"])
+    column = table["input"].combine_chunks()
+    assert column.field("when").cast(pa.int64()).to_pylist() == times
+    assert column.field("times").equals(columns["times"]) and column.field("of").equals(columns["of"])
     predict_files(single, tmp_path / "a.parquet", tmp_path / "lines", JSONL)
-    assert [each["input"]["when"] for each in written(tmp_path / "lines")][:2] == [1, 1_000_000_001]
+    assert [row["input"]["when"] for row in written(tmp_path / "lines")][:2] == [1, 1_000_000_001]
 
 
 def test_a_column_without_a_name_is_called_by_its_number(single: Engine, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": TEXTS[:2], "": [7, 8]}), tmp_path / "a.parquet")
     done = predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
-    kept = pq.read_table(tmp_path / "out")["input"].combine_chunks().field("column 2")
-    assert kept.equals(pa.array([7, 8])) and not any("left out" in said for said in done.stated)
+    column = pq.read_table(tmp_path / "out")["input"].combine_chunks().field("column 2")
+    assert column.equals(pa.array([7, 8])) and not any("left out" in line for line in done.stated)
     path = jsonl(tmp_path / "b.jsonl", [{"text": "a", "": 7, "more": 8}])
     predict_files(single, path, tmp_path / "lines", JSONL)
     assert written(tmp_path / "lines")[0]["input"] == {"text": "a", "column 2": 7, "more": 8}
@@ -499,23 +499,23 @@ def test_a_part_that_another_machine_writes_is_left_to_it(
     single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where locks do not reach, both make it, and it is right."""
-    monkeypatch.setattr(shared_output, "_lock", lambda *given, **more: True)
+    monkeypatch.setattr(shared_output, "_lock", lambda *arguments, **more: True)
     path, out = texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
 
     def other(progress: BatchProgress) -> None:
         if not list(out.glob("part-*")):
             predict_files(single, path, out, JSONL)
 
-    found = predict_files(single, path, out, JSONL, on_progress=other)
-    assert found.rows == 5 and [row["error"] for row in written(out)] == [None] * 5
+    done = predict_files(single, path, out, JSONL, on_progress=other)
+    assert done.rows == 5 and [row["error"] for row in written(out)] == [None] * 5
 
 
 def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
-    one, other = (Engine(folders["single"]) for _ in range(2))
-    assert file_prediction.fingerprint(one) == file_prediction.fingerprint(other)
+    first, second = (Engine(folders["single"]) for _ in range(2))
+    assert file_prediction.fingerprint(first) == file_prediction.fingerprint(second)
     with torch.no_grad():
-        next(other.loaded.parameters()).view(-1)[0] += 1e-3
-    assert file_prediction.fingerprint(one) != file_prediction.fingerprint(other)
+        next(second.loaded.parameters()).view(-1)[0] += 1e-3
+    assert file_prediction.fingerprint(first) != file_prediction.fingerprint(second)
 
 
 @pytest.mark.parametrize("name", ["_open", "_write", "_fsync", "_rename"])
@@ -529,12 +529,12 @@ def test_no_half_part_wherever_the_disk_fails(
     for turn in range(60):
         calls = 0
 
-        def operation(*given: Any) -> Any:
+        def operation(*arguments: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls > turn:  # noqa: B023
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return original(*given)
+            return original(*arguments)
 
         out = tmp_path / f"{name}-{turn}"
         with monkeypatch.context() as patch:
@@ -545,9 +545,9 @@ def test_no_half_part_wherever_the_disk_fails(
                 failed.append(str(error))
             else:
                 break
-        found = contents(out)
-        assert all(expected[part] == data for part, data in found.items()) and not list(out.glob(".part-*"))
-        assert found == expected or not (out / "_SUCCESS").exists()  # the last sync is after its rename
+        files = contents(out)
+        assert all(expected[part] == data for part, data in files.items()) and not list(out.glob(".part-*"))
+        assert files == expected or not (out / "_SUCCESS").exists()  # the last sync is after its rename
         predict_files(single, file, out, JSONL)
         assert contents(out) == expected
     assert len(failed) >= 8 and all("No space left on device" in error for error in failed)
@@ -573,8 +573,8 @@ print("done", done.made, done.rows, flush=True)
 """
 
 
-def child(*given: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHILD, *map(str, given)]
+def child(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -605,12 +605,12 @@ def test_two_at_once_share_the_parts(
     predict_files(single, file, tmp_path / "whole", JSONL)
     expected = contents(tmp_path / "whole")
     out = tmp_path / "a"
-    with child(folders["single"], file, out, 0.05) as other:
-        assert other.stdout is not None and other.stdout.readline() == "chunk\n"
+    with child(folders["single"], file, out, 0.05) as second:
+        assert second.stdout is not None and second.stdout.readline() == "chunk\n"
         done = predict_files(single, file, out, JSONL, on_progress=lambda _: time.sleep(0.05))
-        theirs = other.communicate(timeout=100)[0].splitlines()[-1].split()
-    assert theirs[0] == "done" and theirs[2] == "60" == str(done.rows)
-    assert done.made and int(theirs[1]) and done.made + int(theirs[1]) == 60  # nothing is made twice
+        second_result = second.communicate(timeout=100)[0].splitlines()[-1].split()
+    assert second_result[0] == "done" and second_result[2] == "60" == str(done.rows)
+    assert done.made and int(second_result[1]) and done.made + int(second_result[1]) == 60  # nothing is made twice
     assert contents(out) == expected
 
 
@@ -622,13 +622,13 @@ def test_the_part_of_one_that_was_killed_is_taken_over(
     monkeypatch.setattr(shared_output, "POLL", 0.05)
     file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
     waited = []
-    with child(folders["single"], file, out, 100) as other:  # holds the first parts
-        assert other.stdout is not None and other.stdout.readline() == "chunk\n"
+    with child(folders["single"], file, out, 100) as second:  # holds the first parts
+        assert second.stdout is not None and second.stdout.readline() == "chunk\n"
 
         def told(progress: BatchProgress) -> None:
             if progress.waiting:
                 waited.append(progress.waiting)
-                other.kill()
+                second.kill()
 
         done = predict_files(single, file, out, JSONL, on_progress=told)
     assert waited and done.rows == done.made == 60 and len(contents(out)) == 12
@@ -670,28 +670,28 @@ def test_memory_does_not_grow_with_the_file(folders: dict[str, Path], tmp_path: 
 def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
     import numpy as np
 
-    given = {"text": np.array(["ada", "the cat", None], object), "label": np.array([1, 2, 3])}
+    batch = {"text": np.array(["ada", "the cat", None], object), "label": np.array([1, 2, 3])}
     predict = Predict(folders["single"], prefix="said_")
-    found = predict(given)
-    assert found["label"] is given["label"] and list(found["said_label"][:2]) == [
-        each["label"] for each in predict.engine(["ada", "the cat"])
+    predicted = predict(batch)
+    assert predicted["label"] is batch["label"] and list(predicted["said_label"][:2]) == [
+        answer["label"] for answer in predict.engine(["ada", "the cat"])
     ]
-    assert list(found["said_error"]) == [None, None, "text: is missing"]
-    assert found["said_probability"].dtype == np.float64 and np.isnan(found["said_probability"][2])
+    assert list(predicted["said_error"]) == [None, None, "text: is missing"]
+    assert predicted["said_probability"].dtype == np.float64 and np.isnan(predicted["said_probability"][2])
     with pytest.raises(HeedfulError, match="give prefix="):
-        Predict(folders["single"])(given)
-    assert set(Predict(folders["single"], keep=False)(given)) >= {"label", "probability", "error"}
+        Predict(folders["single"])(batch)
+    assert set(Predict(folders["single"], keep=False)(batch)) >= {"label", "probability", "error"}
     for rows in ([], [None]):  # every batch has the same columns
         nothing = Predict(folders["single"])({"text": np.array(rows, object)})
         assert list(nothing) == ["text", "label", "probability", "probabilities", "windows", "error"]
         assert nothing["probability"].dtype == np.float64 and {*map(len, nothing.values())} == {len(rows)}
-    renamed = {"review": given["text"][:1], "other": given["text"][:1]}
-    assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == found["said_label"][0]
+    renamed = {"review": batch["text"][:1], "other": batch["text"][:1]}
+    assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == predicted["said_label"][0]
     cut = Predict(Engine(folders["single"], cut=4))({"text": np.array(["ada", "the cat sat on the mat"], object)})
     assert list(cut["cut"]) == [0, 4] and cut["cut"].dtype == np.int64
     words = np.empty(1, object)
     words[0] = np.array(["Ada", "lives"], object)
-    assert [each["word"] for each in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
+    assert [word["word"] for word in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
 
 
 RAY = """
@@ -721,16 +721,16 @@ def test_ray_maps_batches(folders: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     expected = Engine(folders["single"])([f"the cat {number}" for number in range(20)])
     names = "['bad', 'fair', 'good']"
-    lines = [f"{number} {each['label']} None {names}" for number, each in enumerate(expected)]
+    lines = [f"{number} {answer['label']} None {names}" for number, answer in enumerate(expected)]
     assert [line for line in done.stdout.splitlines() if line.endswith("]")] == lines
 
 
 def test_vectors_are_a_matrix() -> None:
     import numpy as np
 
-    found = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
-    assert found["vector"].shape == (3, 384) and found["vector"].dtype == np.float32
-    assert np.isnan(found["vector"][1]).all() and np.isfinite(found["vector"][[0, 2]]).all()
+    predicted = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
+    assert predicted["vector"].shape == (3, 384) and predicted["vector"].dtype == np.float32
+    assert np.isnan(predicted["vector"][1]).all() and np.isfinite(predicted["vector"][[0, 2]]).all()
     double = Predict(Engine(embedder(), dtype=torch.float64))
     assert double({"text": np.array(["a cat"], object)})["vector"].dtype == np.float64
     for rows in ([], [None]):

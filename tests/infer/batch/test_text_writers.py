@@ -36,17 +36,17 @@ def test_csv_has_a_column_for_each_value(single: Engine, tmp_path: Path) -> None
     rows = ['=HYPERLINK("x"),1', '"two\nlines, and a comma",-1', "@cat,x", "ragged"]
     (tmp_path / "a.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
     predict_files(single, tmp_path / "a.csv", tmp_path / "out", BatchSettings(format="csv", rows=2))
-    one, two = (table(tmp_path / "out" / f"part-0000000{part}.csv") for part in range(2))
-    assert list(one[0]) == list(two[0])
-    found = [*one, *two]
-    assert [each["input.text"] for each in found] == ['\'=HYPERLINK("x")', "two\nlines, and a comma", "'@cat", ""]
-    assert [each["input.label"] for each in found] == ["1", "-1", "x", ""]
+    first, two = (table(tmp_path / "out" / f"part-0000000{part}.csv") for part in range(2))
+    assert list(first[0]) == list(two[0])
+    all_rows = [*first, *two]
+    assert [row["input.text"] for row in all_rows] == ['\'=HYPERLINK("x")', "two\nlines, and a comma", "'@cat", ""]
+    assert [row["input.label"] for row in all_rows] == ["1", "-1", "x", ""]
     answer: Any = single(["two\nlines, and a comma"])[0]
-    assert found[1]["label"] == answer["label"]
-    shares = {name: float(found[1][f"probabilities.{name}"]) for name in answer["probabilities"]}
+    assert all_rows[1]["label"] == answer["label"]
+    shares = {name: float(all_rows[1][f"probabilities.{name}"]) for name in answer["probabilities"]}
     assert shares == pytest.approx(answer["probabilities"], abs=2e-6)
-    assert found[3]["error"].startswith("has 1 cells") and not found[3]["label"]
-    assert [(each["file"], each["row"], each["line"]) for each in found[2:]] == [
+    assert all_rows[3]["error"].startswith("has 1 cells") and not all_rows[3]["label"]
+    assert [(row["file"], row["row"], row["line"]) for row in all_rows[2:]] == [
         ("a.csv", "3", "5"),
         ("a.csv", "4", "6"),
     ]
@@ -68,8 +68,8 @@ def test_one_file_is_the_parts_joined(
     done = predict_files(single, tmp_path / "a.txt", out, settings)
     assert (done.rows, done.parts, done.folder) == (7, 4, out)
     predict_files(single, tmp_path / "a.txt", tmp_path / "parts", settings)
-    one, *others = (path.read_bytes().splitlines() for path in sorted((tmp_path / "parts").glob("part-*")))
-    assert out.read_bytes().splitlines() == [*one, *(line for part in others for line in part[form == "csv" :])]
+    first, *others = (path.read_bytes().splitlines() for path in sorted((tmp_path / "parts").glob("part-*")))
+    assert out.read_bytes().splitlines() == [*first, *(line for part in others for line in part[form == "csv" :])]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", out.name, "parts"]
     with pytest.raises(HeedfulError, match=f"out.{form}: exists already: give another file"):
         predict_files(single, tmp_path / "a.txt", out, settings)
@@ -87,9 +87,9 @@ def test_conll_is_the_same_lines_with_a_column_more(tagger: Engine, tmp_path: Pa
     done = predict_files(tagger, tmp_path / "a.conll", tmp_path / "b.conll", settings)
     assert (done.rows, done.errors) == (2, 0)
     answers: Any = tagger([["Ada", "lives"], ["here", "now"]])
-    one, two = ([word["label"] for word in answer["words"]] for answer in answers)
+    first, two = ([word["label"] for word in answer["words"]] for answer in answers)
     assert (tmp_path / "b.conll").read_bytes().decode() == (
-        f"-DOCSTART- -X- O O\n\nAda NNP B-PER {one[0]}\nlives VBZ O {one[1]}\n\n\n"
+        f"-DOCSTART- -X- O O\n\nAda NNP B-PER {first[0]}\nlives VBZ O {first[1]}\n\n\n"
         f"-DOCSTART- -X- O O\r\n\r\nhere\tRB\tO\t{two[0]}\r\nnow\tRB\tO\t{two[1]}\r\n\n"
     )
 
@@ -116,7 +116,7 @@ def test_a_folder_of_texts_is_answered_file_by_file(single: Engine, tmp_path: Pa
         (tmp_path / "news" / "tea").mkdir(parents=True, exist_ok=True)
         (tmp_path / "news" / "tea" / str(number)).write_text(f"From: a\n\nthe cat {number}\n")
     done = predict_files(single, tmp_path / "news", tmp_path / "a.csv", BatchSettings(format="csv", rows=2))
-    found = table(tmp_path / "a.csv")
-    assert done.rows == 5 and [row["file"] for row in found] == [f"news/tea/{number}" for number in range(5)]
-    assert found[3]["input.text"] == "From: a\n\nthe cat 3"
+    rows = table(tmp_path / "a.csv")
+    assert done.rows == 5 and [row["file"] for row in rows] == [f"news/tea/{number}" for number in range(5)]
+    assert rows[3]["input.text"] == "From: a\n\nthe cat 3"
     assert predict_files(single, tmp_path / "news", tmp_path / "b", data=DataSettings(format="class-folders"))

@@ -68,26 +68,26 @@ def padded(rows: list[list[int]], mask: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("family", "architecture"), MODELS)
 def test_equals_transformers(tmp_path: Path, family: str, architecture: str) -> None:
-    theirs = save_tiny(tmp_path / "model", family, architecture)
-    made = export(heedful.load(tmp_path / "model"), tmp_path / "out" / "it.onnx")
-    assert made.difference <= 5e-6
+    reference = save_tiny(tmp_path / "model", family, architecture)
+    exported = export(heedful.load(tmp_path / "model"), tmp_path / "out" / "it.onnx")
+    assert exported.difference <= 5e-6
     ids, types = sequences(family)
     with torch.no_grad():
-        expected = [each.numpy() for each in their_outputs(theirs, family, ids, types)]
-    if "start_logits" in made.outputs:
+        expected = [output.numpy() for output in their_outputs(reference, family, ids, types)]
+    if "start_logits" in exported.outputs:
         expected = [expected[0][:, 0], expected[0][:, 1]]
-    behind = np.arange(max(map(len, ids))) < np.array([len(each) for each in ids])[:, None]
+    behind = np.arange(max(map(len, ids))) < np.array([len(row) for row in ids])[:, None]
     for mask in (behind, behind[:, ::-1]):
-        given = {
+        feeds = {
             "input_ids": padded(ids, mask),
             "attention_mask": mask.astype(np.int64),
             "token_type_ids": padded(types, mask),
         }
         if "MultipleChoice" in architecture:
-            given = {name: grid.reshape(2, 2, -1) for name, grid in given.items()}
-        names = made.outputs[-len(expected) :]  # of a model with its pooler only that
-        found = session(made.path).run(list(names), {name: given[name] for name in made.inputs})
-        for got, wanted in zip(found, expected, strict=True):
+            feeds = {name: grid.reshape(2, 2, -1) for name, grid in feeds.items()}
+        names = exported.outputs[-len(expected) :]  # of a model with its pooler only that
+        outputs = session(exported.path).run(list(names), {name: feeds[name] for name in exported.inputs})
+        for got, wanted in zip(outputs, expected, strict=True):
             same = (got[mask] if len(wanted) == mask.sum() else got).reshape(wanted.shape)
             assert np.abs(same - wanted).max() <= 3e-6 * max(1.0, np.abs(wanted).max())
 
@@ -124,11 +124,11 @@ def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch:
     embedding, encoder, head = MIXTURES[name]
     loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
     randomise(loaded)
-    made = export(loaded, tmp_path / "out.onnx")
-    assert made.difference <= 5e-6
-    assert made.max_length == {"buckets": None, "turned, in windows": 10}.get(name, 70)
-    assert made.inputs == ("input_ids", "attention_mask", "token_type_ids")[: 3 if embedding.types else 2]
-    notes = session(made.path).get_modelmeta().custom_metadata_map
+    exported = export(loaded, tmp_path / "out.onnx")
+    assert exported.difference <= 5e-6
+    assert exported.max_length == {"buckets": None, "turned, in windows": 10}.get(name, 70)
+    assert exported.inputs == ("input_ids", "attention_mask", "token_type_ids")[: 3 if embedding.types else 2]
+    notes = session(exported.path).get_modelmeta().custom_metadata_map
     assert notes["head"] == head.kind and json.loads(notes["config"])["model_type"] == "heedful"
     assert ("labels" in notes) == isinstance(head, Classes)
 
@@ -144,11 +144,11 @@ def test_a_folder_has_what_others_read(tmp_path: Path, capsys: pytest.CaptureFix
     make(tmp_path / "model", "multiple")
     command = ["export", str(tmp_path / "model"), str(tmp_path / "out")]
     assert ends(*command, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["outputs"] == ["logits"] and said["difference"] <= said["tolerance"] == 1e-4
-    assert said["written"] == str(tmp_path / "out" / "model.onnx") and said["max_length"] == 48
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["outputs"] == ["logits"] and summary["difference"] <= summary["tolerance"] == 1e-4
+    assert summary["written"] == str(tmp_path / "out" / "model.onnx") and summary["max_length"] == 48
     assert {"model.onnx", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    notes = session(Path(said["written"])).get_modelmeta().custom_metadata_map
+    notes = session(Path(summary["written"])).get_modelmeta().custom_metadata_map
     assert (
         json.loads(notes["labels"]) == ["bad", "fair", "good"] and notes["problem_type"] == "multi_label_classification"
     )

@@ -52,8 +52,8 @@ class Fake:
         if "wrong" in inputs:
             raise HeedfulError("input 0 is wrong")
         return [
-            EncodedInput(given, EMBED_HEAD, [Chunk(EMBED_HEAD, encoded(part), []) for part in given.split(" ") if part])
-            for given in inputs
+            EncodedInput(text, EMBED_HEAD, [Chunk(EMBED_HEAD, encoded(part), []) for part in text.split(" ") if part])
+            for text in inputs
         ]
 
     def score(self, pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
@@ -90,7 +90,7 @@ def encoded(text: str) -> Encoding:
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Scheduler]]:
+def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
     """Queues that are closed afterwards."""
     queues: list[Scheduler] = []
 
@@ -125,9 +125,9 @@ async def held(lane: Any, engine: Fake) -> asyncio.Task[Any]:
     return task
 
 
-def test_requests_are_batched_and_answered_in_order(made: Any) -> None:
+def test_requests_are_batched_and_answered_in_order(make_scheduler: Any) -> None:
     engine = Fake()
-    queue = made()
+    queue = make_scheduler()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -146,9 +146,9 @@ def test_requests_are_batched_and_answered_in_order(made: Any) -> None:
     assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
 
 
-def test_no_batch_takes_what_somebody_asked_who_left(made: Any) -> None:
+def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> None:
     engine = Fake()
-    queue = made()
+    queue = make_scheduler()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -166,9 +166,9 @@ def test_no_batch_takes_what_somebody_asked_who_left(made: Any) -> None:
     assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
 
 
-def test_the_caps_are_never_exceeded(made: Any) -> None:
+def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
     engine = Fake(0.001)
-    queue = made(QueueLimits(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
+    queue = make_scheduler(QueueLimits(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
     lane = queue.lane(engine)
     seen = []
 
@@ -197,8 +197,8 @@ def test_the_caps_are_never_exceeded(made: Any) -> None:
     assert (queue.requests, queue.tokens) == (0, 0)
 
 
-def test_loading_and_draining_are_unavailable(made: Any) -> None:
-    queue, engine = made(), Fake()
+def test_loading_and_draining_are_unavailable(make_scheduler: Any) -> None:
+    queue, engine = make_scheduler(), Fake()
     lane = queue.lane()
 
     async def main() -> None:
@@ -218,8 +218,8 @@ def test_loading_and_draining_are_unavailable(made: Any) -> None:
     assert queue.requests == 0
 
 
-def test_an_expired_request_is_told_at_once_and_never_started(made: Any) -> None:
-    queue, engine = made(), Fake()
+def test_an_expired_request_is_told_at_once_and_never_started(make_scheduler: Any) -> None:
+    queue, engine = make_scheduler(), Fake()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -240,9 +240,9 @@ def test_an_expired_request_is_told_at_once_and_never_started(made: Any) -> None
     assert queue.counts.expired == 2
 
 
-def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
+def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> None:
     engine = Fake()
-    queue = made()
+    queue = make_scheduler()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -252,7 +252,7 @@ def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
         tasks = [asyncio.create_task(lane.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
         await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
         refused = [task.exception() for task in tasks if task.done()]
-        assert all(isinstance(each, QueueFullError) for each in refused) and queue.wait() == 40
+        assert all(isinstance(error, QueueFullError) for error in refused) and queue.wait() == 40
         with pytest.raises(QueueFullError):  # before its words are looked up, or what is wrong with it
             await lane.ask(["wrong"], deadline=soon(60))
         with queue._changed:
@@ -271,8 +271,8 @@ def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
     asyncio.run(main())
 
 
-def test_cancelled_clients_never_reach_the_model(made: Any) -> None:
-    queue, engine = made(QueueLimits(batch_tokens=8)), Fake()
+def test_cancelled_clients_never_reach_the_model(make_scheduler: Any) -> None:
+    queue, engine = make_scheduler(QueueLimits(batch_tokens=8)), Fake()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -295,12 +295,12 @@ def test_cancelled_clients_never_reach_the_model(made: Any) -> None:
 
 @pytest.mark.parametrize("step", [0.01, 0.05])
 def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
-    made: Any, monkeypatch: pytest.MonkeyPatch, step: float
+    make_scheduler: Any, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     """By a clock that each batch moves on, while four short requests always wait."""
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, engine = made(QueueLimits(batch_tokens=32)), Slow(clock, step, [])
+    queue, engine = make_scheduler(QueueLimits(batch_tokens=32)), Slow(clock, step, [])
     engine.seconds = 0.01  # in which those that were answered ask again
     lane = queue.lane(engine)
     done = asyncio.Event()
@@ -337,7 +337,7 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
 def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
     queue, engine = Scheduler(QueueLimits(batch_tokens=10_000)), Fake()
     lane = queue.lane(engine)
-    poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
+    poison, nan = {number for number in poison if number < n}, {number for number in nan if number < n}
 
     async def main() -> list[Any]:
         first = await held(lane, engine)
@@ -358,8 +358,8 @@ def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -
     assert len(engine.batches) - 2 == queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 1)
 
 
-def test_a_batch_that_fails_once_is_no_ones_fault(made: Any) -> None:
-    queue, engine = made(), Fake()
+def test_a_batch_that_fails_once_is_no_ones_fault(make_scheduler: Any) -> None:
+    queue, engine = make_scheduler(), Fake()
     lane = queue.lane(engine)
     score, calls = engine.score, []
 
@@ -383,8 +383,8 @@ def test_a_batch_that_fails_once_is_no_ones_fault(made: Any) -> None:
     assert calls == [1, 8, 4, 2, 1, 1]
 
 
-def test_errors_are_the_askers_or_ours(made: Any) -> None:
-    queue, engine = made(), Fake()
+def test_errors_are_the_askers_or_ours(make_scheduler: Any) -> None:
+    queue, engine = make_scheduler(), Fake()
     lane = queue.lane(engine)
 
     async def main() -> None:
@@ -397,17 +397,17 @@ def test_errors_are_the_askers_or_ours(made: Any) -> None:
         assert (await lane.ask(["fine"], deadline=soon()))[1] == 4
         with pytest.raises(InferenceFailedError):
             await lane.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
-        assert await lane.call(lambda given: given is engine, tokens=5, deadline=soon())
-        assert await lane.read(lambda given: given is engine, deadline=soon())
+        assert await lane.call(lambda engine_: engine_ is engine, tokens=5, deadline=soon())
+        assert await lane.read(lambda engine_: engine_ is engine, deadline=soon())
 
     asyncio.run(main())
     assert queue.requests == queue.tokens == 0
 
 
-def test_models_take_turns_by_the_time_they_use(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_take_turns_by_the_time_they_use(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, order = made(QueueLimits(batch_tokens=4)), []
+    queue, order = make_scheduler(QueueLimits(batch_tokens=4)), []
     slow, quick = Slow(clock, 0.01, order, "slow"), Slow(clock, 0.001, order, "quick")
     lanes = [queue.lane(slow), queue.lane(quick)]
 
@@ -425,8 +425,8 @@ def test_models_take_turns_by_the_time_they_use(made: Any, monkeypatch: pytest.M
     assert order.count("slow") == 41 and order.count("quick") == 40
 
 
-def test_an_engine_is_exchanged_under_load(made: Any) -> None:
-    queue = made(QueueLimits(batch_tokens=16))
+def test_an_engine_is_exchanged_under_load(make_scheduler: Any) -> None:
+    queue = make_scheduler(QueueLimits(batch_tokens=16))
     lane = queue.lane(Fake(name="0"))
     answered = []
 
@@ -447,9 +447,9 @@ def test_an_engine_is_exchanged_under_load(made: Any) -> None:
     assert len(answered) == 121 and set(answered) >= {"0", "4"}
 
 
-def test_answers_are_those_of_the_engine_alone(made: Any, tmp_path: Any) -> None:
+def test_answers_are_those_of_the_engine_alone(make_scheduler: Any, tmp_path: Any) -> None:
     engine = Engine(make(tmp_path, "tag"))
-    queue = made(QueueLimits(batch_tokens=300))
+    queue = make_scheduler(QueueLimits(batch_tokens=300))
     lane = queue.lane(engine)
     draw = random.Random(1)
     words = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
@@ -463,15 +463,15 @@ def test_answers_are_those_of_the_engine_alone(made: Any, tmp_path: Any) -> None
         for text, answer in zip(group, answers, strict=True):
             (alone,) = engine([text])
             assert [word["label"] for word in alone["words"]] == [word["label"] for word in answer["words"]]
-            mine, theirs = ([word["probability"] for word in each["words"]] for each in (answer, alone))
-            assert mine == pytest.approx(theirs, abs=1e-5)
+            mine, expected = ([word["probability"] for word in result["words"]] for result in (answer, alone))
+            assert mine == pytest.approx(expected, abs=1e-5)
 
 
 # -- decodings in slices ----------------------------------------------------------------------------------------------
 
 
 class Steps(Decoding):
-    """As many steps as `most`, of so many seconds each; a text is done after as many steps as it has letters."""
+    """A decoding of `most` steps of equal time; a text is done after as many steps as it has letters."""
 
     def __init__(self, texts: list[str], most: int, seconds: float, steps: list[str]) -> None:
         super().__init__(len(texts), most)
@@ -495,7 +495,7 @@ class Steps(Decoding):
 
 
 class Writer(Fake):
-    """One that writes what it reads again, a letter in each step."""
+    """A fake engine that repeats its input, a letter in each step."""
 
     writing = GenerationConfig(max_new_tokens=1_000)
 
@@ -504,7 +504,7 @@ class Writer(Fake):
         self.steps: list[str] = []
 
     def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
-        return [EncodedInput(given, SEQ2SEQ_HEAD, [Chunk(SEQ2SEQ_HEAD, encoded(given), [])]) for given in inputs]
+        return [EncodedInput(text, SEQ2SEQ_HEAD, [Chunk(SEQ2SEQ_HEAD, encoded(text), [])]) for text in inputs]
 
     def decode(self, pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
@@ -516,10 +516,10 @@ class Writer(Fake):
         return {"text": bytes(written.tokens).decode()}
 
 
-def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_decoding_lets_other_models_in_between(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.02)
-    queue, writer, other = made(), Writer(), Fake()
-    writes, reads = queue.lane(writer), queue.lane(other)
+    queue, writer, second = make_scheduler(), Writer(), Fake()
+    writes, reads = queue.lane(writer), queue.lane(second)
 
     async def main() -> None:
         long = asyncio.create_task(
@@ -541,9 +541,9 @@ def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: py
     assert len(writer.steps) == 200 and queue.counts.retries == 0
 
 
-def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_decoding_passes_a_long_one_of_its_model(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.01)
-    queue, writer = made(), Writer(0.002)
+    queue, writer = make_scheduler(), Writer(0.002)
     lane, ends = queue.lane(writer), []
 
     async def one(text: str, most: int) -> None:
@@ -563,9 +563,9 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch:
     assert len(writer.batches) <= 4 and (queue.tokens, queue.requests) == (0, 0)
 
 
-def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodings_held_at_once_are_few(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.001)
-    queue, writer = made(QueueLimits(batch_tokens=8)), Writer(0.002)
+    queue, writer = make_scheduler(QueueLimits(batch_tokens=8)), Writer(0.002)
     lane, held_at_once = queue.lane(writer), []
 
     async def watch() -> None:
@@ -590,10 +590,10 @@ def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
-    made: Any, monkeypatch: pytest.MonkeyPatch
+    make_scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.03)
-    queue, writer = made(), Writer(0.02)
+    queue, writer = make_scheduler(), Writer(0.02)
     lane = queue.lane(writer)
     gone = threading.Event()
 
@@ -629,9 +629,9 @@ def writer_gate(writer: Writer) -> Writer:
     decode = writer.decode
 
     def gated(pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
-        found = decode(pieces, writing)
+        decoded = decode(pieces, writing)
         assert writer.go.wait(20)
-        return found
+        return decoded
 
     writer.decode = gated  # type: ignore[method-assign]
     return writer
@@ -644,7 +644,7 @@ def writer_gate(writer: Writer) -> Writer:
 def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
     queue, writer = Scheduler(QueueLimits(batch_tokens=100_000)), Writer(0.0)
     lane = queue.lane(writer)
-    poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
+    poison, nan = {number for number in poison if number < n}, {number for number in nan if number < n}
 
     async def main() -> list[Any]:
         first = await held(lane, writer_gate(writer))
@@ -673,19 +673,19 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(temperature=1.5), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_texts_written_in_slices_are_those_of_the_engine_alone(
-    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, how: Any
+    make_scheduler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, how: Any
 ) -> None:
     """With a slice for each step, and another model in between."""
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.0)
-    engine, queue = Engine(make_writer(tmp_path)), made()
+    engine, queue = Engine(make_writer(tmp_path)), make_scheduler()
     writes, reads = queue.lane(engine), queue.lane(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
     writing = {most: GenerationConfig(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}
 
     async def main() -> dict[int, Any]:
         tasks = {
-            most: asyncio.create_task(writes.ask(texts, deadline=soon(60), writing=each))
-            for most, each in writing.items()
+            most: asyncio.create_task(writes.ask(texts, deadline=soon(60), writing=job))
+            for most, job in writing.items()
         }
         while not all(task.done() for task in tasks.values()):
             await reads.ask(["x"], deadline=soon())
@@ -699,8 +699,8 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
 # -- admission --------------------------------------------------------------------------------------------------------
 
 
-def test_what_other_models_have_to_do_counts_as_far_as_their_turns(made: Any) -> None:
-    queue = made()
+def test_what_other_models_have_to_do_counts_as_far_as_their_turns(make_scheduler: Any) -> None:
+    queue = make_scheduler()
     busy, calm = queue.lane(Fake()), queue.lane(Fake())
     for lane, waiting in ((busy, 1_000), (calm, 20)):
         lane.lately, lane.took, lane.waiting = 10.0, 1.0, waiting  # ten tokens a second
@@ -711,10 +711,10 @@ def test_what_other_models_have_to_do_counts_as_far_as_their_turns(made: Any) ->
         lane.waiting = 0
 
 
-def test_what_does_not_fit_is_refused_before_it_is_tokenised(made: Any) -> None:
+def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any) -> None:
     """By the characters of its texts, as tokens of earlier requests had them; those being tokenised count."""
     engine, read = Fake(), []
-    queue = made(QueueLimits(tokens=100, request_tokens=60))
+    queue = make_scheduler(QueueLimits(tokens=100, request_tokens=60))
     lane = queue.lane(engine)
 
     def encode(engine: Any, inputs: Sequence[Any]) -> list[EncodedInput]:

@@ -16,7 +16,7 @@ from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPo
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., TokenizerPool]]:
+def make_pool() -> Iterator[Callable[..., TokenizerPool]]:
     """Readers that are closed afterwards."""
     several: list[TokenizerPool] = []
 
@@ -42,8 +42,8 @@ def held(readers: TokenizerPool, **more: Any) -> threading.Event:
     return go
 
 
-def test_what_is_due_first_is_read_first(made: Any) -> None:
-    readers, order = made(), []
+def test_what_is_due_first_is_read_first(make_pool: Any) -> None:
+    readers, order = make_pool(), []
     go = held(readers)
     futures = [readers.submit(lambda due=due: order.append(due), due=due) for due in (3.0, 1.0, 2.0, 1.0)]
     go.set()
@@ -52,8 +52,8 @@ def test_what_is_due_first_is_read_first(made: Any) -> None:
     assert order == [1.0, 1.0, 2.0, 3.0]
 
 
-def test_short_ones_slip_in_between_the_turns_of_a_long_one(made: Any) -> None:
-    readers, order = made(), []
+def test_short_ones_slip_in_between_the_turns_of_a_long_one(make_pool: Any) -> None:
+    readers, order = make_pool(), []
     begun, go = threading.Event(), threading.Event()
 
     def long() -> Generator[None, None, str]:
@@ -72,8 +72,8 @@ def test_short_ones_slip_in_between_the_turns_of_a_long_one(made: Any) -> None:
     assert order == ["long 0", "short", "long 1", "long 2", "long 3"]
 
 
-def test_texts_that_cannot_be_divided_leave_a_thread_to_others(made: Any) -> None:
-    readers = made(3)
+def test_texts_that_cannot_be_divided_leave_a_thread_to_others(make_pool: Any) -> None:
+    readers = make_pool(3)
     gates = [held(readers, characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS) for _ in range(2)]
     third = readers.submit(lambda: "long", characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS)
     for _ in range(5):
@@ -84,8 +84,8 @@ def test_texts_that_cannot_be_divided_leave_a_thread_to_others(made: Any) -> Non
     gates[1].set()
 
 
-def test_characters_of_long_requests_are_bounded(made: Any) -> None:
-    readers = made(2, 5 * TURN_CHARACTERS)
+def test_characters_of_long_requests_are_bounded(make_pool: Any) -> None:
+    readers = make_pool(2, 5 * TURN_CHARACTERS)
     go = held(readers, characters=3 * TURN_CHARACTERS)
     waits = readers.submit(lambda: None, characters=2 * TURN_CHARACTERS)
     with pytest.raises(QueueFullError) as caught:
@@ -103,8 +103,8 @@ def test_characters_of_long_requests_are_bounded(made: Any) -> None:
     )  # where nothing else waits
 
 
-def test_nothing_is_read_for_nobody(made: Any) -> None:
-    readers, read = made(), []
+def test_nothing_is_read_for_nobody(make_pool: Any) -> None:
+    readers, read = make_pool(), []
     go = held(readers)
     cancelled = readers.submit(lambda: read.append("cancelled"), characters=2 * TURN_CHARACTERS)
     left = readers.submit(lambda: read.append("left"), left=lambda: True)
@@ -129,8 +129,8 @@ def test_nothing_is_read_for_nobody(made: Any) -> None:
     assert read == ["turn"]
 
 
-def test_errors_are_told_and_the_threads_live(made: Any) -> None:
-    readers = made()
+def test_errors_are_told_and_the_threads_live(make_pool: Any) -> None:
+    readers = make_pool()
 
     def wrong(error: BaseException) -> Generator[None, None, None]:
         yield
@@ -143,8 +143,8 @@ def test_errors_are_told_and_the_threads_live(made: Any) -> None:
     assert readers.submit(lambda: 1).result(20) == 1
 
 
-def test_what_waits_when_it_closes_is_cancelled(made: Any) -> None:
-    readers = made()
+def test_what_waits_when_it_closes_is_cancelled(make_pool: Any) -> None:
+    readers = make_pool()
     go = held(readers)
     future = readers.submit(lambda: None)
     readers.close()

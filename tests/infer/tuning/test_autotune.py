@@ -66,21 +66,21 @@ def test_every_way_computes_the_same(
 ) -> None:
     save_tiny(tmp_path, family, architecture)
     plain, changed = load(tmp_path), load(tmp_path)
-    given = packed(family)
+    batch = packed(family)
     with torch.inference_mode():
-        expected = our_rows(plain, given)
+        expected = our_rows(plain, batch)
         for attention in ("bmm", "fused"):
             taken(monkeypatch, linears="laid", attention=attention)
             autotune(changed, "float32")
             scale = expected.abs().max()
-            assert (our_rows(changed, given) - expected).abs().max() < 1e-5 * scale
+            assert (our_rows(changed, batch) - expected).abs().max() < 1e-5 * scale
     blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
-    layers = [each for block in blocks for each in block.modules()]
-    assert any(isinstance(each, OneDnnLinear) for each in layers) and not any(
-        type(each) is torch.nn.Linear for each in layers
+    layers = [module for block in blocks for module in block.modules()]
+    assert any(isinstance(layer, OneDnnLinear) for layer in layers) and not any(
+        type(layer) is torch.nn.Linear for layer in layers
     )
-    known, found = plain.named_tensors(), changed.named_tensors()
-    assert found.keys() == known.keys() and all(torch.equal(each, known[name]) for name, each in found.items())
+    known, tensors = plain.named_tensors(), changed.named_tensors()
+    assert tensors.keys() == known.keys() and all(torch.equal(tensor, known[name]) for name, tensor in tensors.items())
 
 
 @pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
@@ -95,15 +95,15 @@ def test_laid_out_layers_write_the_same(
     taken(monkeypatch, linears="laid", attention="bmm")
     autotune(changed, "float32")
     prompts = Packed.of([[5, 6, 7], [8]])
-    given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
+    arguments = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
     for how in (Greedy(), BeamSearch(num_beams=3)):
-        found, expected = (
-            generate(each.model, each.head, method=how, max_new_tokens=8, stop=[], **given)  # type: ignore[arg-type]
-            for each in (changed, plain)
+        output, expected = (
+            generate(model.model, model.head, method=how, max_new_tokens=8, stop=[], **arguments)  # type: ignore[arg-type]
+            for model in (changed, plain)
         )
-        for one, other in zip(found, expected, strict=True):
-            assert one[0].tokens == other[0].tokens
-            assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
+        for actual, expected_output in zip(output, expected, strict=True):
+            assert actual[0].tokens == expected_output[0].tokens
+            assert actual[0].log_probability == pytest.approx(expected_output[0].log_probability, abs=1e-4)
 
 
 @pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
@@ -114,11 +114,11 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
     taken(monkeypatch, linears="laid", attention="bmm")
     engine = Engine(folder)
     save(engine.loaded, tmp_path / "saved")
-    found = load(tmp_path / "saved").named_tensors()
-    assert all(torch.equal(each, found[name]) for name, each in load(folder).named_tensors().items())
-    for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine)), Engine(tmp_path / "saved")):
-        assert any(isinstance(each, OneDnnLinear) for each in other.loaded.modules())
-        assert other(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
+    tensors = load(tmp_path / "saved").named_tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in load(folder).named_tensors().items())
+    for copied in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine)), Engine(tmp_path / "saved")):
+        assert any(isinstance(module, OneDnnLinear) for module in copied.loaded.modules())
+        assert copied(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
     rounded = Engine(load(folder))
     taken(monkeypatch, linears="rounded")
     autotune(rounded.loaded, "int8")
@@ -132,8 +132,8 @@ def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyP
     usual = Engine(folder)
     taken(monkeypatch, linears="laid" if LAID else "plain", attention="bmm", why=("because",))
     engine = Engine(folder)
-    for one, other in zip(engine(["the cat sat", ""]), usual(["the cat sat", ""]), strict=True):
-        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    for answer, usual_answer in zip(engine(["the cat sat", ""]), usual(["the cat sat", ""]), strict=True):
+        assert answer["probabilities"] == pytest.approx(usual_answer["probabilities"], abs=1e-5)
     assert fingerprint(engine) == fingerprint(usual)
     assert engine.parameters == usual.parameters == usual.loaded.count()
     assert engine.explain().startswith("answers in float32\nbecause\nattention of ")
@@ -145,16 +145,16 @@ def test_fingerprints_are_of_what_was_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, precision: Any, ways: tuple[str, str]
 ) -> None:
     """Where kernels can be used, some ways hold norms in float32."""
-    found = []
+    measured = []
     for linears, kernels in zip(ways, (None, "some"), strict=True):
         monkeypatch.setattr(execution_plan, "usable_kernels", lambda weight, kernels=kernels: kernels)
         taken(monkeypatch, linears=linears)
         engine = open_in_precision(folder, precision)
-        found.append(fingerprint(engine))
-    norms = [each for each in engine.loaded.model.encoder.modules() if isinstance(each, torch.nn.LayerNorm)]  # type: ignore[union-attr]
-    assert any(each.weight.dtype == torch.float32 for each in norms) and found[0] == found[1]
+        measured.append(fingerprint(engine))
+    norms = [module for module in engine.loaded.model.encoder.modules() if isinstance(module, torch.nn.LayerNorm)]  # type: ignore[union-attr]
+    assert any(norm.weight.dtype == torch.float32 for norm in norms) and measured[0] == measured[1]
     taken(monkeypatch)
-    assert found[0] != fingerprint(Engine(folder))
+    assert measured[0] != fingerprint(Engine(folder))
 
 
 def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
     assert first is not None and first.attention in ("bmm", "fused") and len(first.why) == 2
     assert len(list(measuring.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
+        patch.setattr(module, "_measured", lambda *arguments: pytest.fail("it was measured again"))
         assert Engine(folder).plan == first
         patch.setattr(tuning_cache, "machine_facts", lambda: {"threads": 9})
         with pytest.raises(pytest.fail.Exception):
@@ -187,7 +187,7 @@ DAMAGED: list[Any] = [
 def test_a_damaged_measurement_counts_as_none(
     folder: Path, measuring: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_measured", lambda *given: expected)
+    monkeypatch.setattr(module, "_measured", lambda *arguments: expected)
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured",))
     assert Engine(folder).plan == expected
     (file,) = measuring.iterdir()
@@ -197,7 +197,7 @@ def test_a_damaged_measurement_counts_as_none(
     file.write_text(json.dumps(held))
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured again",))
     assert Engine(folder).plan == expected
-    monkeypatch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
+    monkeypatch.setattr(module, "_measured", lambda *arguments: pytest.fail("it was measured again"))
     assert Engine(folder).plan == expected
 
 
@@ -206,7 +206,7 @@ def test_a_measurement_that_others_may_have_written_is_not_believed(
 ) -> None:
     ways = [ExecutionPlan(precision="float32", why=(str(number),)) for number in range(3)]
     left = iter(ways)
-    monkeypatch.setattr(module, "_measured", lambda *given: next(left))
+    monkeypatch.setattr(module, "_measured", lambda *arguments: next(left))
     assert Engine(folder).plan == ways[0]
     (file,) = measuring.iterdir()
     file.chmod(0o666)

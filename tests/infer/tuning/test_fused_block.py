@@ -33,8 +33,8 @@ MANY = Packed.of([[5, 6, 7] * 40, [8] * 599, [9, 10], [], [11, 12, 13, 14] * 20]
 def ready(
     monkeypatch: pytest.MonkeyPatch, linears: Any, heads: int = 4, attention: str = "native", **more: Any
 ) -> ModelBundle:
-    found = kernels()
-    if found is None or not (found.has_bfloat16 and found.has_int8):
+    native = kernels()
+    if native is None or not (native.has_bfloat16 and native.has_int8):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
     embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=600), norm="layer")
     encoder = StackConfig(width=64, layers=3, heads=heads, head_width=64 // heads, inner_width=96, **more)
@@ -45,9 +45,9 @@ def ready(
     monkeypatch.setattr(
         module, "fastest_plan", lambda *_: ExecutionPlan(precision=precision, linears=linears, attention=attention)
     )
-    made = loaded.bfloat16().eval()
-    autotune(made, precision)
-    return made
+    bundle = loaded.bfloat16().eval()
+    autotune(bundle, precision)
+    return bundle
 
 
 def rows(loaded: ModelBundle, batch: Packed = BATCH) -> Tensor:
@@ -69,10 +69,10 @@ def test_it_computes_what_the_parts_do(
 ) -> None:
     loaded = ready(monkeypatch, linears, **more)
     assert fused(loaded)
-    found = rows(loaded, batch)
+    outputs = rows(loaded, batch)
     assert len(fused(loaded)._described) == len(loaded.model.encoder.blocks)  # type: ignore[union-attr]  # it was used
     loaded.model.execution = replace(loaded.model.execution, fused_block=None)
-    assert torch.equal(found, rows(loaded, batch))
+    assert torch.equal(outputs, rows(loaded, batch))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ready(monkeypatch, "panels")
     before = rows(loaded)
     copied = [copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))]
-    for parameter in (each.panels for each in loaded.modules() if hasattr(each, "panels")):
+    for parameter in (layer.panels for layer in loaded.modules() if hasattr(layer, "panels")):
         parameter.zero_()
     assert not torch.equal(rows(loaded), before)
-    assert all(torch.equal(rows(each), before) for each in copied)
+    assert all(torch.equal(rows(model), before) for model in copied)
 
 
 def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assign(loaded: ModelBundle) -> None:
-    loaded.load_state_dict({name: each.clone() for name, each in loaded.state_dict().items()}, assign=True)
+    loaded.load_state_dict({name: tensor.clone() for name, tensor in loaded.state_dict().items()}, assign=True)
 
 
 @pytest.mark.parametrize("linears", ["panels", "rounded"])
@@ -127,7 +127,7 @@ def test_weights_that_moved_are_not_read_where_they_were(
 ) -> None:
     asked: list[_Block] = []
 
-    def block(address: int, *rest: Any) -> None:  # stands for the kernel, also on a processor without bfloat16
+    def block(address: int, *rest: Any) -> None:  # replaces the kernel, also on a processor without bfloat16
         asked.append(_Block.from_buffer_copy(_Block.from_address(address)))
 
     stand_in = replace(native, has_bfloat16=True, has_int8=True, block=block)
@@ -141,11 +141,11 @@ def test_weights_that_moved_are_not_read_where_they_were(
     if change is ModelBundle.bfloat16:  # the norms are no longer what the kernel reads
         assert not asked
         return
-    for made, each in zip(asked, loaded.model.encoder.blocks, strict=True):
-        up: Any = each.mlp.up
-        assert made.up.panels == address(up.panels if linears == "panels" else up.panels.panels)
-        assert [made.attended.gain, made.attended.bias] == [address(x) for x in each.attention_norm.parameters()]
-        assert [made.done.gain, made.done.bias] == [address(x) for x in each.mlp_norm.parameters()]
+    for fused, layer in zip(asked, loaded.model.encoder.blocks, strict=True):
+        up: Any = layer.mlp.up
+        assert fused.up.panels == address(up.panels if linears == "panels" else up.panels.panels)
+        assert [fused.attended.gain, fused.attended.bias] == [address(x) for x in layer.attention_norm.parameters()]
+        assert [fused.done.gain, fused.done.bias] == [address(x) for x in layer.mlp_norm.parameters()]
 
 
 def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytes
     rows(loaded)
     assert asked
     asked.clear()
-    monkeypatch.setattr(type(loaded.model.encoder.blocks[0]), "_add", lambda self, x, *given: x)  # type: ignore[union-attr]
+    monkeypatch.setattr(type(loaded.model.encoder.blocks[0]), "_add", lambda self, x, *arguments: x)  # type: ignore[union-attr]
     loaded.train()
     rows(loaded)
     assert not asked

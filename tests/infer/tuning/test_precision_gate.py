@@ -41,15 +41,15 @@ def clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
 
 
 def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
-    return {each.precision: each.refused for each in trials}
+    return {trial.precision: trial.refused for trial in trials}
 
 
 def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    found = measure_precisions(folder, bounds=Tolerance(scores=0.5))
-    assert verdicts(found)["bfloat16"] == "" and "it is not faster: " in verdicts(found)["int8"]
-    assert found[0].scores == 0 and 0 < found[1].scores < 0.05 and 0 < found[2].scores < 0.5
-    assert fastest_accepted(found) == "bfloat16"
+    trials = measure_precisions(folder, bounds=Tolerance(scores=0.5))
+    assert verdicts(trials)["bfloat16"] == "" and "it is not faster: " in verdicts(trials)["int8"]
+    assert trials[0].scores == 0 and 0 < trials[1].scores < 0.05 and 0 < trials[2].scores < 0.5
+    assert fastest_accepted(trials) == "bfloat16"
 
 
 def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,34 +61,34 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
         lambda engine, pieces: asked.append((engine.plan.precision, len(pieces))) or usual(engine, pieces),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
-    found = measure_precisions(
+    trials = measure_precisions(
         folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.plan.precision]
     )  # type: ignore[union-attr]
-    assert [each.brief for each in found] == [False, False, True] and found[2].metric_value is None
-    assert "it is not faster: " in found[2].refused and 0 < found[2].scores < 0.5
+    assert [trial.brief for trial in trials] == [False, False, True] and trials[2].metric_value is None
+    assert "it is not faster: " in trials[2].refused and 0 < trials[2].scores < 0.5
     sizes = dict(asked)
     assert 0 < sizes["int8"] < sizes["float32"] == sizes["bfloat16"]
 
 
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    found = measure_precisions(folder, bounds=Tolerance(scores=1e-9))
-    assert "of their spread, and 1e-09 is allowed" in verdicts(found)["int8"]
-    assert fastest_accepted(found) == "float32" and verdicts(found)["float32"] == ""
+    trials = measure_precisions(folder, bounds=Tolerance(scores=1e-9))
+    assert "of their spread, and 1e-09 is allowed" in verdicts(trials)["int8"]
+    assert fastest_accepted(trials) == "float32" and verdicts(trials)["float32"] == ""
 
 
 def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    found = measure_precisions(
+    trials = measure_precisions(
         folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: main[engine.plan.precision]
     )  # type: ignore[union-attr]
-    assert verdicts(found) == {
+    assert verdicts(trials) == {
         "float32": "",
         "bfloat16": "",
         "int8": "the metric falls from 0.9000 to 0.8800, and 0.005 is allowed",
     }
-    assert [each.metric_value for each in found] == [0.90, 0.896, 0.88] and "metric 0.8960" in found[1].line()
+    assert [trial.metric_value for trial in trials] == [0.90, 0.896, 0.88] and "metric 0.8960" in trials[1].line()
 
 
 def test_what_is_refused_is_an_error_with_its_measurement(
@@ -111,9 +111,9 @@ def test_what_is_refused_is_an_error_with_its_measurement(
 def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    found = measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
-    assert measure_precisions(folder) == found
+    trials = measure_precisions(folder)
+    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it was measured again"))
+    assert measure_precisions(folder) == trials
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder, anew=True)
     with pytest.raises(pytest.fail.Exception):
@@ -126,7 +126,7 @@ def test_it_is_measured_anew_on_another_sample(tmp_path: Path, monkeypatch: pyte
     folder = make(tmp_path / "model", "single")
     assert measure_precisions(folder) == measure_precisions(folder)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
-    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it is measured anew"))
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder)
 
@@ -136,19 +136,19 @@ def test_of_those_that_begin_at_once_one_measures(
 ) -> None:
     measured = []
 
-    def slowly(*given: Any) -> list[Measurement]:
-        measured.append(given)
+    def slowly(*arguments: Any) -> list[Measurement]:
+        measured.append(arguments)
         time.sleep(0.3)
         return [Measurement(precision="float32", speed=1.0, scores=0.0)]
 
     monkeypatch.setattr(module, "_trials", slowly)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     with ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(measure_precisions, [folder, folder])
-    assert one == other and len(measured) == 1
+        first, second = threads.map(measure_precisions, [folder, folder])
+    assert first == second and len(measured) == 1
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # nothing can be kept, or waited for, there
-    assert measure_precisions(folder) == one and len(measured) == 2
+    assert measure_precisions(folder) == first and len(measured) == 2
 
 
 def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
@@ -157,14 +157,14 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.2)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *given: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    monkeypatch.setattr(module, "_trials", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)])
     measure_precisions(folder)
     (lock,) = tmp_path.glob("*.lock")
     (file,) = tmp_path.glob("*.json")
     file.unlink()
-    with cache.lock(lock, "measuring"), pytest.warns(HeedfulWarning) as said:
-        assert [each.speed for each in measure_precisions(folder)] == [1.0]
-    first, second = (str(each.message) for each in said)
+    with cache.lock(lock, "measuring"), pytest.warns(HeedfulWarning) as warned:
+        assert [trial.speed for trial in measure_precisions(folder)] == [1.0]
+    first, second = (str(warning.message) for warning in warned)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first
     assert second.startswith("what is measured now is not kept: process ") and not file.exists()
     measure_precisions(folder)
@@ -200,7 +200,7 @@ def test_a_damaged_measurement_counts_as_none(
     folder: Path, tmp_path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *given: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    monkeypatch.setattr(module, "_trials", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)])
     expected = measure_precisions(folder)
     (file,) = tmp_path.glob("*.json")
     held = json.loads(file.read_text())
@@ -219,9 +219,9 @@ def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
         Measurement(precision="float32", speed=1.0, scores=0.0),
         Measurement(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
     ]
-    monkeypatch.setattr(module, "_trials", lambda *given: trials)
+    monkeypatch.setattr(module, "_trials", lambda *arguments: trials)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
+    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it was measured again"))
     assert list(measure_precisions(folder)) == trials
 
 
@@ -233,14 +233,14 @@ def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "settings", "expected"),
     [("single", ["a", "b"], ("a", "b")), ("tag", ["a", "b"], ["a", "b"]), ("single", "a", "a")],
 )
-def test_a_run_is_tried_on_what_it_was_measured_on(name: str, given: Any, expected: Any, tmp_path: Path) -> None:
+def test_a_run_is_tried_on_what_it_was_measured_on(name: str, settings: Any, expected: Any, tmp_path: Path) -> None:
     folder = make(tmp_path / "model", name)
-    (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": given}) + "\n" for _ in range(200)))
-    found = calibration_inputs(Engine(folder))
-    assert found == [expected] * len(found) and 60 <= len(found) <= 80
+    (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": settings}) + "\n" for _ in range(200)))
+    inputs = calibration_inputs(Engine(folder))
+    assert inputs == [expected] * len(inputs) and 60 <= len(inputs) <= 80
 
 
 def test_what_lies_beside_another_folder_is_of_another_model(tmp_path: Path) -> None:
@@ -257,12 +257,12 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
     written: list[Any] = []
 
     def timing(runs: Any, rounds: int) -> dict[str, float]:
-        written.extend(each for run in runs.values() for each in run())
+        written.extend(text for run in runs.values() for text in run())
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "median_times", timing)
-    found = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
-    assert fastest_accepted(found) == "bfloat16" and 0 < found[1].scores < 0.5
+    trials = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
+    assert fastest_accepted(trials) == "bfloat16" and 0 < trials[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
 
 
@@ -284,12 +284,12 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
     engine = Engine(folder)
     with pytest.raises(HeedfulError, match="but this model reads 48"):
         engine(calibration_inputs(engine))
-    assert [len(each.encoded) for each in calibration_chunks(engine, calibration_inputs(engine))] == [24] * 9
+    assert [len(chunk.encoded) for chunk in calibration_chunks(engine, calibration_inputs(engine))] == [24] * 9
     assert engine.cut is None
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     assert len(measure_precisions(folder)) == 3
-    given = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
-    exec(RESIDENT.format(path=sys.path, name=str(folder), **given), {})
+    options = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
+    exec(RESIDENT.format(path=sys.path, name=str(folder), **options), {})
     assert int(capsys.readouterr().out) > 1e7
 
 
@@ -324,9 +324,9 @@ def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pyte
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     usual = module._scores
     monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces)[:1])
-    found = measure_precisions(folder)
-    assert verdicts(found)["float32"] == "" and all(each.scores == each.scores for each in found)
-    assert fastest_accepted(found) in verdicts(found)
+    trials = measure_precisions(folder)
+    assert verdicts(trials)["float32"] == "" and all(trial.scores == trial.scores for trial in trials)
+    assert fastest_accepted(trials) in verdicts(trials)
 
 
 @pytest.mark.parametrize("main", [None, float("nan")])
@@ -347,7 +347,7 @@ def test_what_was_found_without_measuring_ways_is_kept_apart(
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it is measured anew"))
     measure_precisions(folder)
     monkeypatch.setattr(module, "autotune_enabled", lambda: True)
     with pytest.raises(pytest.fail.Exception):
