@@ -111,7 +111,7 @@ FAMILY = Family(
         "keep_accents": False,
         "quotes": True,
     },
-    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator"},
+    special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     sizes={
         "albert-base-v2": size(12, 768, 12),
         "albert-large-v2": size(24, 1024, 16),

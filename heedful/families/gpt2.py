@@ -152,7 +152,7 @@ FAMILY = Family(
             fixed=lambda reader: {"no_answer": "last"}
         ),  # the first row sees only itself
     },
-    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
+    special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     sizes={
         "gpt2": size(12, 768),
         "gpt2-medium": size(24, 1024),

@@ -224,10 +224,10 @@ FAMILY = Family(
         },
     },
     special_token_ids={
-        "bos_token_id": "first",
-        "eos_token_id": "separator",
-        "cls_token_id": "first",
-        "sep_token_id": "separator",
+        "bos_token_id": "bos_or_cls",
+        "eos_token_id": "eos_or_sep",
+        "cls_token_id": "bos_or_cls",
+        "sep_token_id": "eos_or_sep",
     },
     sizes={"modernbert-base": size(22, 768, 1152), "modernbert-large": size(28, 1024, 2624)},
 )

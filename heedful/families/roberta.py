@@ -47,7 +47,7 @@ def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
         write=bert.write,
         body=lambda model: bert.body(model, "roberta."),
         ignored_keys=bert.IGNORED_KEYS,
-        special_token_ids={"bos_token_id": "first", "eos_token_id": "separator"},
+        special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
         sizes=sizes,
         heads={
             f"{name}Model": head_maps.pooled(_POOLER),

@@ -193,7 +193,7 @@ FAMILY = Family(
         ),
         "T5ForQuestionAnswering": head_maps.span(),
     },
-    special_token_ids={"eos_token_id": "separator", "pad_token_id": "pad"},
+    special_token_ids={"eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     untied_tensors=_untied_tensors,
     sentencepiece_format={
         "single": "$A:0 </s>:0",

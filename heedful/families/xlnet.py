@@ -130,6 +130,6 @@ FAMILY = Family(
         "keep_accents": False,
         "quotes": True,
     },
-    special_token_ids={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
+    special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     sizes={"xlnet-base-cased": size(12, 768, 3072), "xlnet-large-cased": size(24, 1024, 4096)},
 )
