@@ -12,12 +12,13 @@ from torch.nn import functional as F
 import heedful
 
 TEXT = "The library lends saws, drills and ladders to its members for two weeks."
+SEED = 84  # of the draws
 
 
 def mask(
     ids: list[int], special: set[int], mask_id: int, size: int, draw: random.Random
 ) -> tuple[list[int], list[int]]:
-    """Return the corrupted ids and the selected positions."""
+    """The corrupted ids, and the selected positions."""
     corrupted, selected = list(ids), []
     for position, token in enumerate(ids):
         if token in special or draw.random() >= 0.15:
@@ -31,23 +32,31 @@ def mask(
     return corrupted, selected
 
 
-def main() -> float:
-    """Return the loss of the bundled encoder on the selected tokens; compare it with PyTorch's cross-entropy."""
+def main() -> list[tuple[str, str, float | None]]:
+    """Return each token, what the model reads there, and the loss where there is one; compare with PyTorch."""
     model = heedful.load("heedful-mini-en", head="masked_lm").eval()
     tokenizer = model.tokenizer
     ids = list(tokenizer.encode(TEXT).ids)
     mask_id = tokenizer.special.mask
     special = {ids[0], ids[-1]}
-    corrupted, selected = mask(ids, special, mask_id, tokenizer.size, random.Random(4))
-    assert selected
+    corrupted, selected = mask(ids, special, mask_id, tokenizer.size, random.Random(SEED))
     batch = heedful.Packed.of([corrupted])
     with torch.no_grad():
         logits = model.head(model.model(batch), batch)[selected]  # [selected, vocabulary]
     targets = torch.tensor(ids)[selected]
-    by_hand = -(logits.exp() / logits.exp().sum(-1, keepdim=True))[range(len(selected)), targets].log().mean()
-    assert torch.allclose(by_hand, F.cross_entropy(logits, targets), atol=1e-5)
-    return float(by_hand)
+    losses = -(logits.exp() / logits.exp().sum(-1, keepdim=True))[range(len(selected)), targets].log()
+    assert torch.allclose(losses.mean(), F.cross_entropy(logits, targets), atol=1e-5)
+    shown = dict(zip(selected, losses.tolist(), strict=True))
+    return [
+        (tokenizer.name(old), tokenizer.name(new), shown.get(position))
+        for position, (old, new) in enumerate(zip(ids, corrupted, strict=True))
+    ]
 
 
 if __name__ == "__main__":
-    print(f"loss {main():.3f}; ln(vocabulary) = {torch.tensor(16_000.0).log():.3f} would be a uniform guess")
+    print("token        read as      loss")
+    rows = main()
+    for token, read, loss in rows:
+        print(f"{token:12} {read:12} {'-' if loss is None else format(loss, '.3f')}")
+    counted = [loss for *_, loss in rows if loss is not None]
+    print(f"loss {sum(counted) / len(counted):.3f}, the mean of {len(counted)}; a uniform guess has ln(16,000) = 9.680")

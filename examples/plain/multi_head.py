@@ -12,8 +12,13 @@ from heedful.nn.layout import Layout
 WIDTH, HEADS, ROWS = 12, 3, 5
 
 
-def main() -> None:
-    """Compute multi-head attention head by head; compare it with the library's kernel."""
+def count(heads: int, width: int = WIDTH) -> int:
+    """Parameters: q, k and v of each head are [width, width / heads], the output matrix is [width, width]."""
+    return heads * 3 * width * (width // heads) + width * width
+
+
+def main() -> dict[int, int]:
+    """Compute it head by head and with the library's kernel; return the parameters by the number of heads."""
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     wq, wk, wv, wo = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
@@ -27,7 +32,11 @@ def main() -> None:
     q, k, v = (matrix(x).view(ROWS, HEADS, size) for matrix in (wq, wk, wv))
     library = wo(attend(q, k, v, Layout.of([0, ROWS]), scale=size**-0.5).flatten(1))
     assert torch.allclose(plain, library, atol=1e-6)
+    assert count(HEADS) == sum(matrix.weight.numel() for matrix in (wq, wk, wv, wo))
+    return {heads: count(heads, 768) for heads in (1, 4, 12, 48)}
 
 
 if __name__ == "__main__":
-    main()
+    for heads, parameters in main().items():
+        size = 768 // heads
+        print(f"{heads:2} heads of width {size:3}, concatenated {heads * size}: {parameters:,} parameters")
