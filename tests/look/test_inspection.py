@@ -50,7 +50,7 @@ def numbers(sent: dict[str, Any]) -> np.ndarray:
 
 def ending(words: Any) -> Any:
     """Return the tokenizer with tokens that begin and end a text."""
-    words.special = SpecialIds(pad=0, unknown=0, first=2, separator=1, mask=None)
+    words.special = SpecialIds(pad=0, unknown=0, bos_or_cls=2, eos_or_sep=1, mask=None)
     return words
 
 
