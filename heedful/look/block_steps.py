@@ -13,7 +13,7 @@ from heedful.errors import RequestError
 from heedful.look.head_masking import layer_context, unfused
 from heedful.look.inspection import Inspection
 from heedful.model.config import Learned, Sinusoidal
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import Block, Stack, Transformer
 from heedful.model.trace import check_numbers
 from heedful.nn.positions import sinusoid
@@ -119,7 +119,7 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
 def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[BlockStep]:
     model = inspection.loaded.model
     is_output = part == "decoder" and model.encoder is not None
-    embedding: Embedding = model.output_embedding if is_output else model.embedding
+    embedding: EmbeddingLayer = model.output_embedding if is_output else model.embedding
     config = embedding.config
     id = inspection.sides[inspection.view(part).rows][row]["id"]
     assert id is not None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq, UntrainedSelfAttention
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import ExecutionOptions, Transformer, select_rows
 from heedful.model.trace import Trace, TraceItem
 from heedful.nn.attend import attend
@@ -35,7 +35,7 @@ class ClassicModel(Transformer):
         if config.encoder is None:
             nn.Module.__init__(self)  # a Transformer has a stack; this one has none
             self.config, self.execution = config, ExecutionOptions(pad_to_bucket=False)
-            self.embedding = Embedding(config.embedding, config.embedding.width)
+            self.embedding = EmbeddingLayer(config.embedding, config.embedding.width)
             self.encoder = self.decoder = None
         else:
             super().__init__(config)

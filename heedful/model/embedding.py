@@ -14,7 +14,7 @@ from heedful.nn.positions import sinusoid
 from heedful.packed import Packed
 
 
-class Embedding(nn.Module):
+class EmbeddingLayer(nn.Module):
     """dropout(norm(scale token + position + type)), then a projection where the widths differ or the config asks."""
 
     def __init__(self, config: EmbeddingConfig, width: int) -> None:

@@ -28,7 +28,7 @@ from heedful.model.classic_config import (
     RecurrentSeq2Seq,
     SourceAttentionConfigs,
 )
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
 from heedful.model.stack import ExecutionOptions, Transformer, select_rows
 from heedful.model.trace import Trace, TraceItem
@@ -187,7 +187,7 @@ class RecurrentSeq2SeqModel(Transformer):
         assert isinstance(config.reader, RecurrentSeq2Seq)
         self.config, self.writer, self.execution = config, config.reader, ExecutionOptions(pad_to_bucket=False)
         writer, word_width = config.reader, config.embedding.width
-        self.embedding = Embedding(config.embedding, word_width)
+        self.embedding = EmbeddingLayer(config.embedding, word_width)
         self.encoder = self.decoder = None
         width, layers, lstm = writer.width, writer.layers, writer.cell == "lstm"
         dropout = writer.dropout if layers > 1 else 0.0

@@ -22,7 +22,7 @@ from heedful.model.config import (
     StackConfig,
     TransformerXl,
 )
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with
@@ -308,14 +308,14 @@ class Transformer(nn.Module):
         super().__init__()
         first = _first_stack(config)
         self.config, self.execution = config, ExecutionOptions()
-        self.embedding = Embedding(config.embedding, first.width)
+        self.embedding = EmbeddingLayer(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
         if config.decoder_embedding and config.decoder:
-            self.decoder_embedding = Embedding(config.decoder_embedding, config.decoder.width)
+            self.decoder_embedding = EmbeddingLayer(config.decoder_embedding, config.decoder.width)
 
     @property
-    def output_embedding(self) -> Embedding:
+    def output_embedding(self) -> EmbeddingLayer:
         """The embedding that a tied head scores against."""
         return self.decoder_embedding if self.config.decoder_embedding else self.embedding
 

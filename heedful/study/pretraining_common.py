@@ -21,7 +21,8 @@ from heedful.model.classic_config import AttentionPooling
 from heedful.objectives import SelfSupervised
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import ClassicInit
-from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, model_to_save
+from heedful.runs.pretrain.build import build_model, build_objectives, build_samples, model_to_save
+from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.study.build import accuracy_by_part, classification_task, train_classifier
 from heedful.study.limits import SST2

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import Work
 
 from heedful.checkpoint import ModelBundle
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
 
@@ -68,7 +68,9 @@ class Replicated:
         self.parameters: dict[str, Tensor] = dict(self._named)
         self._overlap = overlap and ranks.size > 1
         models = [model for model in (loaded, extra_module) if model is not None]
-        tables = {id(part.tokens.weight) for model in models for part in model.modules() if isinstance(part, Embedding)}
+        tables = {
+            id(part.tokens.weight) for model in models for part in model.modules() if isinstance(part, EmbeddingLayer)
+        }
         names = list(reversed(self._named))
         groups = buckets([(self._named[name].numel(), id(self._named[name]) in tables) for name in names], BUCKET_NUMEL)
         self._buckets = [_Bucket(names=[names[number] for number in group]) for group in groups]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.train.optim import Optimizer
 
@@ -32,7 +32,7 @@ def make_embeddings_lazy(
     uses = Counter(id(tensor) for model in models for part in model.modules() for tensor in part._parameters.values())
     names = {id(tensor): name for name, tensor in parameters.items()}
     lazy = []
-    for part in (part for model in models for part in model.modules() if isinstance(part, Embedding)):
+    for part in (part for model in models for part in model.modules() if isinstance(part, EmbeddingLayer)):
         table = part.tokens
         name = names.get(id(table.weight))
         if name is None or uses[id(table.weight)] > 1:

@@ -10,7 +10,7 @@ from torch import nn
 
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, Sinusoidal
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.nn.positions import sinusoid
 from heedful.packed import Packed
 
@@ -19,21 +19,21 @@ SOURCE = Packed.of([[1, 2, 3, 4, 5], [6], [7, 8, 9]])
 
 
 def test_tokens_are_scaled_and_positions_are_not() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(), scale=16**0.5), 16).double()
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=Sinusoidal(), scale=16**0.5), 16).double()
     waves = torch.cat([sinusoid(torch.arange(n), 16) for n in SOURCE.lengths])
     torch.testing.assert_close(embedding(SOURCE), 4.0 * embedding.tokens(SOURCE.tokens) + waves, atol=1e-15, rtol=0)
 
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned_positions_restart_in_each_sequence(offset: int) -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=8, offset=offset)), 16)
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=Learned(count=8, offset=offset)), 16)
     places = torch.tensor([0, 1, 2, 3, 4, 0, 0, 1, 2]) + offset
     expected = embedding.tokens(SOURCE.tokens) + embedding.positions(places)
     assert torch.equal(embedding(SOURCE), expected)
 
 
 def test_sinusoidal_positions_start_at_their_offset() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(layout="halves_inclusive", offset=2)), 16)
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=Sinusoidal(layout="halves_inclusive", offset=2)), 16)
     expected = embedding.tokens(SOURCE.tokens)[5] + sinusoid(torch.tensor([2]), 16, "halves_inclusive")[0].float()
     assert torch.equal(embedding(SOURCE)[5], expected)
 
@@ -42,23 +42,23 @@ def test_sinusoidal_positions_start_at_their_offset() -> None:
     "place", [Learned(count=9, join="concatenate", width=6), Sinusoidal(join="concatenate", width=6)]
 )
 def test_concatenated_positions_stand_beside_the_token(place: Learned | Sinusoidal) -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=place, types=2), 22)
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=place, types=2), 22)
     assert isinstance(embedding.project, nn.Identity) and embedding.types.weight.shape == (2, 22)
     rows = embedding(SOURCE) - embedding.types.weight[0]
     torch.testing.assert_close(rows[:, :16], embedding.tokens(SOURCE.tokens))
     torch.testing.assert_close(rows[0, 16:], rows[5, 16:], atol=1e-6, rtol=0)  # both are first in their sequence
-    assert Embedding(replace(EMBEDDING, positions=place), 16)(SOURCE).shape == (9, 16)
+    assert EmbeddingLayer(replace(EMBEDDING, positions=place), 16)(SOURCE).shape == (9, 16)
 
 
 @pytest.mark.parametrize("place", [Learned(count=9), Sinusoidal()])
 def test_added_positions_have_the_width_of_tokens(place: Learned | Sinusoidal) -> None:
-    same, wider = (Embedding(replace(EMBEDDING, positions=place), width) for width in (16, 24))
+    same, wider = (EmbeddingLayer(replace(EMBEDDING, positions=place), width) for width in (16, 24))
     assert same(SOURCE).shape == (9, 16) and isinstance(same.project, nn.Identity)
     assert wider(SOURCE).shape == (9, 24) and isinstance(wider.project, nn.Linear)
 
 
 def test_rows_that_fill_up_may_be_more_than_the_positions() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=3)), 16)
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=Learned(count=3)), 16)
     batch = Packed.of([[1, 2, 3]] * 85)
     assert batch.pad_to_bucket().lengths[-1] == 1 and Packed.of([[1, 2, 3]] * 129).pad_to_bucket().lengths[-1] == 5
     assert embedding(Packed.of([[1, 2, 3]] * 129).pad_to_bucket()).shape == (392, 16)
@@ -74,19 +74,19 @@ def refusal(model: nn.Module, *batches: Packed) -> str:
 
 
 def test_sequences_longer_than_the_positions_are_refused() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=6, offset=2)), 16)
+    embedding = EmbeddingLayer(replace(EMBEDDING, positions=Learned(count=6, offset=2)), 16)
     expected = "sequence 0 has 5 tokens, but the model has positions for 4: split it into windows or truncate it"
     assert refusal(embedding, SOURCE) == expected
-    assert Embedding(replace(EMBEDDING, positions=Learned(count=7, offset=2)), 16)(SOURCE).shape == (9, 16)
+    assert EmbeddingLayer(replace(EMBEDDING, positions=Learned(count=7, offset=2)), 16)(SOURCE).shape == (9, 16)
 
 
 @pytest.mark.parametrize("bad", [30, -1])
 def test_unknown_token_ids_are_refused(bad: int) -> None:
     expected = f"token id {bad} is unknown; this model knows 0 to 29: was the batch made with another tokenizer?"
-    assert refusal(Embedding(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
+    assert refusal(EmbeddingLayer(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
 
 
 def test_unknown_types_are_refused() -> None:
-    embedding = Embedding(replace(EMBEDDING, types=2), 16)
+    embedding = EmbeddingLayer(replace(EMBEDDING, types=2), 16)
     expected = "type id 2 is unknown; this model knows 0 to 1: was the batch made with another tokenizer?"
     assert refusal(embedding, Packed.of([[1, 2]], types=[[0, 2]])) == expected

@@ -20,7 +20,7 @@ from heedful.families import FAMILIES
 from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
 from heedful.model import config as c
 from heedful.model import heads as h
-from heedful.model.embedding import Embedding
+from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import Attention, Block, Stack, Transformer
 from heedful.nn.positions import BucketedPosition, ShawPosition, distance_buckets, sinusoid
 
@@ -106,7 +106,7 @@ def distances(g: Graph, feed: BatchInputs, reach: int) -> str:
     return g.op("Add", g.op("Clip", gaps(g, feed), -reach, reach), reach)
 
 
-def embedding(g: Graph, part: Embedding, feed: BatchInputs) -> str:
+def embedding(g: Graph, part: EmbeddingLayer, feed: BatchInputs) -> str:
     """Tokens, positions and types, joined, normalised, projected."""
     config = part.config
     x = g.op("Gather", g.weight(part.tokens.weight), feed.tokens)

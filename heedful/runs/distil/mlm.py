@@ -37,8 +37,9 @@ from heedful.runs.distil.students import build_student, head_untrained, resolve_
 from heedful.runs.distil.teacher_cache import CachedOutputs, CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain.build import Components, build_objectives, build_samples
+from heedful.runs.pretrain.build import build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
+from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.run import PretrainLesson, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.specs.mlm import MlmSettings

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
 from heedful.checkpoint import BundleConfig, ModelBundle, assign, create, read_config
 from heedful.checkpoint.new_head import make_head_config, with_head
 from heedful.data.corpus.documents import CorpusSettings
-from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import DEFAULT_FAMILIES, FAMILIES
@@ -20,34 +19,12 @@ from heedful.model.initialise import skip_init
 from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.packing import FixedShape, held_out
 from heedful.random_streams import Stream
-from heedful.runs.pretrain.probes import ProbeSet
+from heedful.runs.pretrain.objective_builder import Components, builder_of
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
-from heedful.runs.pretrain.spec import ObjectiveSettings
-from heedful.runs.pretrain.teacher import TeacherRun
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
-if TYPE_CHECKING:
-    from heedful.runs.pretrain.builders import ObjectiveBuilder
-
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Components:
-    """Settings, tokenizer, corpus and models of a run."""
-
-    settings: PretrainSettings
-    tokenizer: Tokenizer
-    corpus: Corpus
-    init_model: ModelBundle | None  # the trained model to continue from
-    teacher: TeacherRun | None = None
-    probes: Sequence[ProbeSet] = ()
-
-    @property
-    def builder(self) -> ObjectiveBuilder[ObjectiveSettings]:
-        """The builder of the samples and the objectives."""
-        return self.settings.spec.builder(self.settings)
 
 
 # -- checks before text is read -------------------------------------------------------------------------------------
@@ -82,7 +59,7 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
         if init_model.max_length is not None and longest > init_model.max_length:
             raise HeedfulError(f"max_seq_length is {longest}, but {name} reads {init_model.max_length} tokens")
     make_head_config(config, settings.spec.head)
-    settings.spec.builder(settings).check_model(config, name)
+    builder_of(settings).check_model(config, name)
 
 
 def _family(settings: PretrainSettings) -> str:

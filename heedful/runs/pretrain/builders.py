@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.causal_lm import CausalLM
 from heedful.objectives.distillation.encoder import EncoderDistillation
 from heedful.objectives.masked_lm import MaskedLM, MaskedLMWithPairs
-from heedful.objectives.packing import FixedShape, PackedRows, SegmentPairs, segment_windows
+from heedful.objectives.packing import FixedShape, SegmentPairs
 from heedful.objectives.permutation_lm import PermutationLM
 from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, tied_generator
 from heedful.objectives.span_corruption import SpanCorruption
 from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
+from heedful.runs.pretrain.objective_builder import Components, ObjectiveBuilder
 from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.pretrain.spec import ObjectiveSettings
 from heedful.runs.pretrain.specs.clm import ClmSettings
 from heedful.runs.pretrain.specs.distillation import DistillationSettings
 from heedful.runs.pretrain.specs.mlm import MlmSettings, SentencePairSettings
@@ -37,106 +37,7 @@ from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
 from heedful.runs.run import Run
 from heedful.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from heedful.runs.pretrain.build import Components
-
 GENERATOR = "generator"  # folder of the generator that was trained beside the model (ELECTRA)
-SettingsT = TypeVar("SettingsT", bound=ObjectiveSettings)
-
-
-class ObjectiveBuilder(Generic[SettingsT]):
-    """Builds the samples and the objectives of a run; a subclass for each kind of objective overrides what differs."""
-
-    def __init__(self, settings: PretrainSettings) -> None:
-        """`settings` are those of the run."""
-        self.settings = settings
-        self.phases = cast("tuple[SettingsT, ...]", settings.objectives())  # the objective of each phase
-
-    # -- checks ---------------------------------------------------------------------------------------------------
-
-    def check_model(self, config: BundleConfig, name: str) -> None:
-        """Refuse a model that does not fit the objective; `name` is for messages."""
-
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer or lengths that the objective cannot use."""
-        for length in self.settings.lengths:
-            self.template(tokenizer).room(length)
-
-    def check_documents(self, train: int, validation: int) -> None:
-        """Refuse a number of documents that is too small for the objective."""
-
-    # -- the teacher ------------------------------------------------------------------------------------------------
-
-    def load_teacher(self) -> ModelBundle | None:
-        """Load the trained model whose outputs are learned; None if there is none."""
-        return None
-
-    def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:
-        """Return the teacher with its caches in the run folder."""
-        return None
-
-    # -- samples ----------------------------------------------------------------------------------------------------
-
-    def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
-        """Return the special tokens around a sequence."""
-        return SpecialTokenTemplate.of(tokenizer, pair=False)
-
-    def rows(
-        self,
-        components: Components,
-        documents: NDArray[np.int64],
-        length: int,
-        seed: int,
-        shape: FixedShape | None = None,
-        *,
-        validation: bool = False,
-    ) -> Sequence[Sample]:
-        """Return packed rows of documents of the corpus.
-
-        Args:
-            components: Of the run.
-            documents: Their numbers.
-            length: Tokens of a sequence, at most.
-            seed: Of the order in which sequences are packed.
-            shape: The shape of all rows; None: as many sequences as fit.
-            validation: Whether the rows are for evaluation.
-        """
-        template, corpus = self.template(components.tokenizer), components.corpus
-        windows = segment_windows(corpus, documents, template.room(length))
-        continued = self.continued_template(components.tokenizer)
-        return PackedRows(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
-
-    def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
-        """Return the special tokens around a sequence whose document continues after it; None: `template`."""
-        return None
-
-    def row_size(self, length: int) -> int:
-        """Return the tokens of a packed row, at most."""
-        return max(self.settings.pack_length, length)
-
-    # -- objectives ---------------------------------------------------------------------------------------------------
-
-    def objective(self, components: Components, loaded: ModelBundle, phase: SettingsT) -> SelfSupervised:
-        """Return the objective of a phase for a model with the objective's head."""
-        raise NotImplementedError(f"{type(self).__name__} has to define objective or objectives")
-
-    def objectives(
-        self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
-    ) -> list[SelfSupervised]:
-        """Return the objective of each phase, the first one's in front; `samples` are those of each phase."""
-        first = self.objective(components, loaded, self.phases[0])
-        later = (
-            first if phase == self.phases[0] else self.objective(components, loaded, phase) for phase in self.phases[1:]
-        )
-        return [first, *later]
-
-    def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective that validation samples are evaluated with."""
-        return objective
-
-    def notes(self, components: Components) -> Iterable[str]:
-        """Yield sentences about the objective for the user."""
-        return ()
 
 
 def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:

@@ -16,7 +16,8 @@ from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
 from heedful.errors import DataError, ModelError, RunError, TokenizerError
 from heedful.random_streams import Stream
-from heedful.runs.pretrain.build import Components, check_model
+from heedful.runs.pretrain.build import check_model
+from heedful.runs.pretrain.objective_builder import Components, builder_of
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.run import Run
@@ -42,7 +43,7 @@ def load_components(
         HeedfulError: If the models, the tokenizer or the text do not fit the settings or each other.
     """
     init_model = load(settings.model.init_from) if settings.model.init_from else None
-    builder = settings.spec.builder(settings)
+    builder = builder_of(settings)
     teacher = builder.load_teacher()
     check_model(settings, init_model)
     tokenizer = _tokenizer(settings, run, init_model)

@@ -19,7 +19,6 @@ from heedful.runs.card.pretrained import CORPUS_KEYS, corpus_notes, write_pretra
 from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoint_entry, continued_run_note, remove_training_state
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import (
-    Components,
     build_model,
     build_objectives,
     build_samples,
@@ -30,6 +29,7 @@ from heedful.runs.pretrain.builders import GENERATOR
 from heedful.runs.pretrain.checks import warn_of_stalling
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.evaluate import combine_shares, measure_share
+from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.runs.results import BEFORE, JsonObject, RunResult
 from heedful.runs.run import Run

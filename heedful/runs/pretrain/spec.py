@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import resolve
 from heedful.tokenizer.settings import Algorithm
-
-if TYPE_CHECKING:
-    from heedful.runs.pretrain.builders import ObjectiveBuilder
-    from heedful.runs.pretrain.settings import PretrainSettings
 
 SettingsT = TypeVar("SettingsT", bound="ObjectiveSettings")
 
@@ -72,8 +67,3 @@ class ObjectiveSpec:
     fixed_shape: bool = False  # whether sequences_per_pack applies: padding has no targets
     algorithm: Algorithm | None = None  # of a tokenizer that is trained; None: the default
     sentinels: bool = False  # whether a tokenizer that is trained has sentinel tokens
-
-    def builder(self, settings: PretrainSettings) -> ObjectiveBuilder[ObjectiveSettings]:
-        """Return the builder for a run's settings."""
-        builder: type[ObjectiveBuilder[ObjectiveSettings]] = resolve(self.builder_ref)
-        return builder(settings)

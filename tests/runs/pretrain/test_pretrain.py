@@ -36,8 +36,9 @@ from heedful.runs.card.markdown import escape_markdown
 from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as module
-from heedful.runs.pretrain.build import Components, build_model, build_objectives, build_samples, config_of_size
+from heedful.runs.pretrain.build import build_model, build_objectives, build_samples, config_of_size
 from heedful.runs.pretrain.components import sample_documents
+from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.run import pretrain_with
 from heedful.runs.pretrain.settings import Phase, PretrainSettings, resolve_pretrain
 from heedful.runs.pretrain.specs.distillation import DistillationSettings

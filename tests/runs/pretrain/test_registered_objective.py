@@ -19,8 +19,7 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample, SelfSupervised, Term
 from heedful.objectives.base import concat_long, cross_entropy_term, pack_samples
 from heedful.objectives.random_numbers import uniform
-from heedful.runs.pretrain.build import Components
-from heedful.runs.pretrain.builders import ObjectiveBuilder
+from heedful.runs.pretrain.objective_builder import Components, ObjectiveBuilder
 from heedful.runs.pretrain.run import pretrain
 from heedful.runs.pretrain.settings import resolve_pretrain
 from heedful.runs.pretrain.spec import ObjectiveSettings, ObjectiveSpec
