@@ -148,7 +148,7 @@ def rows(case: Case) -> list[Sample]:
     room, most = steady.room(case.tokens)
     full = [row for row in pack_best_fit(several, room, SEED, most) if several[row].sum() >= FULL * case.tokens]
     assert len(full) >= case.steps, f"{len(full)} full rows of {case.steps}: draw more lengths"
-    return [steady.filled(sample(several[row].tolist()), case.tokens) for row in full[: case.steps]]
+    return [steady.pad_sample(sample(several[row].tolist()), case.tokens) for row in full[: case.steps]]
 
 
 def models(case: Case, folder: str) -> str:

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.toml_json import cut, format_path, parse, shown, to_plain_data, toml_lines
+from heedful.toml_json import as_json, cut, format_path, parse, to_plain_data, toml_lines
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -331,12 +331,12 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
             yield _field_of_message(kind, place, str(wrong))
         elif detail["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
-            state = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
+            state = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
             hint = did_you_mean(cut(str(value.get("kind"))), kinds)
-            expected = f"expected one of {', '.join(map(shown, kinds))}{hint}"
+            expected = f"expected one of {', '.join(map(as_json, kinds))}{hint}"
             yield (*path, "kind"), f"{name}.kind {state}, {expected}"
         else:
-            state = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
+            state = "is missing" if value is dataclasses.MISSING else f"is {as_json(value)}"
             yield path, f"{name} {state}, expected {_expected(kind)}"
 
 
@@ -385,7 +385,7 @@ def _expected(kind: Any) -> str:
         return _WORDS[kind]
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(shown, arguments))}" if len(arguments) > 1 else shown(arguments[0])
+        return f"one of {', '.join(map(as_json, arguments))}" if len(arguments) > 1 else as_json(arguments[0])
     if get_origin(kind) is tuple:
         return "a list" if ... in arguments else f"a list of {len(arguments)}"
     if _is_union(kind):
@@ -394,5 +394,5 @@ def _expected(kind: Any) -> str:
     if dataclasses.is_dataclass(kind):
         ((tag, _),) = list(_by_kind((kind,))[0].items())[:1]
         names = ", ".join(field.name for field in _fields(kind)) or "nothing"
-        return f"a table of {names}" if tag == _MARK else f"a table of kind {shown(tag.removeprefix(_MARK))}"
+        return f"a table of {names}" if tag == _MARK else f"a table of kind {as_json(tag.removeprefix(_MARK))}"
     return "a table"

@@ -35,7 +35,7 @@ def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str
         table: dict[str, Any] = {}
         for key, value in pairs:
             if key in table:
-                raise HeedfulError(f"{source}: the key {shown(key)} is given twice in one table")
+                raise HeedfulError(f"{source}: the key {as_json(key)} is given twice in one table")
             table[key] = value
         return table
 
@@ -48,7 +48,7 @@ def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str
         raise HeedfulError(f"{source}: is not {language}: {cut(str(error))}") from None
     to_plain_data(value, (), source)
     if not isinstance(value, dict):
-        raise HeedfulError(f"{source}: the top level is {shown(value)}, expected a table")
+        raise HeedfulError(f"{source}: the top level is {as_json(value)}, expected a table")
     return value
 
 
@@ -74,7 +74,7 @@ def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
     match value:
         case Mapping():
             if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
-                raise HeedfulError(f"{source}: {format_path(path)} has the key {shown(strange[0])}, expected text")
+                raise HeedfulError(f"{source}: {format_path(path)} has the key {as_json(strange[0])}, expected text")
             return {key: to_plain_data(item, (*path, key), source) for key, item in value.items()}
         case list() | tuple():
             return [to_plain_data(item, (*path, number), source) for number, item in enumerate(value)]
@@ -85,7 +85,7 @@ def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
         case None | bool() | int() | float():
             return value
     raise HeedfulError(
-        f"{source}: {format_path(path)} is {shown(value)}, "
+        f"{source}: {format_path(path)} is {as_json(value)}, "
         "expected text, a number, true, false, a list or a table (put a date in quotes)"
     )
 
@@ -133,7 +133,7 @@ def format_path(path: Sequence[str | int]) -> str:
     return ".".join(cut(str(key)) for key in path) or "the top level"
 
 
-def shown(value: Any) -> str:
+def as_json(value: Any) -> str:
     """Return a value as JSON, cut, for messages."""
     return cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
 

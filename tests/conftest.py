@@ -140,6 +140,6 @@ def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Turns them on for a test."""
     from heedful.csrc import library
 
-    library_ = library.load(built)
+    library_ = library.load_library(built)
     monkeypatch.setattr(library, "_library_or_reason", lambda: library_)
     return library_

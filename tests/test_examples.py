@@ -79,10 +79,10 @@ def test_untrained_attention_mixes_vectors_without_order(result: Any) -> None:
 def test_only_positions_make_scores_depend_on_order(result: Any) -> None:
     assert result.pop("none") < 1e-5
     assert len(result) == 5 and min(result.values()) > 1e-3
-    products = (clock := runpy.run_path(str(EXAMPLES[4]))["clock"]()) @ clock.T
+    products = (waves := runpy.run_path(str(EXAMPLES[4]))["sinusoids"]()) @ waves.T
     for distance in (0, 1, 7):
         assert products.diagonal(distance).std() < 1e-9, "the distance alone"
-    assert torch.cdist(clock, clock).fill_diagonal_(1).min() > 0.1
+    assert torch.cdist(waves, waves).fill_diagonal_(1).min() > 0.1
 
 
 @of(6, steps=12)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 REPEATED_BY_DESIGN = {  # functions that modules of one kind share
-    "read_config",
+    *("read", "write", "size", "body"),  # of families
+    *("run", "build_model"),  # of studies
+    *("register", "unregister"),  # of families and tasks
     "main",
 }
 VERBS = {path.stem for path in (ROOT / "heedful" / "cli").glob("*.py")}  # a command is named as the function it calls

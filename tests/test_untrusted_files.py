@@ -74,7 +74,7 @@ def sentence_pieces(folder: Path) -> None:
     (folder / "spiece.model").write_bytes(train_sentencepiece())
 
 
-@pytest.mark.filterwarnings("ignore:.*does not say which special tokens")
+@pytest.mark.filterwarnings("ignore:.*does not name the special tokens")
 @pytest.mark.parametrize(
     ("make", "name"),
     [

@@ -13,7 +13,7 @@ class UnfinishedError(RunError):
     """A run that was interrupted, or is running elsewhere."""
 
 
-def read_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
+def read_folder_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
     """Read the object in a JSON file, as `read_value` does; raises ModelError for any other value."""
     value = read_value(path, folder=folder, max_bytes=max_bytes)
     if not isinstance(value, dict):

@@ -17,7 +17,7 @@ from heedful.bundled import bundled_model
 from heedful.checkpoint import hub, sentence_transformers
 from heedful.checkpoint.bundle import ModelBundle, assign
 from heedful.checkpoint.config import BundleConfig, read_config
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.notes import NOTES, Notes, read_notes
 from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
 from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
@@ -101,7 +101,7 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
 def config_of(name: str | Path, *, revision: str | None = None) -> BundleConfig:
     """Read the configuration that `load` would read, without the weights."""
     folder = folder_of(name, revision)
-    return read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    return read_config(read_folder_json(folder / "config.json"), str(folder / "config.json"))
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
@@ -137,7 +137,7 @@ class _FolderContents:
     @classmethod
     def read(cls, folder: Path, head: str | None, ignore: tuple[str, ...], dtype: torch.dtype) -> _FolderContents:
         """Read config.json and the headers of the weights; raises ModelError if they do not belong together."""
-        values, source = read_json(folder / "config.json"), str(folder / "config.json")
+        values, source = read_folder_json(folder / "config.json"), str(folder / "config.json")
         config = read_config(values, source, head=head, ignore=ignore)
         slots: dict[str, Slot] = {}
         for key, slot in find_tensors(folder).items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError
 
 NOTES = "heedful.json"
@@ -34,7 +34,7 @@ class Notes:
 def read_notes(folder: Path) -> Notes:
     """Read heedful.json if the folder has it; raises ModelError for a value of another type."""
     path = folder / NOTES
-    values = read_json(path) if path.exists() else {}
+    values = read_folder_json(path) if path.exists() else {}
     text_suffix, pairs = values.get("text_suffix", ""), values.get("pairs")
     if not isinstance(text_suffix, str):
         raise _wrong_type(path, "text_suffix", text_suffix, "a text")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError, quoted
 from heedful.untrusted_files import check_inside, parse_json
 
@@ -70,7 +70,7 @@ def find_tensors(folder: Path) -> dict[str, Slot]:
 
 def read_index(folder: Path, index: str) -> dict[str, set[str]]:
     """Return the shards that an index names, all of them in the folder, and the tensors that each should hold."""
-    weight_map = read_json(folder / index).get("weight_map")
+    weight_map = read_folder_json(folder / index).get("weight_map")
     if (
         not isinstance(weight_map, dict)
         or not weight_map

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.folder_json import read_json, read_value
+from heedful.checkpoint.folder_json import read_folder_json, read_value
 from heedful.errors import ModelError, quoted
 from heedful.model.config import Pooling, SentenceEmbedding
 from heedful.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def read_modules(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
 
 def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
     path = folder / name
-    values = read_json(path, folder=folder)
+    values = read_folder_json(path, folder=folder)
     if not values.get("include_prompt", True):
         raise ModelError(
             f"{path}: include_prompt is false, but Heedful cannot tell a prompt from the text after it: "
@@ -97,7 +97,7 @@ def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
 
 def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
     """Read prompts by name and the similarity, which saving keeps; refuse settings that change all vectors."""
-    values = read_json(path) if path.exists() else {}
+    values = read_folder_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
@@ -122,7 +122,7 @@ def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
 def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
     """Raise ModelError if sentence-transformers lower-cases texts for a tokenizer that keeps their case."""
     path = folder / "sentence_bert_config.json"
-    if tokenizer is None or not path.exists() or not read_json(path).get("do_lower_case"):
+    if tokenizer is None or not path.exists() or not read_folder_json(path).get("do_lower_case"):
         return
     if tokenizer.encode("Aa").ids != tokenizer.encode("aa").ids:
         raise ModelError(
@@ -134,7 +134,7 @@ def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
 def _max_length(folder: Path) -> int | None:
     for file, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if (folder / file).exists():
-            value = read_json(folder / file).get(key)
+            value = read_folder_json(folder / file).get(key)
             if isinstance(value, int) and 0 < value < 1 << 20:
                 return value
     return None

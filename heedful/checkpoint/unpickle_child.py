@@ -78,7 +78,7 @@ class NotWeightsError(Exception):
     """The file is complete, but holds no plain table of tensors."""
 
 
-def explain(error: BaseException) -> str:
+def explain_refusal(error: BaseException) -> str:
     """Return the reason of an error, without the library's advice to switch its protection off."""
     text, kind = str(error), type(error).__name__
     global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
@@ -109,7 +109,7 @@ def main() -> None:
             answer["file"] = os.path.basename(source)
             answer["tensors"] += convert(source, target, job["max_bytes"])
     except BaseException as error:
-        answer["error"] = explain(error) if "file" in answer else f"torch cannot be used in the child: {error}"
+        answer["error"] = explain_refusal(error) if "file" in answer else f"torch cannot be used in the child: {error}"
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson, Device, HeadKind
-from heedful.cli.output import note, print_table, write_json
+from heedful.cli.output import note, print_json, print_table
 from heedful.errors import HeedfulError
 
 
@@ -33,7 +33,7 @@ def bench(
 
     report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
-        return write_json(asdict(report))
+        return print_json(asdict(report))
     lengths = list(report.sheets[0].latency)
     rows = []
     for sheet in report.sheets:

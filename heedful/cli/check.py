@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, write_json
+from heedful.cli.output import escape, print_json
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -48,5 +48,5 @@ def check(
         dataset = read(files, None, settings, on_bad_row=policy)
     report = check_data(dataset, limit=limit)
     if as_json:
-        return write_json(asdict(report))
+        return print_json(asdict(report))
     print("\n".join(map(escape, report.lines())))

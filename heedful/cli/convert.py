@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson, HeadKind, Overwrite, check_free
-from heedful.cli.output import model_facts, note, print_table, write_json
+from heedful.cli.output import model_facts, note, print_json, print_table
 from heedful.errors import HeedfulError, ModelError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +51,6 @@ def convert(
         save(loaded, out, overwrite=overwrite)
     facts = {**model_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
-        return write_json(facts | {"left_out": list(loaded.unused_tensors)})
+        return print_json(facts | {"left_out": list(loaded.unused_tensors)})
     facts["left out"] = ", ".join(loaded.unused_tensors) or "nothing"
     print_table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])

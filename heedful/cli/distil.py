@@ -23,7 +23,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.output import escape, note, print_json, print_table
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
@@ -128,7 +128,7 @@ def distil(
     if not group.is_main:
         return
     if as_json:
-        return write_json({"folder": str(result.output_dir)} | result.results)
+        return print_json({"folder": str(result.output_dir)} | result.results)
     show_verdict(result.results)
     print(f"\nThe run is in {result.output_dir}: model, verdict, plots, model card.\nNext:")
     print(f"  heedful bench {quote(str(result.output_dir))}")

@@ -16,10 +16,10 @@ from heedful.cli.options import (
     OnBadRow,
     Overwrite,
     check_on_bad_row,
-    check_precision,
+    check_precision_option,
     first_file,
 )
-from heedful.cli.output import escape, note, note_data_settings, print_table, write_json
+from heedful.cli.output import escape, note, note_data_settings, print_json, print_table
 from heedful.cli.results import show_split
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
@@ -57,7 +57,7 @@ def evaluate(
     from heedful.runs.data_settings import data_settings_for
     from heedful.runs.overrides import override
 
-    checked_precision = check_precision(precision)
+    checked_precision = check_precision_option(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for the file of --predictions; leave it out")
     files: DataFiles = parse_data_arguments(data)
@@ -98,7 +98,7 @@ def evaluate(
         names = ", ".join(Path(path).name for path in evaluated.trained_on[:3])
         note(escape(f"{names}: this run was trained on it, so the metrics do not measure generalization"))
     if as_json:
-        return write_json(
+        return print_json(
             {
                 "split": evaluated.split,
                 "numbers": evaluated.numbers,
@@ -128,7 +128,7 @@ def _evaluate_suite(
         raise HeedfulError(f"--data is given {len(data)} times: with --suite give the one folder that holds its tasks")
     scores = run_suite(run, data[0], precision=precision, device=device)
     if as_json:
-        return write_json(scores)
+        return print_json(scores)
     rows = [
         [name, f"{100 * task['score']:.2f}", _official_metrics(task), f"{task['count']:,}"]
         for name, task in scores.items()

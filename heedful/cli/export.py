@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson, HeadKind, Overwrite
-from heedful.cli.output import model_facts, print_table, write_json
+from heedful.cli.output import model_facts, print_json, print_table
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
         "written": str(exported.path),
     }
     if as_json:
-        return write_json(facts)
+        return print_json(facts)
     rows = {
         **{name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in facts.items()},
         "inputs": ", ".join(exported.inputs),

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from heedful.checkpoint import read_config
 from heedful.checkpoint.published_sizes import count_parameters
-from heedful.cli.output import note, print_table, write_json
+from heedful.cli.output import note, print_json, print_table
 from heedful.families import FAMILIES
 from heedful.families.family_facts import FAMILY_FACTS, FamilyFacts
 from heedful.model.config import ModelConfig
@@ -41,7 +41,7 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
     """
     families = [family_row(facts, records) for facts in FAMILY_FACTS]
     if as_json:
-        return write_json(families)
+        return print_json(families)
     rows = []
     for family in families:
         counts = "  ".join(f"{count / 1e6:,.1f} M" for count in family["parameters"].values())

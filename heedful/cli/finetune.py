@@ -25,7 +25,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import note, print_table, write_json
+from heedful.cli.output import note, print_json, print_table
 from heedful.cli.results import show_results
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
@@ -92,7 +92,7 @@ def finetune(
         from heedful.runs.finetune.dry_run import dry_run as estimate
 
         estimates = estimate(task, files, folder, overrides=overrides, on_bad_row=bad_rows)
-        return write_json(estimates.to_dict()) if as_json else print_table(estimates.table_rows())
+        return print_json(estimates.to_dict()) if as_json else print_table(estimates.table_rows())
 
     from heedful.cli.progress import Progress
     from heedful.runs.card.finetuned import learned_pairs
@@ -113,7 +113,7 @@ def finetune(
     if not group.is_main:
         return
     if as_json:
-        return write_json({"folder": str(folder)} | result.results)
+        return print_json({"folder": str(folder)} | result.results)
     show_results(result.results)
     if not result.results["splits"]:
         print("nothing was evaluated: the data has neither a dev nor a test split")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import print_table, write_json
+from heedful.cli.output import print_json, print_table
 from heedful.errors import HeedfulError
 
 
@@ -37,7 +37,7 @@ def kernels(
         "vector": 0 if loaded is None else loaded.lanes,
     }
     if as_json:
-        return write_json(facts)
+        return print_json(facts)
     if loaded is None:
         return print_table([["kernels", "not used"], ["reason", reason]])
     print_table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful.cli.options import Checkpoint, checkpoint_path
-from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.output import escape, note, print_json, print_table
 from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> N
     first, second, third = words
     nearest = analogy(load(folder), second, first, third)
     if as_json:
-        return write_json(nearest)
+        return print_json(nearest)
     print(escape(f"{first} - {second} + {third}"))
     print_table([[escape(token["text"]), f"{token['cosine']:.3f}"] for token in nearest], right={1}, indent=3)
 
@@ -209,7 +209,7 @@ def _print_positions(folder: str, as_json: bool) -> None:
     views = positions_view(load(folder))
     if as_json:
         tensors = [{name: tensor.tolist() for name, tensor in view.tensors.items()} for view in views]
-        return write_json(
+        return print_json(
             [{"name": view.name, "about": view.about, **values} for view, values in zip(views, tensors, strict=True)]
         )
     if not views:
@@ -263,7 +263,7 @@ def _write_report(
     except OSError as error:
         raise HeedfulError(f"{out} cannot be written: {error.strerror or error}") from None
     if as_json:
-        return write_json(report)
+        return print_json(report)
     _print_report(report)
     note(f"the report is in {out}: heads.json, and heads.html for a browser")
 

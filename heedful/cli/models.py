@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import note, print_table, write_json
+from heedful.cli.output import note, print_json, print_table
 
 
 class SizeFacts(TypedDict):
@@ -54,7 +54,7 @@ def models(
             }
         )
     if as_json:
-        return write_json(sizes)
+        return print_json(sizes)
     rows: list[list[str]] = []
     for name, group in groupby(sizes, key=lambda size: size["family"]):
         rows.append([name])

@@ -77,7 +77,7 @@ def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
     )
 
 
-def check_precision(value: str) -> PrecisionOrAuto:
+def check_precision_option(value: str) -> PrecisionOrAuto:
     """Check the value of --precision."""
     for precision in PRECISIONS:
         if value == precision:

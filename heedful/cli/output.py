@@ -159,7 +159,7 @@ def format_duration(seconds: float) -> str:
     return f"{total // 3600} h {total % 3600 // 60} min"
 
 
-def write_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print a JSON document on one line, in ASCII whatever the encoding of stdout.
 
     Raises:

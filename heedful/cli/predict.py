@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision, checkpoint_path
-from heedful.cli.output import model_facts, note, show_answer, write_json
+from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision_option, checkpoint_path
+from heedful.cli.output import model_facts, note, print_json, show_answer
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, RequestError
 
@@ -78,7 +78,7 @@ def predict(
     line N. With --file, rows of CSV, TSV, JSON lines or Parquet files are read and predictions are written to a folder;
     the same command resumes an interrupted one, and several processes at once share the work.
     """
-    checked_precision = check_precision(precision)
+    checked_precision = check_precision_option(precision)
     assignments = context_assignments(context)
     if file is None and (option := _file_option(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{option} needs files: name them with --file")
@@ -126,7 +126,7 @@ def predict(
         items = [_engine_input(text, pair, question, choice or None) for text in chunk]
         for item, answer in zip(items, _answer_chunk(engine, items, top_k, first_line), strict=True):
             if as_json:
-                write_json({"input": item} | answer)
+                print_json({"input": item} | answer)
             else:
                 show_answer(item, answer, top_k)
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from heedful.cli.output import escape, format_duration, note, note_data_settings, print_table, write_json
+from heedful.cli.output import escape, format_duration, note, note_data_settings, print_json, print_table
 from heedful.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def predict_files(
     if not is_main:
         return
     if as_json:
-        return write_json(asdict(summary) | {"folder": str(summary.folder)})
+        return print_json(asdict(summary) | {"folder": str(summary.folder)})
     for sentence in summary.stated:
         note(escape(sentence))
     if summary.errors:

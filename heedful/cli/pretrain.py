@@ -23,7 +23,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.output import escape, note, print_json, print_table
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
@@ -112,7 +112,7 @@ def pretrain(
     if not group.is_main:
         return
     if as_json:
-        return write_json({"folder": str(folder)} | result.results)
+        return print_json({"folder": str(folder)} | result.results)
     numbers: dict[str, float] = result.results["splits"]["validation"]["numbers"]
     print(f"validation, {numbers['count']:,.0f} targets")
     rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.output import escape, note, print_json, print_table
 
 
 def push(
@@ -41,7 +41,7 @@ def push(
         note("\n".join(["left out:", *(f"  {escape(name)}: {reason}" for name, reason in planned.left_out.items())]))
     url = None if dry_run else upload(planned)
     if as_json:
-        return write_json(
+        return print_json(
             {
                 "repository": repository,
                 "private": planned.private,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, note, print_table, write_json
+from heedful.cli.output import escape, note, print_json, print_table
 from heedful.cli.results import show_results
 
 
@@ -35,7 +35,7 @@ def quickstart(
         note(f"stopped: start again with heedful quickstart --output {folder}")
         raise SystemExit(130)
     if as_json:
-        return write_json({"folder": str(out), "answers": list(quick.answers)} | quick.results)
+        return print_json({"folder": str(out), "answers": list(quick.answers)} | quick.results)
     show_results(quick.results)
     if quick.mistakes:
         print("\nThe worst mistakes on test")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import print_table, write_json
+from heedful.cli.output import print_json, print_table
 from heedful.errors import HeedfulError, did_you_mean
 
 
@@ -31,10 +31,10 @@ def recipe(
         raise HeedfulError(f'"{action}" is not an action{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
     if action == "ls":
         offers = [{"name": offer.name, "about": offer.about} for offer in recipes.list_assets()]
-        return write_json(offers) if as_json else print_table([list(offer.values()) for offer in offers])
+        return print_json(offers) if as_json else print_table([list(offer.values()) for offer in offers])
     if name is None:
         raise HeedfulError("recipe cp needs a name: heedful recipe ls lists them")
     path, offer = recipes.copy_asset(name, out)
     if as_json:
-        return write_json({"name": name, "written": str(path)})
+        return print_json({"name": name, "written": str(path)})
     print(f"copied to {path}: {offer.use.format(quote(str(path)))}")

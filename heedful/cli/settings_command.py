@@ -178,7 +178,7 @@ class SettingsCommand(TyperCommand):
         )
 
 
-def with_settings(
+def with_settings_options(
     *settings: str,
     accepts_assignments: bool = False,
     flags: tuple[Flag, ...] = (),
@@ -240,29 +240,29 @@ PATIENCE = Flag(
 )
 SEEDS = Flag("--seeds", "seeds={}", "NUMBER", "Runs with train.seed, train.seed + 1, ... (seeds).")
 
-FinetuneCommand = with_settings(
+FinetuneCommand = with_settings_options(
     "heedful.runs.finetune.settings:FinetuneSettings",
     accepts_assignments=True,
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init TASK",
 )
-PretrainCommand = with_settings(
+PretrainCommand = with_settings_options(
     "heedful.runs.pretrain.settings:PretrainSettings",
     accepts_assignments=True,
     flags=_training_flags("max_seq_length"),
     reference="heedful init pretrain",
 )
-DistilCommand = with_settings(
+DistilCommand = with_settings_options(
     "heedful.runs.distil.settings:DistilSettings",
     "heedful.runs.distil.settings:MaskedDistilSettings",
     accepts_assignments=True,
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init distil",
 )
-DataCommand = with_settings(
+DataCommand = with_settings_options(
     "heedful.data.labelled.data_file:DataOptions",
     reference="heedful init classify",
     setting_help="How data is read, such as --data.columns.text review",
 )
-ServeCommand = with_settings("heedful.serve.settings:ServeSettings", reference="heedful init serve")
-TokenizerCommand = with_settings("heedful.tokenizer.settings:TokenizerSettings")
+ServeCommand = with_settings_options("heedful.serve.settings:ServeSettings", reference="heedful init serve")
+TokenizerCommand = with_settings_options("heedful.tokenizer.settings:TokenizerSettings")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import note, print_table, write_json
+from heedful.cli.output import note, print_json, print_table
 from heedful.errors import DataError, HeedfulError, RunError, did_you_mean
 
 
@@ -52,7 +52,7 @@ def study(
 
     if name is None:
         if as_json:
-            return write_json([{"name": study, "about": about} for study, about in STUDIES.items()])
+            return print_json([{"name": study, "about": about} for study, about in STUDIES.items()])
         return print_table(list(STUDIES.items()))
     if name not in STUDIES:
         raise HeedfulError(
@@ -83,7 +83,7 @@ def study(
     completed = run_study(name, config, folder)
     head, rows = completed.result.table()
     if as_json:
-        write_json(
+        print_json(
             {
                 "study": name,
                 "folder": str(folder),
@@ -119,7 +119,7 @@ def _write_toy(folder: Path, train: int | None, as_json: bool) -> None:
 
     files = write_toy_files(folder, train=20_000 if train is None else train)
     if as_json:
-        return write_json({"folder": str(folder), "files": [str(file) for file in files]})
+        return print_json({"folder": str(folder), "files": [str(file) for file in files]})
     print_table([[str(file)] for file in files])
     order, translation = quote(str(folder / ORDER)), quote(str(folder / TRANSLATION))
     print(f"\nNext:\n  heedful finetune classify {order} --init.kind=classic")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson, Overwrite, check_free
-from heedful.cli.output import escape, print_table, write_json
+from heedful.cli.output import escape, print_json, print_table
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import TokenizerError
 
@@ -44,6 +44,6 @@ def tokenizer(
     tokens = [trained.name(id) for id in trained.encode(text).ids]
     facts: dict[str, object] = {"vocab_size": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
     if as_json:
-        return write_json(facts | {"example": {"text": text, "tokens": tokens}})
+        return print_json(facts | {"example": {"text": text, "tokens": tokens}})
     print_table([[name, str(value)] for name, value in facts.items()])
     print(f"\n{escape(text)}\n{' '.join(map(escape, tokens))}")

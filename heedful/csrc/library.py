@@ -62,7 +62,7 @@ def _library_or_reason() -> Kernels | str:
         folder = cache.folder()
         if folder is None:
             return "HEEDFUL_CACHE is empty, so that nothing can be cached"
-        library = load(build(folder))
+        library = load_library(build(folder))
         problem = find_error(library)
         return f"the compiled library computes wrongly here: {problem}" if problem else library
     except (OSError, HeedfulError, subprocess.SubprocessError) as error:
@@ -175,7 +175,7 @@ def _compile(command: list[str], flags: tuple[str, ...], path: Path, *, verify: 
 def _verify(library: Path, command: list[str]) -> None:
     """Raise HeedfulError if a new library cannot be loaded or computes wrongly, so that it is not cached."""
     try:
-        problem = find_error(load(library))
+        problem = find_error(load_library(library))
     except (OSError, HeedfulError) as error:
         raise HeedfulError(f"the library that {shlex.join(command)} compiled cannot be used: {error}") from None
     if problem:
@@ -193,7 +193,7 @@ def _run_all(command: list[str], argument_lists: list[list[str]], start: Start) 
             raise HeedfulError(f"{shlex.join(command)} could not compile the kernels: {reason}")
 
 
-def load(path: Path) -> Kernels:
+def load_library(path: Path) -> Kernels:
     """Load a library that was compiled here.
 
     It is loaded by the descriptor that was checked and read, so that it cannot be exchanged in between.

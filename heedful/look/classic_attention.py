@@ -45,7 +45,7 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], str
     return parts
 
 
-def attention_weights(loaded: ModelBundle, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
+def classic_attention_weights(loaded: ModelBundle, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
     """Return the weights of one part, "over" or "reader", for a batch of one sequence."""
     model, head = cast(ClassicModel, loaded.model), loaded.head
     below: Tensor = super(ClassicModel, model).forward(batch)  # without self-attention or a recurrent network

@@ -226,7 +226,7 @@ class Inspection:
         """Return the weights of attention without queries and keys."""
         traced = self.trace.attention.get((cast(Part, part), layer, 0))
         if traced is None:
-            return classic_attention.attention_weights(self.loaded, self.source, part)
+            return classic_attention.classic_attention_weights(self.loaded, self.source, part)
         assert traced.weights is not None
         return traced.weights
 

@@ -254,7 +254,7 @@ def pack_samples(samples: Sequence[Sample]) -> Packed:
     )
 
 
-def sample_weights(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
+def weights_of_samples(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
     """Return the weight of each sample, in float32."""
     return torch.tensor([sample.weight for sample in samples], dtype=torch.float32)
 

@@ -23,7 +23,7 @@ from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
 from heedful.runs.results import JsonObject
-from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json
+from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_run_json
 from heedful.runs.scoring import measure_split
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.answering import require_tokenizer
@@ -276,4 +276,4 @@ def _model_for(run: Path, folder: str) -> Path | None:
             return each
     if not (run / DATA).is_file():
         return None
-    return run if any(each.startswith(f"GLUE's {folder};") for each in read_json(run / DATA)["stated"]) else None
+    return run if any(each.startswith(f"GLUE's {folder};") for each in read_run_json(run / DATA)["stated"]) else None

@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
 from heedful.runs.settings_schema import Kind, describe_settings, setting_paths
 from heedful.settings import exclusive_paths, from_mapping, is_set, load_mapping, merge, to_mapping
-from heedful.toml_json import DEEPEST, cut, parse, shown, to_plain_data
+from heedful.toml_json import DEEPEST, as_json, cut, parse, to_plain_data
 
 Settings = TypeVar("Settings")
 SUGGESTED = 5  # paths that an error lists
@@ -84,7 +84,7 @@ class Overrides:
         for assignment in assignments:
             self._given += _assignment(assignment)
         for name, value in _plain(values or {}, "values").items():
-            self._given += _entries({name: value}, f"{name}={shown(value)}")
+            self._given += _entries({name: value}, f"{name}={as_json(value)}")
         self._last: list[Entry] = []
         self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
         self._resolved: list[tuple[Any, Resolved[Any]]] = []
@@ -129,7 +129,7 @@ class Overrides:
             self._resolved.append((defaults, resolved))
         for path, decided_by in (fixed or {}).items():
             if (value := setting_at(resolved.settings, path)) != setting_at(defaults, path):
-                raise SettingError(f"{path} is {shown(value)}, but {decided_by}: leave it out", path=path)
+                raise SettingError(f"{path} is {as_json(value)}, but {decided_by}: leave it out", path=path)
         return resolved
 
     def _lay_over(self, defaults: Settings) -> Resolved[Settings]:
@@ -261,7 +261,7 @@ def _assignment(given: str) -> list[Entry]:
     name, equals, text = given.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path) or len(path) > DEEPEST:
-        raise SettingError(f"{shown(given)} is not of the form name=value or table.name=value", source=cut(given))
+        raise SettingError(f"{as_json(given)} is not of the form name=value or table.name=value", source=cut(given))
     whole = cut(given)
     leaves = _leaves(_toml_value(text.strip()))
     return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
@@ -301,7 +301,7 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
     candidates = _similar(known, entry.path)
     message = f"{prefix}{name} is not a setting"
     if candidates:
-        message += f" (did you mean {' or '.join(map(shown, candidates))}?)"
+        message += f" (did you mean {' or '.join(map(as_json, candidates))}?)"
     else:
         parent = ".".join(entry.path[:-1])
         siblings = _children(known, parent if parent in known else "")
@@ -313,7 +313,7 @@ def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, sour
     """The error for a foreign name that is not accepted; `path` is the setting that is meant, or ""."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
-        message = f"{prefix}{name} is not a setting (did you mean {shown(path or foreign.meant[0])}?){advice}"
+        message = f"{prefix}{name} is not a setting (did you mean {as_json(path or foreign.meant[0])}?){advice}"
     else:
         message = f"{prefix}{name} is not a setting of this command; other commands have {' or '.join(foreign.meant)}"
     candidates = (path,) if path else ()

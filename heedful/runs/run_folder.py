@@ -221,7 +221,7 @@ def init_labelled_run(
         RunError: If the folder holds a run with other settings or other data.
     """
     if can_resume(folder, settings):
-        hashes, known = _hashes(source), read_json(folder / DATA)["files"]
+        hashes, known = _hashes(source), read_run_json(folder / DATA)["files"]
         if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
             raise RunError(
@@ -294,7 +294,7 @@ def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
     """Files among `paths` that the run was trained on, matched by hash; empty if `run` is not a run folder."""
     if not (Path(run) / DATA).is_file():
         return ()
-    about = read_json(Path(run) / DATA)
+    about = read_run_json(Path(run) / DATA)
     hashes = {about["files"][name] for name in about.get("trained_on", ())}
     return tuple(path for path in paths if hashes and os.path.exists(path) and sha256_of(path) in hashes)
 
@@ -302,7 +302,7 @@ def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
 def label_layout(run: str | Path) -> Layout | None:
     """How the names of files or folders were a run's labels; None if its labels were in files, or `run` is no run."""
     try:
-        name = read_json(Path(run) / DATA).get("layout")
+        name = read_run_json(Path(run) / DATA).get("layout")
     except (OSError, ValueError, AttributeError):
         return None
     return next((layout for layout in LAYOUTS if layout == name), None)
@@ -318,7 +318,7 @@ def write_file(path: Path, value: object) -> None:
         write_synced(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
 
 
-def read_json(path: Path) -> JsonObject:
+def read_run_json(path: Path) -> JsonObject:
     """Read a JSON file of a run."""
     table: JsonObject = json.loads(path.read_bytes())
     return table

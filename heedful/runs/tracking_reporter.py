@@ -11,7 +11,7 @@ from typing import Any
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.results import JOURNAL, JsonObject, as_float
-from heedful.runs.run_folder import SETTINGS, read_json, write_file
+from heedful.runs.run_folder import SETTINGS, read_run_json, write_file
 from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
@@ -50,7 +50,7 @@ class TrackingReporter(Reporter):
             HeedfulError: If a tracker cannot be opened.
         """
         self._reporter.started(folder, step)
-        ids = read_json(folder / TRACKING) if (folder / TRACKING).exists() else {}
+        ids = read_run_json(folder / TRACKING) if (folder / TRACKING).exists() else {}
         settings = dict(flatten_settings(_settings(folder)))
         for name in self._names:
             try:

@@ -25,7 +25,7 @@ SCORED = {"regression": 1, "single_label_classification": 2}  # labels with whic
 LOG = logging.getLogger("heedful.serve")
 
 
-def load(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
+def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
     """An engine from a folder, a run or NAME[@REVISION] on the hub."""
     from heedful.infer.engine import Engine
 
@@ -39,7 +39,7 @@ class Service:
         self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] | None = None
     ) -> None:
         self.settings = settings or ServeSettings()
-        self.loader = loader or partial(load, precision=self.settings.precision, device=self.settings.device)
+        self.loader = loader or partial(load_models, precision=self.settings.precision, device=self.settings.device)
         self.runs = runs
         self.metrics = Metrics()
         limits = self.settings.limits

@@ -14,7 +14,7 @@ from heedful._version import __version__
 from heedful.atomic_io import check_writable, make_folder
 from heedful.errors import HeedfulError, RunError, did_you_mean
 from heedful.runs.plots import style
-from heedful.runs.run_folder import environment, read_json, write_file
+from heedful.runs.run_folder import environment, read_run_json, write_file
 from heedful.runs.statistics import Unit, compare_seeds, mean_and_std, seed_count
 from heedful.study import REAL_MODULES, STUDIES
 
@@ -186,7 +186,7 @@ class _PartialResults:
         }
         self._log = config.log
         if self.path is not None and self.path.is_file():
-            saved = read_json(self.path)
+            saved = read_run_json(self.path)
             if saved["facts"] == self._facts:
                 for row in saved["found"]:
                     self.records[row["arm"], row["seed"]] = {"numbers": row["numbers"], "lines": row["lines"]}

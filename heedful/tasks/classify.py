@@ -17,7 +17,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.data import Example, LabelledExample, MultiLabelExample
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack_samples, sample_weights
+from heedful.objectives.base import pack_samples, weights_of_samples
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,
@@ -145,7 +145,7 @@ class TextTask(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.from_numpy(np.array([sample.target for sample in samples]))
-        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return self.losses(scores, batch.targets)

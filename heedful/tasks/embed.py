@@ -16,7 +16,7 @@ from heedful.data import Example, PairExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import full_precision, pack_samples, sample_weights, upcast
+from heedful.objectives.base import full_precision, pack_samples, upcast, weights_of_samples
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
@@ -151,7 +151,7 @@ class Embed(Task):
             [sample.target for sample in samples] if self.scored else _same([_second(sample) for sample in samples])
         )
         targets = torch.tensor(values, dtype=torch.float64)
-        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         vectors = F.normalize(upcast(scores), dim=-1)

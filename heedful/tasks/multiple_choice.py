@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful.data import ChoiceExample, Example
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack_samples, sample_weights
+from heedful.objectives.base import pack_samples, weights_of_samples
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, dict_values, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.predictions import MultipleChoice
@@ -144,7 +144,7 @@ class MultipleChoiceTask(Task):
         groups = tuple(len(sample.bounds) - 1 for sample in samples)
         starts = accumulate(groups, initial=0)
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
-        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples), groups=groups)
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples), groups=groups)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])

@@ -17,7 +17,7 @@ from heedful.data.labelled.statistics import DatasetStats
 from heedful.model.config import Head
 from heedful.model.config import SpanScores as SpanHead
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack_samples, sample_weights
+from heedful.objectives.base import pack_samples, weights_of_samples
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,
@@ -224,7 +224,7 @@ class QuestionAnswering(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
-        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         losses = [

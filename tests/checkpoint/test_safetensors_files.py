@@ -29,7 +29,7 @@ from torch import Tensor
 
 import heedful
 from heedful.checkpoint import atomic_folder, folder_of, hub, safetensors_files
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
 from heedful.errors import HeedfulError, HeedfulWarning
 from tests.support.tiny_models import packed, save_tiny
@@ -389,7 +389,7 @@ def test_memory_while_loading_is_at_most_twice_the_file(folder: Path, tmp_path: 
 def test_json_is_read_strictly(text: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(text)
     with pytest.raises(HeedfulError, match=message) as caught:
-        read_json(tmp_path / "x.json")
+        read_folder_json(tmp_path / "x.json")
     assert "x.json" in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -399,7 +399,7 @@ def test_json_of_many_doubled_keys_is_refused_quickly(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(f'{{{keys}, "59999": 1}}')
     start = time.process_time()
     with pytest.raises(HeedfulError, match="gives the key '59999' twice"):
-        read_json(tmp_path / "x.json")
+        read_folder_json(tmp_path / "x.json")
     assert time.process_time() - start < 1
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import main
-from heedful.cli.output import write_json
+from heedful.cli.output import print_json
 from heedful.cli.predict import LINES_PER_CHUNK, generation_settings
 from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -837,4 +837,4 @@ def test_predict_refuses_answers_that_are_not_finite(run: Any, folders: dict[str
 
 def test_json_output_has_no_nan() -> None:
     with pytest.raises(HeedfulError, match="not finite"):
-        write_json({"loss": float("inf")})
+        print_json({"loss": float("inf")})

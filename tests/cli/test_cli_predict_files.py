@@ -18,7 +18,7 @@ from heedful.cli import main, predict_files
 from heedful.cli.predict_files import progress_line
 from heedful.data import DataSettings
 from heedful.data.inputs.input_files import settings_for_inputs
-from heedful.infer.batch import Progress
+from heedful.infer.batch import BatchProgress
 from tests.support.model_folders import make
 
 ROOT = Path(__file__).parents[2]
@@ -239,10 +239,10 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
 def test_progress_is_one_line_now_and_then(
     run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert progress_line(Progress(rows=1234, errors=2, share=0.25, speed=100.0, left=90.0)) == (
+    assert progress_line(BatchProgress(rows=1234, errors=2, share=0.25, speed=100.0, left=90.0)) == (
         "1,234 rows, 2 failed, 100 rows/s, 25% of the input, about 1 min 30 s left"
     )
-    assert progress_line(Progress(waiting=3)) == "waiting for 3 parts of other processes"
+    assert progress_line(BatchProgress(waiting=3)) == "waiting for 3 parts of other processes"
     file = write(tmp_path / "in.csv")
     assert "rows/s" not in run(folder, "--file", file, "--output", "a")[2]
     monkeypatch.setattr(predict_files, "EVERY", 0.0)

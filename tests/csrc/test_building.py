@@ -214,7 +214,7 @@ def test_builds_that_are_killed_at_random_moments(
         assert not list((tmp_path / "tmp").iterdir())
         ended["in time" if left(folder) else "in the middle"] += 1
         for path in folder.glob("*.so"):
-            assert check.find_error(library.load(path)) == ""
+            assert check.find_error(library.load_library(path)) == ""
             path.unlink()
     assert ended["in the middle"] > rounds / 4, ended
     assert kernels() is not None and unavailable_reason() == ""

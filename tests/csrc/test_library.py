@@ -142,7 +142,7 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
 ) -> None:
-    assert check.find_error(library.load(built)) == ""
+    assert check.find_error(library.load_library(built)) == ""
     (tmp_path / built.name).write_bytes(built.read_bytes())
     assert kernels() is not None and unavailable_reason() == ""
     monkeypatch.setattr(check, "_gelu", lambda ops, x: x)
@@ -151,7 +151,7 @@ def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
 def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
-    loaded = library.load(built)
+    loaded = library.load_library(built)
     if (name in ("pack8", "linear8") and not loaded.has_int8) or (name == "block" and not loaded.has_bfloat16):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
     assert "is off by" in check.find_error(replace(loaded, **{name: lambda *arguments: None}))

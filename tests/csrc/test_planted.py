@@ -166,20 +166,20 @@ def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeyp
         return handle
 
     monkeypatch.setattr(cache, "open_checked_file", exchanged)
-    assert library.load(path).lanes > 0
+    assert library.load_library(path).lanes > 0
     monkeypatch.setattr(cache, "open_checked_file", checked)
     with pytest.raises(HeedfulError, match="is damaged"):
-        library.load(path)
+        library.load_library(path)
 
 
 def test_two_libraries_in_one_process_are_two(built: Path, tmp_path: Path, canary: Path) -> None:
     """The loader takes what was loaded by an equal name for the same library."""
-    assert library.load(built).lanes > 0
+    assert library.load_library(built).lanes > 0
     path = plant(tmp_path / "cache", compiled(tmp_path, canary))
     for _ in range(2):
         with pytest.raises(HeedfulError, match="has no heedful_lanes"):
-            library.load(path)
-    assert library.load(built).lanes > 0
+            library.load_library(path)
+    assert library.load_library(built).lanes > 0
 
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:

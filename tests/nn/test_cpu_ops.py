@@ -168,7 +168,7 @@ def test_norm_of_a_sum(native: Kernels, dtype: torch.dtype, p: float) -> None:
 )
 def test_linear_layers_in_training(native: Kernels, rows: int, width: int, out: int) -> None:
     skip_without_half(native, torch.bfloat16)
-    layer = of.Linear(width, out)
+    layer = of.TrainedLinear(width, out)
     x = drawn(rows, width).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
@@ -295,7 +295,7 @@ def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> No
     assert "none today" in attending.cannot_attend(q, q, q, AttentionArgs(layout=layout_of([6]), scale=1.0))
     assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None
     with torch.autocast("cpu", torch.bfloat16):
-        assert of.Linear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"
+        assert of.TrainedLinear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"
 
 
 def published(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack_samples, sample_weights, upcast, weighted_loss
+from heedful.objectives.base import pack_samples, upcast, weighted_loss, weights_of_samples
 from heedful.packed import Packed
 
 token = st.integers(0, 2**31 - 1)
@@ -61,7 +61,7 @@ def test_a_loss_keeps_its_graph() -> None:
 
 def test_weights_and_widths() -> None:
     samples = [Sample.of([[1]], [[0]], weight=weight) for weight in (1.0, 1 / 3)]
-    assert torch.equal(sample_weights(samples), torch.tensor([1.0, 1 / 3])) and sample_weights([]).shape == (0,)
+    assert torch.equal(weights_of_samples(samples), torch.tensor([1.0, 1 / 3])) and weights_of_samples([]).shape == (0,)
     for narrow, expected in (
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),

@@ -20,7 +20,7 @@ from heedful.cli import main
 from heedful.data.examples import Example
 from heedful.infer.engine import Engine
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack_samples, sample_weights
+from heedful.objectives.base import pack_samples, weights_of_samples
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
@@ -127,7 +127,7 @@ class Order(Task):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
-        return Batch(packed=pack_samples(samples), targets=targets, weights=sample_weights(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none")

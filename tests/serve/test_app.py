@@ -156,7 +156,7 @@ def test_forms_of_other_servers_clients(served: RunningServer) -> None:
     assert ask(port, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
     for ids in ([101, 7], [[101, 7]]):
         refused = ask(port, "/v1/embeddings", {"input": ids})
-        assert refused.status == 422 and "send texts: ids" in refused.json["error"]["message"]
+        assert refused.status == 422 and "send texts: token ids" in refused.json["error"]["message"]
     assert [entry["id"] for entry in ask(port, "/v1/models").json["data"]] == ask(port, "/info").json["models"]
     text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": pair, "parameters": {}}
     asked = {"inputs": [text], "parameters": {"binary_data_output": True, "priority": 1}}

@@ -90,7 +90,7 @@ def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None
     def load(*arguments: object, **more: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("heedful.serve.service.load", load)
+    monkeypatch.setattr("heedful.serve.service.load_models", load)
     monkeypatch.setattr("heedful.serve.run.log_to_stderr", lambda: None)
     sockets = listen("127.0.0.1", 0)
     with pytest.raises(MemoryError, match="no room"):
@@ -103,7 +103,7 @@ def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
     code = (
         "import os, signal, time\n"
         "from heedful.serve import run, service, settings, supervisor\n"
-        "service.load = lambda *folder, **more: time.sleep(60)\n"
+        "service.load_models = lambda *folder, **more: time.sleep(60)\n"
         "stop = lambda said: os.kill(os.getpid(), signal.SIGTERM)\n"
         "run.run({'x': 'y'}, settings.ServeSettings(), sockets=supervisor.listen('127.0.0.1', 0), log=stop)\n"
     )

@@ -32,10 +32,10 @@ from heedful.data.corpus.shards import (
     ShardWriter,
     finish,
     part_path,
-    read_json,
+    read_corpus_json,
     read_part,
     shard_name,
-    write_json,
+    write_corpus_json,
 )
 from heedful.data.corpus.workers import Worker, available_cores, start_workers
 from heedful.data.formats.text_files import COMPRESSED
@@ -149,7 +149,7 @@ def _planned(
     }
     finished, going = (out / MANIFEST).is_file(), (out / PLAN).is_file()
     if finished or going:
-        old = read_json(out / (MANIFEST if finished else PLAN))
+        old = read_corpus_json(out / (MANIFEST if finished else PLAN))
         if differing := list(_differing(old, plan)):
             raise DataError(
                 f"{out}: holds {'a corpus' if finished else 'an unfinished corpus'} that is another one: "
@@ -162,7 +162,7 @@ def _planned(
     else:
         if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
             raise DataError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
-        write_json(out / PLAN, plan)  # before anything else, so that every interrupted build can resume
+        write_corpus_json(out / PLAN, plan)  # before anything else, so that every interrupted build can resume
     if isinstance(on_bad_row, Quarantine):
         remove_quarantine(on_bad_row.file)  # all rows are read again
     (out / PARTS).mkdir(exist_ok=True)

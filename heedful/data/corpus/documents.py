@@ -18,7 +18,7 @@ from heedful.data.formats.text_files import (
     check_file,
     detect_encoding,
     read_head,
-    read_lines,
+    read_text_lines,
 )
 from heedful.data.labelled.data_file import SUFFIXES, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import DataError, HeedfulError, SettingError
@@ -190,7 +190,7 @@ class DocumentReader:
             form = layout(read_head(file))
             self._say(f"{path.name}: {LAYOUTS[form]}")
         if form == "line":
-            yield from ((line, False) for _, line in read_lines(file, self.row_errors) if line.strip())
+            yield from ((line, False) for _, line in read_text_lines(file, self.row_errors) if line.strip())
             return
         for block in self._blocks(file, blank=form == "paragraph"):
             yield "\n".join(block), form == "paragraph"
@@ -198,7 +198,7 @@ class DocumentReader:
     def _blocks(self, file: TextFile, *, blank: bool) -> Iterator[list[str]]:
         block: list[str] = []
         size = 0
-        for _, line in read_lines(file, self.row_errors):
+        for _, line in read_text_lines(file, self.row_errors):
             if block and blank and not line.strip():
                 yield block
                 block, size = [], 0

@@ -62,7 +62,7 @@ class Corpus:
             unfinished = (folder / PARTS).is_dir()
             what = "is not finished: build it again with the same files and settings, and it resumes"
             raise DataError(f"{folder}: {what if unfinished else f'is no corpus: it has no {MANIFEST}'}")
-        about = read_json(folder / MANIFEST)
+        about = read_corpus_json(folder / MANIFEST)
         if about.get("version") != VERSION:
             raise DataError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
         try:
@@ -177,7 +177,7 @@ class ShardWriter:
             else:
                 self._texts.append((text, lines))
             self._check()
-        hashes = np.array([hash_text(text) for text, _ in self._texts], np.uint64)
+        hashes = np.array([hash_document(text) for text, _ in self._texts], np.uint64)
         self._offer = DedupKeys(
             hashes=hashes, signatures=minhash_signatures(text for text, _ in self._texts if self.job.bands)
         )
@@ -234,7 +234,7 @@ class ShardWriter:
                     tokens.append(made.astype(self.job.dtype))
                     lengths.append(count)
                     self._check()
-                hashes += (hash_text(each.lstrip()) for each in waiting)
+                hashes += (hash_document(each.lstrip()) for each in waiting)
                 sketch = merge_sketches(sketch, np.array(hashes, np.uint64))
                 hashes, waiting, size = [], [], 0
         owned = np.repeat(*np.array(owners or [(0, 0)], np.int64).T)
@@ -255,7 +255,7 @@ def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def hash_text(text: str) -> int:
+def hash_document(text: str) -> int:
     """64-bit hash of a text, the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -316,7 +316,7 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
     counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters", "unknown")}
     left_out = {name: tally[name] for name in ("exact", "near", "short", "empty")}
     said = {"counts": counts, "left_out": left_out, "repeated": repeated, "shards": shards}
-    write_json(folder / MANIFEST, dict(about) | said)
+    write_corpus_json(folder / MANIFEST, dict(about) | said)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -334,7 +334,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: cannot be written: {error.strerror}; what is done is kept, try again") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_corpus_json(path: Path) -> dict[str, Any]:
     """Read the object in one of the corpus's JSON files."""
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -345,7 +345,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_corpus_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as a JSON file."""
     with whole(path) as file:
         file.write(

@@ -7,7 +7,7 @@ from collections import Counter
 
 from heedful.data.bad_rows import BadRow, RowErrors, Skip
 from heedful.data.formats.tables import Rows, Table
-from heedful.data.formats.text_files import NoRowsError, TextFile, read_head, read_lines
+from heedful.data.formats.text_files import NoRowsError, TextFile, read_head, read_text_lines
 
 PREFIX = "__label__"
 PREFIXED = re.compile(rf"\s*{PREFIX}(\S+)")
@@ -25,10 +25,10 @@ def read_table(file: TextFile, row_errors: RowErrors, several: bool | None) -> T
     top = _head(file)
     prefixed = has_prefix(top)
     if several is None:
-        several = prefixed and any(len(_prefixed(line)[0]) > 1 for _, line in read_lines(file, RowErrors(Skip())))
+        several = prefixed and any(len(_prefixed(line)[0]) > 1 for _, line in read_text_lines(file, RowErrors(Skip())))
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, line in read_lines(file, row_errors):
+        for number, line in read_text_lines(file, row_errors):
             if not line.strip():
                 continue
             labels, text = _prefixed(line) if prefixed else _first_word(line)

@@ -38,7 +38,8 @@ def parse_list_cell(value: Any, name: str) -> Any:
         found = None
     if found is None or any(not isinstance(each, str | int | float) for each in found) or _runs_on(text):
         raise CellError(
-            name, f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]'
+            name,
+            f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]',
         )
     return found
 

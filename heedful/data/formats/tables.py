@@ -20,7 +20,7 @@ from heedful.data.formats.text_files import (
     TextFile,
     all_lines,
     open_json,
-    read_lines,
+    read_text_lines,
     unique_keys,
 )
 from heedful.errors import DataError, HeedfulError
@@ -138,7 +138,7 @@ def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = Non
 
 def _literal(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     """Yield rows in which quotes are ordinary characters."""
-    for number, line in read_lines(file, row_errors):
+    for number, line in read_text_lines(file, row_errors):
         if line:
             yield number, line.split(delimiter)
 
@@ -218,7 +218,7 @@ def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
     """Open a file with one JSON object on each line."""
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, line in read_lines(file, row_errors):
+        for number, line in read_text_lines(file, row_errors):
             if not line.strip():
                 continue
             try:

@@ -224,7 +224,7 @@ def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
             raise DataError(f"{file.shown}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
 
 
-def read_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
+def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
     """Yield the usable lines with their numbers, without line ends; report the others as bad rows."""
     for number, text, bad in all_lines(file):
         if bad is None:

@@ -316,7 +316,10 @@ def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> Mi
         say = f"Say {column_option(role, 'NUMBER')} (from 1)"
         looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
         return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
-    known, names = " or ".join(map(shown, COLUMN_NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
+    known, names = (
+        " or ".join(map(shown, COLUMN_NAMES[role][:3])),
+        ", ".join(map(shown, table.names[:20])),
+    )
     return MissingColumnError(
         f"{which} None is called {known} or the like: say {column_option(role, 'NAME')}, one of {names}", role
     )

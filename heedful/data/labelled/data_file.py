@@ -35,7 +35,7 @@ from heedful.data.formats.text_files import (
     check_file,
     detect_encoding,
     read_head,
-    read_lines,
+    read_text_lines,
 )
 from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve_columns
 from heedful.data.labelled.headers import check_header
@@ -171,7 +171,10 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
         _refuse_kind(file, kind, TextExample, "plain text")
         check_no_columns(file.shown, "plain text", settings)
         return DataFile(
-            shown=file.shown, kind=TextExample, read=lambda row_errors: read_texts(file, row_errors), said=(*said, TEXT)
+            shown=file.shown,
+            kind=TextExample,
+            read=lambda row_errors: read_texts(file, row_errors),
+            said=(*said, TEXT),
         )
     return from_table(_rows_of(file, form, settings, row_errors), kind, settings, said)
 
@@ -259,7 +262,7 @@ TEXT = "one text on each line; empty lines are left out"
 
 def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
     """Yield one text per line; empty lines are skipped."""
-    for number, line in read_lines(file, row_errors):
+    for number, line in read_text_lines(file, row_errors):
         if line.strip():
             yield TextExample(file=file.shown, line=number, text=line)
 

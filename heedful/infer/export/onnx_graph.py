@@ -129,7 +129,7 @@ def _constant(given: int | float | Sequence[int]) -> Shaped[np.ndarray, ...]:
 # -- layers ---------------------------------------------------------------------------------------------------
 
 
-def linear(g: Graph, layer: nn.Linear, x: str) -> str:
+def add_linear(g: Graph, layer: nn.Linear, x: str) -> str:
     """W x + b."""
     y = g.op("MatMul", x, g.weight(layer.weight, turned=True))
     return y if layer.bias is None else g.op("Add", y, g.weight(layer.bias))
@@ -169,10 +169,10 @@ def activate(g: Graph, name: str, x: str) -> str:
 
 def mlp(g: Graph, part: Mlp, x: str, activation: str) -> str:
     """The MLP, gated or not."""
-    inner = linear(g, part.up, x)
+    inner = add_linear(g, part.up, x)
     if part.gated:
         gate, inner = g.split(inner, 2)
         inner = g.op("Mul", activate(g, activation, gate), inner)
     else:
         inner = activate(g, activation, inner)
-    return linear(g, part.down, inner)
+    return add_linear(g, part.down, inner)

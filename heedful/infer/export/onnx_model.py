@@ -17,7 +17,7 @@ from torch import nn
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
+from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, add_linear, mlp, norm
 from heedful.model import config as c
 from heedful.model import heads as h
 from heedful.model.embedding import EmbeddingLayer
@@ -126,7 +126,7 @@ def embedding(g: Graph, part: EmbeddingLayer, feed: BatchInputs) -> str:
     if config.types:
         x = g.op("Add", x, g.op("Gather", g.weight(part.types.weight), 0 if feed.types is None else feed.types))
     x = norm(g, part.norm, x)
-    return linear(g, part.project, x) if isinstance(part.project, nn.Linear) else x
+    return add_linear(g, part.project, x) if isinstance(part.project, nn.Linear) else x
 
 
 # -- the stack ------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _block(
     g: Graph, part: Block, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
 ) -> str:
     layers: tuple[tuple[nn.Module, Callable[[str], str]], ...] = (
-        (part.attention_norm, lambda y: attention(g, part.attention, y, sight, vectors, config)),
+        (part.attention_norm, lambda y: add_attention(g, part.attention, y, sight, vectors, config)),
         (part.mlp_norm, lambda y: mlp(g, part.mlp, y, config.activation)),
     )
     for normed, layer in layers:
@@ -201,12 +201,12 @@ def _block(
     return x
 
 
-def attention(
+def add_attention(
     g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
 ) -> str:
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
-    parts = (g.op("Reshape", each, [0, 0, heads, width]) for each in g.split(linear(g, part.qkv, x), 3))
+    parts = (g.op("Reshape", each, [0, 0, heads, width]) for each in g.split(add_linear(g, part.qkv, x), 3))
     q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
     if sight.waves:
         q, k = _turned(g, q, *sight.waves), _turned(g, k, *sight.waves)
@@ -222,7 +222,7 @@ def attention(
         far = g.op("Gather", g.weight(vectors.values.weight), sight.distances)
         mixed = g.op("Add", mixed, g.op("Einsum", weights, far, equation="bhij,ijd->bhid"))
     rows = g.op("Reshape", g.op("Transpose", mixed, perm=(0, 2, 1, 3)), [0, 0, heads * width])
-    return linear(g, part.out, rows)
+    return add_linear(g, part.out, rows)
 
 
 def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
@@ -256,14 +256,14 @@ def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, 
             tokens, follows = _masked(g, part.masked, config, x), _next(g, part.next, x, feed)
             return {"prediction_logits": tokens, "seq_relationship_logits": follows}
         case c.Classes():
-            scores = linear(g, part.out, _summary(g, part, config, x, feed))
+            scores = add_linear(g, part.out, _summary(g, part, config, x, feed))
             return {"logits": Output(scores, (BATCH, len(config.labels)))}
         case c.Choice():
-            scores = linear(g, part.out, _summary(g, part, config, x, feed))
+            scores = add_linear(g, part.out, _summary(g, part, config, x, feed))
             shape = g.op("Gather", g.op("Shape", "input_ids"), [0, 1])
             return {"logits": Output(g.op("Reshape", scores, shape), (BATCH, CHOICES))}
         case c.TokenClasses() | c.SpanScores() | c.ReplacedTokens():
-            return _rowwise(g, config, linear(g, part.out, _transform(g, part.first, config, x)))
+            return _rowwise(g, config, add_linear(g, part.out, _transform(g, part.first, config, x)))
     raise AssertionError(f"no operators for {config}")
 
 
@@ -279,31 +279,31 @@ def _rowwise(g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens,
 def _transform(g: Graph, part: h.Transform, config: c.Summary | c.Rowwise, x: str) -> str:
     if not isinstance(part.dense, nn.Linear):
         return x
-    x = linear(g, part.dense, x)
+    x = add_linear(g, part.dense, x)
     return norm(g, part.norm, activate(g, config.activation, x) if config.activation else x)
 
 
 def _summary(g: Graph, part: Any, config: c.Summary, x: str, feed: BatchInputs) -> str:
-    return _transform(g, part.first, config, pool(g, x, feed, config.pooling))
+    return _transform(g, part.first, config, add_pooling(g, x, feed, config.pooling))
 
 
 def _masked(g: Graph, part: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretraining, x: str) -> Output:
-    dense = norm(g, part.norm, activate(g, config.activation, linear(g, part.dense, x)))
-    return Output(linear(g, part.decoder, dense), (BATCH, SEQUENCE, part.decoder.out_features))
+    dense = norm(g, part.norm, activate(g, config.activation, add_linear(g, part.dense, x)))
+    return Output(add_linear(g, part.decoder, dense), (BATCH, SEQUENCE, part.decoder.out_features))
 
 
 def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: BatchInputs) -> Output:
-    return Output(linear(g, part.out, _summary(g, part, c.Summary(), x, feed)), (BATCH, 2))
+    return Output(add_linear(g, part.out, _summary(g, part, c.Summary(), x, feed)), (BATCH, 2))
 
 
 def _vectors(g: Graph, config: c.SentenceEmbedding, x: str, feed: BatchInputs) -> str:
-    vectors = g.op("Concat", *(pool(g, x, feed, how) for how in config.pooling), axis=-1)
+    vectors = g.op("Concat", *(add_pooling(g, x, feed, how) for how in config.pooling), axis=-1)
     if not config.normalise:
         return vectors
     return g.op("Div", vectors, g.op("Max", g.op("ReduceL2", vectors, axes=(-1,), keepdims=1), 1e-12))
 
 
-def pool(g: Graph, x: str, feed: BatchInputs, how: c.Pooling) -> str:
+def add_pooling(g: Graph, x: str, feed: BatchInputs, how: c.Pooling) -> str:
     """One vector for each sequence."""
     mask = g.op("Cast", feed.seen, to=FLOAT)
     if how in ("first", "last"):

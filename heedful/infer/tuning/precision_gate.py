@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import RUN_MODEL, folder_of, load
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine, Chunk
@@ -117,7 +117,7 @@ def measure_precisions(
     """
     limits = bounds or Tolerance()
     folder = folder_of(name, revision)
-    read_json(folder / "config.json")  # raises an error that says what is wrong with it
+    read_folder_json(folder / "config.json")  # raises an error that says what is wrong with it
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
     facts: dict[str, Any] = {
         "machine": tuning_cache.machine_facts(device),

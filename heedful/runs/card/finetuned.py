@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.checkpoint.folder_json import read_json
+from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import RunError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.markdown import (
@@ -52,7 +52,7 @@ def write_finetuned_card(folder: Path) -> Path:
 
 
 def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    config = read_json(folder / "model" / "config.json", max_bytes=1 << 26)
+    config = read_folder_json(folder / "model" / "config.json", max_bytes=1 << 26)
     kind, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
     heedful_only = isinstance(kind, str) and kind.split("-")[0] == "heedful"
     yield _front(results, heedful_only)

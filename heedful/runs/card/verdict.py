@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heedful.runs.card.markdown import escape_markdown, format_number, markdown_table
 from heedful.runs.results import JsonObject
-from heedful.runs.run_folder import read_json
+from heedful.runs.run_folder import read_run_json
 
 VERDICT = "verdict.json"
 NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
@@ -41,7 +41,7 @@ def verdict_section(folder: Path) -> list[list[str]]:
     """The section of the model card on the comparison with the teacher; [] if the run has no verdict."""
     if not (folder / VERDICT).is_file():
         return []
-    verdict = read_json(folder / VERDICT)
+    verdict = read_run_json(folder / VERDICT)
     head, rows = verdict_table(verdict)
     return [
         ["## Beside its teacher"],

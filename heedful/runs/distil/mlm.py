@@ -45,7 +45,7 @@ from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import JOURNAL, JsonObject, RunResult
 from heedful.runs.run import Run
-from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_json, write_file
+from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_run_json, write_file
 from heedful.settings import from_file, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.train.fit import Reporter
@@ -95,7 +95,7 @@ def distil_masked(
         if ranks.is_main:
             write_pretrained_card(folder)  # again, with the verdict
         ranks.barrier()
-        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.is_main else {}))
+        return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
 def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDistilSettings:
@@ -139,7 +139,7 @@ def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings,
     accept_verdict_settings(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
         before, teacher_file = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TEACHER_FILE
-        if before == settings and teacher_file.exists() and read_json(teacher_file) == about:
+        if before == settings and teacher_file.exists() and read_run_json(teacher_file) == about:
             init_run_folder(folder, pretrain)
             return
         if (folder / OUTPUTS).exists() or (folder / JOURNAL).exists():
@@ -316,7 +316,7 @@ class MlmTeacherLearner:
                 half=cache.precision == "float16", top=cache.top_k, temperature=self._settings.loss.temperature
             ),
             {
-                "weights": read_json(self.run.folder / TEACHER_FILE)["weights"],
+                "weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"],
                 "num_static_masks": objective.num_static_masks,
                 "seed": seed,
             },

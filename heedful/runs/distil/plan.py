@@ -43,7 +43,7 @@ from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.overrides import Overrides, changed_settings
 from heedful.runs.results import JsonObject
-from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_json, read_settings, write_file
+from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_run_json, read_settings, write_file
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
@@ -248,7 +248,7 @@ def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats
     ]
     if source.has_generated_dev and files_trained_on(teacher, source.places["train"]):
         own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))
-        has_generated_dev = read_json(Path(teacher) / DATA).get("made_dev", True)
+        has_generated_dev = read_run_json(Path(teacher) / DATA).get("made_dev", True)
         if not (has_generated_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):
             splits.append("dev")
     if not splits:
@@ -273,7 +273,7 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
     path = folder / TEACHER_FILE
     if not path.exists():
         write_file(path, about)
-    elif (before := read_json(path)) != about:
+    elif (before := read_run_json(path)) != about:
         changed = " and ".join(name for name in about if before.get(name) != about[name])
         raise RunError(
             f"{folder} holds a run with another teacher, or other texts ({changed} changed). Give another folder with "

@@ -53,7 +53,7 @@ from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import RESULTS, JsonObject, RunResult
 from heedful.runs.run import Run
-from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_json
+from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_run_json
 from heedful.settings import to_mapping
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.task import EncodedSplit, Task
@@ -153,7 +153,7 @@ def distil_task(
                 judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
             write_finetuned_card(folder)  # again, with the verdict
         ranks.barrier()
-        return run.result(**({"verdict": read_json(folder / VERDICT)} if ranks.is_main else {}))
+        return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
 def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
@@ -418,7 +418,7 @@ class TeacherLearner:
         loss, cache = self._settings.loss, self._settings.teacher_cache
         if not (loss.kd_weight or needs) or not cache.enabled:
             return online_teacher(teacher, samples)
-        facts = {"weights": read_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
+        facts = {"weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
         folder = self.run.folder / OUTPUTS
         if self.parent_dir is not None:
             key = json.dumps([facts, teacher.wanted.names, cache.precision])

@@ -29,7 +29,7 @@ from heedful.runs.evaluate import build_eval_task
 from heedful.runs.overrides import Overrides
 from heedful.runs.plots.style import save_png
 from heedful.runs.results import JsonObject, RunResult
-from heedful.runs.run_folder import read_json, visible_names, write_file
+from heedful.runs.run_folder import read_run_json, visible_names, write_file
 from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
@@ -145,7 +145,7 @@ def search(
         if done.status == "completed" and ranks.is_main:
             make_folder(folder / "plots")
             trained = [shape for shape in state["tried"] if "quality" in shape]
-            chosen_on = read_json(folder / best["folder"] / VERDICT)
+            chosen_on = read_run_json(folder / best["folder"] / VERDICT)
             save_png(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))
             done = replace(done, results=done.results | {"search": state})
         return done
@@ -235,7 +235,7 @@ def _begin(folder: Path, facts: JsonObject) -> JsonObject:
     path = folder / SEARCH_FILE
     if not path.exists():
         return dict(facts)
-    state = read_json(path)
+    state = read_run_json(path)
     if changed := [name for name in facts if state.get(name) != facts[name]]:
         raise RunError(
             f"{folder} holds a search with another {' and '.join(changed)}: give another folder with --output, or the "

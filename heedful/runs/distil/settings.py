@@ -19,7 +19,7 @@ from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.settings import to_mapping
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs import SPECS
-from heedful.toml_json import shown
+from heedful.toml_json import as_json
 from heedful.train.settings import FitSettings, TrainSettings
 
 BAG, WORDS, DATA, PRETRAIN = BagPooling(), WordSettings(), DataSettings(), PretrainSettings()
@@ -352,7 +352,7 @@ def preview_distil_settings(overrides: Overrides, task: str = "classify", data: 
 
 def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSettings:
     """Lay overrides over the defaults of a task."""
-    decided_by = f"the teacher's head decides it ({shown(defaults.task.kind)})"
+    decided_by = f"the teacher's head decides it ({as_json(defaults.task.kind)})"
     return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
 

@@ -38,7 +38,7 @@ from heedful.runs.finetune.word_baseline import linear_model_of, score_words, se
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
-from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_json, write_file
+from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_run_json, write_file
 from heedful.runs.scoring import eval_result, measure_split, tune_thresholds
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
@@ -222,7 +222,7 @@ class FinetuneTraining:
         """Train and evaluate with one seed, from `base` or a model of its own; None if a signal interrupted it."""
         if (folder / SEED).exists():
             self._tidy(folder)
-            return read_json(folder / SEED)
+            return read_run_json(folder / SEED)
         base = base or self.learner.initial_model(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, model = build_task(settings, self.source, self.survey, base, self.plan.labels)
@@ -308,7 +308,7 @@ class FinetuneTraining:
         if not self.settings.eval_baseline or not self.splits:
             return {}
         if (folder / BEFORE).exists():
-            return {"baseline": read_json(folder / BEFORE)}
+            return {"baseline": read_run_json(folder / BEFORE)}
         if linear_model_of(task) is None:
             return {}
         self.run.reporter.message("fitting a bag of words")
@@ -378,7 +378,7 @@ class FinetuneTraining:
             "across_seeds": {split: across_seeds(seeds, split) for split in self.splits},
             "splits": best["splits"],
             "checkpoints": best["checkpoints"],
-            "data": read_json(run.folder / DATA),
+            "data": read_run_json(run.folder / DATA),
         }
         run.write_results(
             learned,

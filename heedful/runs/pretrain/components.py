@@ -21,7 +21,7 @@ from heedful.runs.pretrain.objective_builder import Components, builder_of
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.run import Run
-from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_json, write_file
+from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_run_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
 
 SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
@@ -143,7 +143,7 @@ def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
     about = {"stated": list(corpus.about.get("stated", ())), "files": {corpus.folder.name: corpus.digest}}
     if not (folder / DATA).exists():
         write_file(folder / DATA, about)
-    elif read_json(folder / DATA) != about:
+    elif read_run_json(folder / DATA) != about:
         raise RunError(
             f"{corpus.folder} holds another corpus than the one with which {folder} began: put that one back, "
             "or give another folder with --output"

@@ -33,7 +33,7 @@ from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.runs.results import BEFORE, JsonObject, RunResult
 from heedful.runs.run import Run
-from heedful.runs.run_folder import init_run_folder, read_json, write_file
+from heedful.runs.run_folder import init_run_folder, read_run_json, write_file
 from heedful.settings import to_mapping
 from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
@@ -294,5 +294,5 @@ class PretrainTraining:
             "splits": {"validation": {"numbers": scores.metrics}},
             "corpus": {key: corpus[key] for key in CORPUS_KEYS if key in corpus},
         }
-        baseline = read_json(folder / BEFORE) if (folder / BEFORE).exists() else None
+        baseline = read_run_json(folder / BEFORE) if (folder / BEFORE).exists() else None
         self.run.write_results(learned, load(folder / RUN_MODEL), self.learner.settings(), baseline=baseline)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, PERMUTATIONS, Deduplicator, lsh_bands, minhash_signatures
-from heedful.data.corpus.shards import hash_text
+from heedful.data.corpus.shards import hash_document
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -36,7 +36,7 @@ def judged(texts: list[str], tmp_path: Path, *, near: bool, size: int, similarit
     found: list[int] = []
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
-        hashes = np.array([hash_text(text) for text in some], np.uint64)
+        hashes = np.array([hash_document(text) for text in some], np.uint64)
         found += judge.judge(hashes, minhash_signatures(some if near else [])).tolist()
     judge.close()
     return found

@@ -12,7 +12,14 @@ import pytest
 from heedful.data.corpus import shards
 from heedful.data.corpus.build import CorpusSettings, build_corpus
 from heedful.data.corpus.sentence_split import split_sentences
-from heedful.data.corpus.shards import SKETCH, Corpus, batch_by_characters, estimate_distinct, hash_text, merge_sketches
+from heedful.data.corpus.shards import (
+    SKETCH,
+    Corpus,
+    batch_by_characters,
+    estimate_distinct,
+    hash_document,
+    merge_sketches,
+)
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -47,7 +54,7 @@ def test_a_corpus_is_what_went_in(kind: str, tmp_path: Path, request: pytest.Fix
     assert (corpus.fingerprint, corpus.vocabulary) == (tokenizer.fingerprint, tokenizer.size)
     assert corpus.documents.tolist() == [0, 3, 4, 7]
     assert corpus.paragraphs.tolist() == [True, False, True, True, True, False, False]
-    assert corpus.hashes.tolist() == [hash_text(text) for text in TEXTS]
+    assert corpus.hashes.tolist() == [hash_document(text) for text in TEXTS]
     expected = [tokenizer.ids(split_sentences(text)[0]) for text in TEXTS]
     flat = [each for document in expected for each in document]
     for number, each in enumerate(flat):
@@ -119,7 +126,7 @@ def test_segments_without_tokens_hand_their_paragraph_on(tmp_path: Path) -> None
     assert corpus.documents.tolist() == [0, 1, 3]
     assert corpus.paragraphs.tolist() == [True, True, False]
     assert corpus.about["left_out"]["empty"] == 1
-    assert corpus.hashes.tolist() == [hash_text("A ferry."), hash_text("\u200e\n\nRain fell. It fell.")]
+    assert corpus.hashes.tolist() == [hash_document("A ferry."), hash_document("\u200e\n\nRain fell. It fell.")]
 
 
 def test_a_wide_vocabulary_takes_wide_numbers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from heedful.data import DataSettings, Raise, Skip, read
 from heedful.data.bad_rows import RowErrors
-from heedful.data.formats.text_files import all_lines, detect_encoding, open_json, read_lines
+from heedful.data.formats.text_files import all_lines, detect_encoding, open_json, read_text_lines
 from heedful.errors import HeedfulError
 
 
@@ -26,7 +26,7 @@ def written(path: Path, data: bytes) -> Path:
 def texts(path: Path, **more: Any) -> tuple[list[tuple[int, str]], list[str]]:
     """The usable lines of a file, and what is said of the others."""
     row_errors = RowErrors(Skip())
-    found = list(read_lines(detect_encoding(path, **more)[0], row_errors))
+    found = list(read_text_lines(detect_encoding(path, **more)[0], row_errors))
     return found, [str(bad).removeprefix(f"{path}:") for bad in row_errors.first]
 
 
@@ -89,7 +89,7 @@ def test_workbooks_are_no_text(tmp_path: Path, suffix: str) -> None:
 def test_byte_order_marks(tmp_path: Path, name: str) -> None:
     mark = "\ufeff" if name in ("utf-16-le", "utf-16-be") else ""
     file, said = detect_encoding(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
-    assert list(read_lines(file, RowErrors(Raise()))) == [(1, "öne"), (2, "two 😀")]
+    assert list(read_text_lines(file, RowErrors(Raise()))) == [(1, "öne"), (2, "two 😀")]
     assert said == [f"a.txt: begins with a byte order mark, which is left out; read as {file.encoding}"]
 
 

@@ -408,7 +408,7 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
     for loss in (
         lambda x: like.similarity_matrix_loss(x, t, 16),
         lambda x: like.relation_kl((x, x), (t, t), (0, 16), 4),
-        lambda x: pairs._told_apart(x, t, torch.arange(16)),
+        lambda x: pairs._in_batch_losses(x, t, torch.arange(16)),
     ):
         with torch.autocast("cpu", torch.bfloat16):
             half = loss(s)

@@ -29,7 +29,7 @@ from heedful.runs.finetune import run as module
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.init_settings import Pretrained, Scratch
 from heedful.runs.finetune.settings import FinetuneSettings
-from heedful.runs.run_folder import BAD_ROWS, DATA, init_labelled_run, read_json
+from heedful.runs.run_folder import BAD_ROWS, DATA, init_labelled_run, read_run_json
 from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
 from heedful.tasks.qa import NO_ANSWER
@@ -785,7 +785,7 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
         {"train": 4},
         partial(dataset_for_task, LabelledExample, files, settings.data),
     )
-    assert read_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
+    assert read_run_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
     assert len(lines(tmp_path / "run" / BAD_ROWS)) == 3
 
 

@@ -14,7 +14,7 @@ from heedful.cli import main
 from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError
 from heedful.runs.evaluate import evaluate
-from heedful.runs.run_folder import read_json
+from heedful.runs.run_folder import read_run_json
 from tests.support.generated_data import classified, tune
 
 LATIN_1 = {"data.encoding": "latin-1"}
@@ -87,7 +87,7 @@ def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) 
     done = tune("classify", data, tmp_path / "run", settings)
     numbers = done.results["splits"]["dev" if name == "subj" else "test"]["numbers"]
     assert numbers["count"] > 0 and 0 <= numbers["accuracy"] <= 1
-    about = read_json(tmp_path / "run" / "data.json")
+    about = read_run_json(tmp_path / "run" / "data.json")
     assert all(not Path(each).is_absolute() for each in about["files"])
     measured = evaluate(tmp_path / "run", data, split="train")
     assert len(measured.trained_on) == (2 if name in ("subj", "imdb", "news") else 1)
