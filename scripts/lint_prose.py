@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Find docstrings, comments, messages and names that do not read as plain technical English.
 
-usage: scripts/lint_prose.py [--count] [FILE or FOLDER ...]      (default: heedful)
+usage: scripts/lint_prose.py [--count] [--no-names] [FILE or FOLDER ...]      (default: heedful)
 
-Prints one line for each finding and exits with status 1 if there is any. `--count` prints totals only.
+Prints one line for each finding and exits with status 1 if there is any. `--count` prints totals only, `--no-names`
+leaves out the names of variables.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def local_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.arg
 
 
-def findings(path: Path) -> list[Finding]:
-    """Return the findings in a Python file, by line."""
+def findings(path: Path, *, names: bool) -> list[Finding]:
+    """Return the findings in a Python file, by line; `names`: those of variables too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     result: list[Finding] = []
     for line, text in docstrings(tree):
@@ -92,7 +93,7 @@ def findings(path: Path) -> list[Finding]:
         for pattern, advice in HABITS.items():
             if match := re.search(pattern, text):
                 result.append((line, "habit", f'"{match.group()}": {advice}'))
-    for line, name in local_names(tree):
+    for line, name in local_names(tree) if names else ():
         if name in PRONOUNS:
             result.append((line, "name", f"the variable {name}: name its value"))
     return sorted(result)
@@ -105,7 +106,7 @@ def main(arguments: list[str]) -> int:
     paths = [path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*.py")))]
     totals: Counter[str] = Counter()
     for path in paths:
-        for line, rule, text in findings(path):
+        for line, rule, text in findings(path, names="--no-names" not in arguments):
             totals[rule] += 1
             if not count:
                 print(f"{path}:{line}: {text}")

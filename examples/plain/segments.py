@@ -17,7 +17,7 @@ Reading = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, weights by la
 
 
 def read(model: heedful.ModelBundle, ids: list[int], types: list[int]) -> Reading:
-    """What the model computes for one pair."""
+    """Return the attention weights and output of the model for one pair."""
     batch, trace = heedful.Packed.of([ids], types=[types]), Trace(what=["weights"])
     with torch.no_grad():
         rows = model.model(batch, trace=trace)

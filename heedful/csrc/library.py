@@ -1,7 +1,7 @@
 """Compiles, caches and loads the C++ kernels.
 
 They are compiled for this processor: the cache key is a digest of the sources, the flags and the processor. The
-compiler is not part of it, so that a cached library is used where there is none; its results are compared with
+compiler is not part of it, so that a cached library is used on machines without one; its results are compared with
 PyTorch's when it is loaded. The file ends in a digest of its contents, since loading a truncated library ends the
 process. The digest does not show who wrote the file: `heedful.cache` checks that nobody else can change it.
 

@@ -158,7 +158,7 @@ class ScoredExample(Example):
 class TaggedExample(Example):
     """A sentence of words with one tag for each: token classification."""
 
-    about: ClassVar[str] = "a sentence in words with a tag for each"
+    about: ClassVar[str] = "the words of a sentence, with a tag for each"
     needed: ClassVar[tuple[str, ...]] = ("words", "tags")
     words: tuple[str, ...]
     tags: tuple[str, ...]

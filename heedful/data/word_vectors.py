@@ -38,10 +38,13 @@ def read_vectors(
     """Read a word and its numbers from each line, all divided by spaces, or what word2vec itself writes, from a name
     with .bin; .gz, .xz and .bz2 too.
 
-    A first line of two whole numbers, how many words and how wide, is word2vec's. Of words that are not wanted only the
-    first so many are kept (None: all), so that memory does not grow with the file. `form` makes of a word what is
-    wanted, in lower case, say; None: nothing. Of a word that stands there twice the first one counts, or the first one
-    that is written in that form.
+    A first line of two whole numbers, the count of words and their width, is word2vec's. A word that occurs twice keeps
+    its first vector, or the first one whose spelling equals its form.
+
+    Args:
+        wanted: Words that are kept.
+        others: Maximum number of other words to keep, so that memory does not grow with the file; None: all.
+        form: Maps a word of the file to the form that is looked up, such as its lower case; None leaves it out.
     """
     path, asked, kept = Path(path), frozenset(wanted), 0
     found: dict[str, np.ndarray] = {}

@@ -246,8 +246,8 @@ class BundleEngine:
     ) -> list[Any]:
         """Score the pieces of one batch, of one answerer, and return their scores on the host: the second step.
 
-        With `top_k`, as `answer` takes it, so many tokens are kept where there is a score for all of the vocabulary at
-        each place. Pieces for which texts are written get all of them at once here; `decode` does it in steps.
+        With `top_k`, as in `answer`, only that number of tokens is kept at each position that has scores over the
+        vocabulary. Pieces for which texts are written get all of them at once here; `decode` does it in steps.
         """
         assert all(piece.answerer is pieces[0].answerer for piece in pieces)
         training = self.loaded.training

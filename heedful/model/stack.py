@@ -327,7 +327,7 @@ class Transformer(nn.Module):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the last hidden states, sequences end to end: the decoder's if there is one, else the encoder's.
+        """Return the last hidden states, sequences end to end: the decoder's if the model has one, else the encoder's.
 
         Args:
             target: Decoder inputs, one sequence for each of the source; for models with encoder and decoder.
@@ -335,7 +335,7 @@ class Transformer(nn.Module):
                 after its attention.
 
         Raises:
-            ModelError: If the model needs a target and there is none, or the other way round.
+            ModelError: If the model needs a target that is missing, or has no use for one.
         """
         self._check_batches(source, target)
         if trace is not None:

@@ -24,7 +24,7 @@ HALVES = (torch.float16, torch.bfloat16)
 WIDTHS = (64, 128, 256, 512)  # widths of a block's lines
 BUDGET = 1 << 22  # scores of a block, for each head: few, large launches
 TILE = 128  # rows of a tile of the compiled kernel
-FAR = 1 << 30  # distance that stands for no window
+FAR = 1 << 30  # distance that means no window
 REQUIRED_ARGUMENTS: tuple[str, ...] = (  # of the private flash attention operator
     *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale"),
     *("window_size_left", "window_size_right"),

@@ -232,7 +232,7 @@ def _of_corpus(message: str) -> str:
 LAYOUTS = {
     "line": "has no blank lines, so each line is a document",
     "paragraph": "lines are sentences, and blank lines part documents",
-    "document": "is one document, whose paragraphs are parted by blank lines",
+    "document": "is one document, whose paragraphs are separated by blank lines",
 }
 
 

@@ -12,8 +12,8 @@ from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
 from heedful.data.examples import AnswerSpan, QuestionExample
 from heedful.data.formats.text_files import JsonStream, TextFile, open_json
 
-ONCE = "answers whose start was wrong, found where their text stands once in the context"
-NEAREST = "answers whose start was wrong, found where their text stands nearest to it"
+ONCE = "answers whose start was wrong, found at the only occurrence of their text in the context"
+NEAREST = "answers whose start was wrong, found at the occurrence of their text that is nearest to it"
 
 
 def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionExample]:
@@ -118,9 +118,9 @@ def align_answers(
         CellError: If an answer does not occur in the context, or answers and `impossible` contradict each other.
     """
     if impossible and pairs:
-        raise CellError("answers", "has answers, but the question is said to be impossible")
+        raise CellError("answers", "has answers, but the question is marked impossible")
     if not impossible and not pairs:
-        raise CellError("answers", "is empty, and the question is not said to be impossible")
+        raise CellError("answers", "is empty, and the question is not marked impossible")
     spans, mended = [], []
     for number, (text, start) in enumerate(pairs):
         where = f"answers[{number}].answer_start"

@@ -294,7 +294,7 @@ def _split_lines(split: SplitReport, unit: str, limit: int) -> Iterator[str]:
         if lacking := [label for label, count in split.labels.items() if not count]:
             yield f"no example of {', '.join(map(shown, lacking[:10]))}"
         elif most > UNEVEN * least:
-            yield f"uneven: the most frequent label stands {most / least:.0f} times as often as the rarest"
+            yield f"uneven: the most frequent label is {most / least:.0f} times as frequent as the rarest"
     if split.lengths:
         half, most_, nearly, longest = split.lengths
         yield f"{unit}: half have up to {half:,}, 90 % up to {most_:,}, 99 % up to {nearly:,}, the longest {longest:,}"

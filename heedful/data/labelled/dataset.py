@@ -137,7 +137,7 @@ class Dataset(Generic[Kind]):
 
     @property
     def _named(self) -> tuple[str, ...]:
-        """Label names that come with the data; () if there are none."""
+        """Label names that come with the data, or ()."""
         return self._parts[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
 
     @cached_property

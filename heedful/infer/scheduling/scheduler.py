@@ -268,8 +268,8 @@ class Scheduler:
     def wait(self, lane: ModelQueue | None = None, more: int = 0) -> float:
         """Estimate the seconds until all requests that run and wait now are answered.
 
-        Of one lane, with so many tokens more: lanes take turns, so each of the others takes at most as much time as
-        this one does, whatever waits in it.
+        For one lane, with a number of tokens added: lanes take turns, so each of the others takes at most as much
+        time as this one does, whatever waits in it.
         """
         runs = max(0.0, self._until - time.monotonic())
         if lane is None:

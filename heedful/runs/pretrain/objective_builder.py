@@ -66,7 +66,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
     # -- the teacher ------------------------------------------------------------------------------------------------
 
     def load_teacher(self) -> ModelBundle | None:
-        """Load the trained model whose outputs are learned; None if there is none."""
+        """Load the trained model whose outputs are learned; None for objectives without a teacher."""
         return None
 
     def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:

@@ -48,10 +48,13 @@ def test_wrong_starts(tmp_path: Path) -> None:
     assert [[span.start for span in each.answers] for each in found] == [[13, 8], [0, 13]]
     assert all(CONTEXT.startswith(span.text, span.start) for each in found for span in each.answers)
     assert source.row_errors.mended == {
-        "answers whose start was wrong, found where their text stands once in the context": 2,
-        "answers whose start was wrong, found where their text stands nearest to it": 2,
+        "answers whose start was wrong, found at the only occurrence of their text in the context": 2,
+        "answers whose start was wrong, found at the occurrence of their text that is nearest to it": 2,
     }
-    assert "2 answers whose start was wrong, found where their text stands nearest to it" in check(source).lines()
+    assert (
+        "2 answers whose start was wrong, found at the occurrence of their text that is nearest to it"
+        in check(source).lines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,8 @@ def test_wrong_starts(tmp_path: Path) -> None:
         (asked("1", ("Ada", "0")), 'answers[0].answer_start: is "0", expected a whole number'),
         (asked("1", ("Ada", None)), "answers[0].answer_start: is null, expected a whole number"),
         (asked("1", ("", 0)), "answers[0].text: is empty"),
-        (asked("1"), "answers: is empty, and the question is not said to be impossible"),
-        (asked("1", ("Ada", 0), is_impossible=True), "answers: has answers, but the question is said to be impossible"),
+        (asked("1"), "answers: is empty, and the question is not marked impossible"),
+        (asked("1", ("Ada", 0), is_impossible=True), "answers: has answers, but the question is marked impossible"),
         (asked("1", ("Ada", 0), is_impossible="no"), 'is_impossible: is "no", expected true or false'),
         ({"id": "1", "question": "Who?"}, "answers: is missing"),
         ({"id": "1", "answers": []}, "question: is missing"),

@@ -65,7 +65,7 @@ def test_lines(tmp_path: Path) -> None:
         "",
         "train: 111 examples",
         'train: labels: "neg" 3, "pos" 108',
-        "train: uneven: the most frequent label stands 36 times as often as the rarest",
+        "train: uneven: the most frequent label is 36 times as frequent as the rarest",
         "train: words: half have up to 3, 90 % up to 3, 99 % up to 5, the longest 500",
         "train: 1 longer than 384 words, like train.jsonl:11",
         "train: 1 with an empty text, like train.jsonl:5",
