@@ -1,4 +1,4 @@
-"""BLEU: sacrebleu's own number, by the paper's formula too, in any parts; its signature is told."""
+"""BLEU equals sacrebleu's and the paper's formula, however the texts are split, and reports sacrebleu's signature."""
 
 from __future__ import annotations
 

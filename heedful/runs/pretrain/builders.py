@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -49,13 +49,20 @@ def masked_count(settings: PretrainSettings, mask_prob: float, template: Special
     return max(1, round(mask_prob * text))
 
 
-class MlmBuilder(ObjectiveBuilder[MlmSettings]):
-    """Masked language modelling."""
+MaskingT = TypeVar("MaskingT", MlmSettings, SentencePairSettings, DistillationSettings)
+
+
+class MaskingBuilder(ObjectiveBuilder[MaskingT]):
+    """Base class of the objectives that mask tokens."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer without a mask token, or one that cannot tell words."""
         super().check_tokenizer(tokenizer)
         MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
+
+
+class MlmBuilder(MaskingBuilder[MlmSettings]):
+    """Masked language modelling."""
 
     def objective(self, components: Components, loaded: ModelBundle, phase: MlmSettings) -> MaskedLM:
         """Return the objective of a phase."""
@@ -68,15 +75,10 @@ class MlmBuilder(ObjectiveBuilder[MlmSettings]):
         )
 
 
-class SentencePairBuilder(ObjectiveBuilder[SentencePairSettings]):
+class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
     """Masked language modelling on pairs of segments with a label."""
 
     label: ClassVar[Literal["nsp", "sop"]]
-
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
-        super().check_tokenizer(tokenizer)
-        MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
 
     def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
         """Return the special tokens around a pair."""
@@ -261,7 +263,7 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
         return generator
 
 
-class DistillationBuilder(ObjectiveBuilder[DistillationSettings]):
+class DistillationBuilder(MaskingBuilder[DistillationSettings]):
     """Distillation of a trained encoder."""
 
     def load_teacher(self) -> ModelBundle:
@@ -291,11 +293,6 @@ class DistillationBuilder(ObjectiveBuilder[DistillationSettings]):
             shortest=min(self.settings.lengths),
             init_from=self.settings.model.init_from,
         )
-
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
-        super().check_tokenizer(tokenizer)
-        MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
 
     def rows(
         self,
