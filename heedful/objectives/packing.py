@@ -38,7 +38,7 @@ class PackedRows(Sequence[Sample]):
     Args:
         corpus: The corpus.
         template: Special tokens around a sequence.
-        ranges: Of the sequences; with `pair` each has two texts, of which the second may be empty.
+        ranges: Bounds of the texts of each sequence; with `pair` there are two, and the second may be empty.
         size: Tokens of a row, at most.
         seed: Of the order in which sequences are packed.
         labels: One for each sequence.

@@ -161,7 +161,7 @@ def background(
 
 
 def open_files(count: int) -> int:
-    """Raise the limit of open files to `count`, or as far as allowed, and return it; unchanged on Windows."""
+    """Raise the limit of open files to `count` or the system's maximum, and return it. Does nothing on Windows."""
     try:
         import resource
     except ModuleNotFoundError:
