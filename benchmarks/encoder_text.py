@@ -4,7 +4,8 @@ HEEDFUL_DATA=folder python benchmarks/encoder_text.py OUT
 
 Writes OUT/text/*.jsonl, OUT/probe/ and OUT/counts.json. Every sentence of the corpora that also occurs in a train, dev
 or test file of a data set used for measuring is dropped, compared without case and punctuation. Direct speech of the
-novels is added as documents of its own, since most texts that people classify are short and plain.
+novels is added as documents of its own, and half of the longer sentences are cut into clauses, since most texts that
+people classify and compare are short and plain.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from heedful.data.corpus.sentence_split import clean_text, split_sentences
 CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
 LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets
 SPEECH = re.compile(r"[“\"]([^“”\"]{12,400})[”\"]")
+CLAUSE_END = re.compile(r"(?:[,;:] | (?:–|—|--) | (?=(?:and|but|which|who|while|because|when|where|after|before) ))")
+CLAUSE_SHARE, CLAUSE_SEED = 0.5, 12
+SHORTEST_CUT_SENTENCE, SHORTEST_CLAUSE = 9, 4  # words
 PROBE_SEED = 11
 PROBE_PAIRS, PROBE_TEXTS, PROBE_SENTENCES = 1_000, 2_000, 1_000
 
@@ -87,6 +91,30 @@ def documents(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def clauses(sentence: str) -> list[str]:
+    """The clauses of a sentence, each at least SHORTEST_CLAUSE words, written as sentences.
+
+    >>> clauses("The old harbour was quiet at night, and the fishermen who had come home slept until noon.")
+    ['The old harbour was quiet at night and the fishermen.', 'Who had come home slept until noon.']
+    """
+    pieces: list[str] = []
+    for piece in CLAUSE_END.split(sentence.strip()):
+        if pieces and min(len(pieces[-1].split()), len(piece.split())) < SHORTEST_CLAUSE:
+            pieces[-1] += " " + piece
+        else:
+            pieces.append(piece)
+    return [(piece[0].upper() + piece[1:]).rstrip(" ,;:.") + "." for piece in pieces if piece.strip(" ,;:.")]
+
+
+def with_clauses(sentences: list[str], draw: random.Random) -> str:
+    """Join sentences to a paragraph; a share of CLAUSE_SHARE of the longer ones is cut into clauses."""
+    parts = []
+    for sentence in sentences:
+        is_cut = len(sentence.split()) >= SHORTEST_CUT_SENTENCE and draw.random() < CLAUSE_SHARE
+        parts.append(" ".join(clauses(sentence)) if is_cut else sentence.strip())
+    return " ".join(parts)
+
+
 def write_text(data: Path, out: Path) -> dict[str, int]:
     """Write the filtered corpora; return what was counted."""
     measured: set[bytes] = set()
@@ -96,6 +124,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
         measured.update(map(plain, split))
     measured.discard(b"")
     counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
+    draw = random.Random(CLAUSE_SEED)
     (out / "text").mkdir(parents=True, exist_ok=True)
     for name in CORPORA:
         with (out / "text" / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -109,7 +138,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                     counts["sentences"] += len(sentences)
                     counts["dropped sentences"] += len(sentences) - len(unmeasured)
                     if unmeasured:
-                        paragraphs.append("".join(unmeasured).strip())
+                        paragraphs.append(with_clauses(unmeasured, draw))
                 if not paragraphs:
                     continue
                 counts["documents"] += 1
