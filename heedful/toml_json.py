@@ -8,9 +8,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from heedful.errors import HeedfulError
+
+if TYPE_CHECKING:
+    Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+else:
+    Json = object  # a type checker of run time refuses a recursive alias
 
 DEEPEST = 100  # tables or lists inside one another, and parts of a dotted key
 LONGEST_ECHO = 80  # characters of what was given that a message repeats
