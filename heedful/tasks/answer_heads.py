@@ -16,5 +16,5 @@ PRETRAINED: dict[str, tuple[AnswerHead, ...]] = {  # heads that no task of fine-
 
 def answer_heads_of(kind: str) -> tuple[AnswerHead, ...]:
     """Return what answers with a head of this kind; the first that knows an input's form answers it; (): nothing."""
-    tasks = (spec.task for spec in SPECS.values())
-    return next((task.answerers for task in tasks if task.head == kind), PRETRAINED.get(kind, ()))
+    spec = next((spec for spec in SPECS.values() if spec.head == kind), None)
+    return PRETRAINED.get(kind, ()) if spec is None else spec.task.answerers

@@ -120,7 +120,6 @@ CLASSIFY_HEAD = AnswerHead(
 class TextTask(Task):
     """Base class of tasks over a text or a pair; each window of a long text weighs 1 / windows."""
 
-    head: ClassVar[str] = "sequence_classification"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
 

@@ -92,7 +92,6 @@ class Embed(Task):
     """
 
     example: ClassVar[type[Example]] = PairExample
-    head: ClassVar[str] = "embedding"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (EMBED_HEAD, SIMILARITY_HEAD)
     metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
     long_inputs: LongInputs = "truncate"

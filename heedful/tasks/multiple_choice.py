@@ -112,7 +112,6 @@ class MultipleChoiceTask(Task):
     """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
 
     example: ClassVar[type[Example]] = ChoiceExample
-    head: ClassVar[str] = "multiple_choice"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
     metric: str = "accuracy"
 

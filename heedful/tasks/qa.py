@@ -146,7 +146,6 @@ class QuestionAnswering(Task):
     """
 
     example: ClassVar[type[Example]] = QuestionExample
-    head: ClassVar[str] = "question_answering"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (QA_HEAD,)
     metric: str = "f1"
     impossible: bool  # whether some questions have no answer

@@ -80,7 +80,6 @@ class Seq2Seq(Task):
     """
 
     example: ClassVar[type[Example]] = Seq2SeqExample
-    head: ClassVar[str] = "language_model"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
     mark: SequenceEnds

@@ -73,6 +73,7 @@ class TaskSpec:
     settings: type[TaskSettings]
     example_ref: str  # the class of its examples as "module:name", imported when it is needed
     task_ref: str  # the task's class, likewise
+    head: str  # kind of the head that it trains
     recognizes: Callable[[Head], bool]  # whether a model with this head does the task
     check_reader: Callable[[PoolingConfigs, str, int], None] = (
         any_reader  # refuses a reader: its setting, number of labels

@@ -159,7 +159,6 @@ class Tag(Task):
     """
 
     example: ClassVar[type[Example]] = TaggedExample
-    head: ClassVar[str] = "token_classification"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (TAG_HEAD,)
     metric: str = ""  # "": F1 of entities, or accuracy if labels mark no entities
 

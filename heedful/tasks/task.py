@@ -26,6 +26,7 @@ from heedful.objectives.base import upcast, weighted_loss
 from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
 from heedful.tasks.metrics import Bootstrap, HasIntervals, Result
 from heedful.tasks.settings import TaskSettings
+from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
@@ -164,7 +165,6 @@ class Task(Objective, ABC):
     """Base class of tasks: samples and loss for training, answers and metrics for evaluation."""
 
     example: ClassVar[type[Example]]
-    head: ClassVar[str]
     answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that accepts an input's form answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     takes_pairs: ClassVar[bool] = False  # texts may be pairs; a model remembers whether they were
@@ -195,7 +195,7 @@ class Task(Objective, ABC):
         loaded, tokenizer = setup.loaded, require_tokenizer(setup.loaded)
         bundle = with_head(
             loaded,
-            cls.head,
+            SPECS[setup.settings.kind].head,
             labels=fields.get("labels", ()),
             problem_type=cls.problem_type,
             seed=setup.seed,

@@ -111,7 +111,6 @@ class Order(Task):
     """Cross-entropy over the two scores of a head for the next sentence."""
 
     example: ClassVar[type[Example]] = Ordered
-    head: ClassVar[str] = "next_sentence"
     answerers: ClassVar[tuple[AnswerHead, ...]] = (ORDERS,)
     metric: str = "accuracy"
 
@@ -177,6 +176,7 @@ SPEC = TaskSpec(
     settings=OrderSettings,
     example_ref=f"{__name__}:Ordered",
     task_ref=f"{__name__}:Order",
+    head="next_sentence",
     recognizes=lambda head: head.kind == "next_sentence",
     card=Card(
         name="Order of two texts",

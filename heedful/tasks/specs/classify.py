@@ -74,6 +74,7 @@ CLASSIFY = TaskSpec(
     settings=ClassifySettings,
     example_ref="heedful.data.examples:LabelledExample",
     task_ref="heedful.tasks.classify:Classify",
+    head="sequence_classification",
     recognizes=lambda head: getattr(head, "problem_type", None) == "single_label_classification",
     check_reader=_two_labels,
     card=Card(
@@ -92,6 +93,7 @@ MULTI_LABEL = TaskSpec(
     settings=MultiLabelSettings,
     example_ref="heedful.data.examples:MultiLabelExample",
     task_ref="heedful.tasks.classify:ClassifyMultiLabel",
+    head="sequence_classification",
     recognizes=lambda head: getattr(head, "problem_type", None) == "multi_label_classification",
     check_reader=no_sigmoid,
     card=Card(

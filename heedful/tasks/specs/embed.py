@@ -65,6 +65,7 @@ EMBED = TaskSpec(
     settings=EmbedSettings,
     example_ref="heedful.data.examples:PairExample",
     task_ref="heedful.tasks.embed:Embed",
+    head="embedding",
     recognizes=lambda head: head.kind == "embedding",
     check_reader=lambda reader, name, labels: rows_alone("embed", reader, name),
     predicts_cosines=True,

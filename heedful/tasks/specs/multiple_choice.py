@@ -39,6 +39,7 @@ MULTIPLE_CHOICE = TaskSpec(
     settings=MultipleChoiceSettings,
     example_ref="heedful.data.examples:ChoiceExample",
     task_ref="heedful.tasks.multiple_choice:MultipleChoiceTask",
+    head="multiple_choice",
     recognizes=lambda head: head.kind == "multiple_choice",
     check_reader=lambda reader, name, labels: no_classic_head("multiple-choice", reader, name),
     predict_arguments='"A prompt." --choice "one" --choice "another"',

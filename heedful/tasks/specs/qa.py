@@ -78,6 +78,7 @@ QA = TaskSpec(
     settings=QASettings,
     example_ref="heedful.data.examples:QuestionExample",
     task_ref="heedful.tasks.qa:QuestionAnswering",
+    head="question_answering",
     recognizes=lambda head: head.kind == "question_answering",
     check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),
     predict_arguments='"A long text." --question "What is asked?"',

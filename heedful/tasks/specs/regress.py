@@ -31,6 +31,7 @@ REGRESS = TaskSpec(
     settings=RegressSettings,
     example_ref="heedful.data.examples:ScoredExample",
     task_ref="heedful.tasks.regress:Regress",
+    head="sequence_classification",
     recognizes=_recognizes,
     check_reader=no_sigmoid,
     linear_model="ridge",

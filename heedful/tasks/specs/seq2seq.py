@@ -76,6 +76,7 @@ SEQ2SEQ = TaskSpec(
     settings=Seq2SeqSettings,
     example_ref="heedful.data.examples:Seq2SeqExample",
     task_ref="heedful.tasks.seq2seq:Seq2Seq",
+    head="language_model",
     recognizes=lambda head: head.kind == "language_model",
     check_reader=_no_reader,
     plots_alignments=True,

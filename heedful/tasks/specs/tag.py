@@ -46,6 +46,7 @@ TAG = TaskSpec(
     settings=TagSettings,
     example_ref="heedful.data.examples:TaggedExample",
     task_ref="heedful.tasks.tag:Tag",
+    head="token_classification",
     recognizes=lambda head: head.kind == "token_classification",
     check_reader=lambda reader, name, labels: rows_alone("tag", reader, name),
     epochs=EPOCHS,
