@@ -17,14 +17,18 @@ from heedful.checkpoint.safetensors_files import WEIGHTS
 from heedful.errors import ModelError
 from heedful.families import FAMILIES
 from heedful.families.names import to_hf_names
-from heedful.model.config import SentenceEmbedding
+from heedful.model.config import Pooling, SentenceEmbedding
 from heedful.nn.inference_linear import Int8Linear
 
 
-def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False) -> None:
+def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, pooling: Pooling | None = None) -> None:
     """Write a model folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
     It appears complete or not at all. A model_type of "heedful" is read only by Heedful.
+
+    Args:
+        pooling: Write the files of sentence-transformers with this pooling beside a head of another kind: the folder is
+            then loaded as an encoder of sentences, and `load(..., head=...)` takes the other head.
 
     Raises:
         ModelError: If the model computes in int8, so that its weights are rounded; if the folder is not empty and
@@ -49,8 +53,9 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False) ->
         _write_json(temporary / "config.json", values)
         if bundle.tokenizer is not None:
             bundle.tokenizer.save(temporary, types=config.model.uses_token_types)
-        if isinstance(config.head, SentenceEmbedding):
-            sentence_transformers.write_modules(temporary, config.head, config.model.width)
+        sentence_head = config.head if pooling is None else SentenceEmbedding(pooling=(pooling,))
+        if isinstance(sentence_head, SentenceEmbedding):
+            sentence_transformers.write_modules(temporary, sentence_head, config.model.width)
         notes = Notes(
             tokenizer=None if bundle.tokenizer is None else bundle.tokenizer.fingerprint,
             thresholds=bundle.thresholds,

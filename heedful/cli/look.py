@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.options import Checkpoint, checkpoint_path
+from heedful.cli.options import Checkpoint, HeadKind, checkpoint_path
 from heedful.cli.output import escape, note, print_json, print_table
 from heedful.errors import HeedfulError, RequestError
 
@@ -36,6 +36,7 @@ def look(
         str | None, typer.Option(help="Another RUN, or RUN/state/step-..., to compare with the first.")
     ] = None,
     checkpoint: Checkpoint = None,
+    head_kind: HeadKind = None,
     word: Annotated[str, typer.Option(help="A word to follow through all TEXTs.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML file instead.")] = None,
     layer: Annotated[
@@ -71,7 +72,15 @@ def look(
     """
     folder = checkpoint_path(run, checkpoint)
     if analogy is not None or positions:
-        options = {"html": html, "heads": heads, "pair": pair, "question": question, "choice": choice, "word": word}
+        options = {
+            "head_kind": head_kind,
+            "html": html,
+            "heads": heads,
+            "pair": pair,
+            "question": question,
+            "choice": choice,
+            "word": word,
+        }
         others = {"target": target, "against": against, "layer": layer, "head": head, "port": port}
         _refuse(
             "--analogy and --positions take a RUN and --json alone, one of them at a time",
@@ -95,7 +104,7 @@ def look(
         _refuse("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
     else:
         reason = "the report of --heads takes a RUN, and beside it one TEXT, --max-texts, --output and --json"
-        others = {"target": target, "against": against, "word": word, "port": port}
+        others = {"target": target, "against": against, "word": word, "port": port, "head_kind": head_kind}
         _refuse(reason, html=html, pair=pair, question=question, choice=choice, **others)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {reason}")
@@ -108,9 +117,9 @@ def look(
     if choice:
         if len(texts) > 1 or pair or question or against or word:
             raise HeedfulError("--choice was given: candidates need one TEXT, and nothing to compare it with")
-        api = _choices_api(folder, texts[0], choice, target)
+        api = _choices_api(folder, texts[0], choice, target, head_kind)
     else:
-        api = _texts_api(folder, texts, pair, question, target, against, word)
+        api = _texts_api(folder, texts, pair, question, target, against, word, head_kind)
     if html is None:
         return _serve(api, port or 0)
 
@@ -147,12 +156,12 @@ def _serve(api: PageAPI, port: int) -> None:
             note("stopped")
 
 
-def _choices_api(folder: str, prompt: str, choices: list[str], target: str | None) -> PageAPI:
+def _choices_api(folder: str, prompt: str, choices: list[str], target: str | None, head_kind: str | None) -> PageAPI:
     from heedful.checkpoint import load
     from heedful.look.inspection import inspect_choices
     from heedful.look.page_api import PageAPI
 
-    return PageAPI(inspect_choices(load(folder), prompt, choices, target=target, name=folder))
+    return PageAPI(inspect_choices(load(folder, head=head_kind), prompt, choices, target=target, name=folder))
 
 
 def _texts_api(
@@ -163,6 +172,7 @@ def _texts_api(
     target: str | None,
     against: str | None,
     word: str,
+    head_kind: str | None,
 ) -> PageAPI:
     from heedful.checkpoint import load
     from heedful.look.inspection import Inspection
@@ -173,13 +183,13 @@ def _texts_api(
             return (question, text)
         return text if pair is None else (text, pair)
 
-    loaded = load(folder)
+    loaded = load(folder, head=head_kind)
     first, *others = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
     inspections = [first]
     if against is not None:
         if others and not word:
             raise RequestError("--against was given: two models are compared on one TEXT, give one")
-        inspections.append(Inspection(load(against), item(texts[0]), target=target, name=against))
+        inspections.append(Inspection(load(against, head=head_kind), item(texts[0]), target=target, name=against))
     elif others and not word:
         inspections.append(others[0])
     return PageAPI(inspections, extra=others, word=word)

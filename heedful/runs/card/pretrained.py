@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.atomic_io import atomic_path, write_synced
+from heedful.checkpoint import RUN_MODEL
+from heedful.checkpoint.sentence_transformers import MODULES
 from heedful.runs.card.markdown import escape_markdown, hide_local_paths, markdown_table
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.overrides import flatten_settings
@@ -34,6 +36,10 @@ CODE = """import heedful
 loaded = heedful.load("path/to/model")
 batch = loaded.tokenizer.pack(["a text"])
 rows = loaded.model(batch)  # [rows, width]"""
+SENTENCE_CODE = """import heedful
+
+vectors = heedful.Engine("path/to/model").encode(["a text", "another"])  # [texts, width]
+fill_mask = heedful.Engine("path/to/model", head="masked_lm")  # answers texts with the mask token"""
 
 
 def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
@@ -85,6 +91,7 @@ def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
         for each in results["corpus"]["files"]
     ]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
+    code = SENTENCE_CODE if (folder / RUN_MODEL / MODULES).exists() else CODE
     hours, notes = results["seconds"] / 3600, corpus_notes(results["corpus"])
     shown_settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(settings))]
     return [
@@ -115,6 +122,6 @@ def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
             f"Forward passes in float32 on {escape_markdown(results['machine'])}, without tokenizing, milliseconds:",
         ],
         markdown_table(["tokens", "p50", "p99"], times),
-        ["## Use", "", "```python", *CODE.splitlines(), "```"],
+        ["## Use", "", "```python", *code.splitlines(), "```"],
         ["## Settings", "", "```", *shown_settings, "```"],
     ]

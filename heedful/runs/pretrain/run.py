@@ -272,13 +272,19 @@ class PretrainTraining:
     def _save_last(self, components: Components, model: ModelBundle) -> None:
         """Save the last weights beside the best ones, which become the model."""
         if self.run.ranks.is_main:
-            save(model_to_save(model, components), self.run.folder / CHECKPOINTS / LAST, overwrite=True)
+            save(
+                model_to_save(model, components),
+                self.run.folder / CHECKPOINTS / LAST,
+                overwrite=True,
+                pooling=self.settings.objective.pooling,
+            )
 
     def _write_results(
         self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: JsonObject
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
-        save(model, folder / RUN_MODEL, overwrite=True)
+        pooling = self.settings.objective.pooling
+        save(model, folder / RUN_MODEL, overwrite=True, pooling=pooling)
         if isinstance(generator := trainer.objective.extra_module, ModelBundle):
             save(generator, folder / GENERATOR, overwrite=True)
         learned = {
@@ -295,4 +301,5 @@ class PretrainTraining:
             "corpus": {key: corpus[key] for key in CORPUS_KEYS if key in corpus},
         }
         baseline = read_run_json(folder / BEFORE) if (folder / BEFORE).exists() else None
-        self.run.write_results(learned, load(folder / RUN_MODEL), self.learner.settings(), baseline=baseline)
+        head = None if pooling is None or model.config.head is None else model.config.head.kind
+        self.run.write_results(learned, load(folder / RUN_MODEL, head=head), self.learner.settings(), baseline=baseline)

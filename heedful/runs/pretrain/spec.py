@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from heedful.errors import HeedfulError
 from heedful.tokenizer.settings import Algorithm
+
+if TYPE_CHECKING:
+    from heedful.model.config import Pooling
 
 SettingsT = TypeVar("SettingsT", bound="ObjectiveSettings")
 
@@ -26,6 +29,11 @@ class ObjectiveSettings:
     def name(self) -> str:
         """The objective's name in results and model cards."""
         return self.kind
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How rows become the sentence vectors that the model learns; None: it learns none."""
+        return None
 
     @classmethod
     def defaults(cls: type[SettingsT]) -> SettingsT:

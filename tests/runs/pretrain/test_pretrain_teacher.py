@@ -131,6 +131,29 @@ def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tm
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
+def test_a_model_that_learned_sentence_vectors_is_an_encoder_of_sentences(tmp_path: Path, place: Path) -> None:
+    """The folder has the files of sentence-transformers; its masked head is kept, and training continues from both."""
+    done = go(place, tmp_path / "run", "mlm+sentence_embedding", {"train.max_steps": 1})
+    texts = ["bo ka do ."]
+    vectors, masked = heedful.load(done.output_dir), heedful.load(done.output_dir, head="masked_lm")
+    assert vectors.config.head is not None and vectors.config.head.kind == "embedding"
+    rows = vectors.hidden_states(vectors.tokenizer.pack(texts))
+    assert torch.allclose(torch.from_numpy(heedful.Engine(done.output_dir).encode(texts)[0]), rows.mean(0), atol=1e-5)
+    assert "heedful.Engine" in (done.output_dir / "model" / "README.md").read_text()
+    values = {**SMALL, "train.max_steps": 1, "train.optimizer.lr": 1e-12}
+    given = [f"{name}={value}" for name, value in values.items() if not name.startswith("model.")]
+    continued = resolve_pretrain([place / "text.txt"], objective="mlm", model=str(done.output_dir), assignments=given)
+    again = heedful.load(pretrain_with(continued, tmp_path / "more").output_dir)
+    assert again.config.head == masked.config.head
+    for name, tensor in masked.named_tensors().items():
+        assert torch.allclose(again.named_tensors()[name], tensor, atol=1e-6), name
+
+
+def test_no_sentence_vectors_without_their_term(tmp_path: Path, place: Path) -> None:
+    done = go(place, tmp_path / "run", "mlm+hidden_states", {"train.max_steps": 1})
+    assert heedful.load(done.output_dir).config.head == heedful.load(done.output_dir, head="masked_lm").config.head
+
+
 def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
     reporter = StopAfter()
     done = go(place, tmp_path / "run", ALL_TERMS, everything(place), reporter=reporter)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError
 from heedful.runs.pretrain.spec import ObjectiveSettings, ObjectiveSpec
 from heedful.runs.pretrain.specs.mlm import MaskUnit
+
+if TYPE_CHECKING:
+    from heedful.model.config import Pooling
 
 TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}  # usual weights
 
@@ -72,6 +75,11 @@ class DistillationSettings(ObjectiveSettings):
     def name(self) -> str:
         """The terms of the loss, joined by +."""
         return "+".join(self.term_weights.names)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """The mean of the rows, if it learns the teacher's sentence vectors."""
+        return "mean" if self.term_weights.sentence_embedding else None
 
     @classmethod
     def defaults(cls) -> DistillationSettings:
