@@ -97,7 +97,7 @@ def finished() -> Any:
 
 
 def test_an_engine_has_its_options_already(tmp_path: Path) -> None:
-    engine = heedful.Engine("heedful-mini-en")
+    engine = heedful.Engine("heedful-mini-en", head="masked_lm")
     assert heedful.predict(engine, ["the [MASK]"], heedful.FillMask)[0].masks[0].candidates
     with pytest.raises(HeedfulError, match="given with an Engine"):
         heedful.predict(engine, ["the [MASK]"], device="cpu")

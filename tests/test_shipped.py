@@ -23,7 +23,7 @@ def test_it_is_small_and_read_by_its_name() -> None:
     folder = bundled_model(BUNDLED_ENCODER)
     assert folder is not None and bundled_model("another") is None
     assert sum(path.stat().st_size for path in folder.iterdir()) < 25_000_000
-    loaded = heedful.load(BUNDLED_ENCODER)
+    loaded = heedful.load(BUNDLED_ENCODER, head="masked_lm")
     assert loaded.source == BUNDLED_ENCODER and loaded.max_length == 512
     assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
     assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lowercases
@@ -33,7 +33,7 @@ def test_it_is_small_and_read_by_its_name() -> None:
 
 
 def test_transformers_computes_the_same() -> None:
-    folder, loaded = bundled_model(BUNDLED_ENCODER), heedful.load(BUNDLED_ENCODER)
+    folder, loaded = bundled_model(BUNDLED_ENCODER), heedful.load(BUNDLED_ENCODER, head="masked_lm")
     assert loaded.source == heedful.load(f"{BUNDLED_ENCODER}@main").source == BUNDLED_ENCODER
     reference, info = transformers.BertForMaskedLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
@@ -48,5 +48,5 @@ def test_transformers_computes_the_same() -> None:
 
 @pytest.mark.parametrize("text", SENTENCES)
 def test_it_fills_in_masks(text: str) -> None:
-    (answer,) = heedful.Engine(BUNDLED_ENCODER)([text], top_k=10)
+    (answer,) = heedful.Engine(BUNDLED_ENCODER, head="masked_lm")([text], top_k=10)
     assert SENTENCES[text] in [token["text"] for token in answer["masks"][0]["tokens"]]

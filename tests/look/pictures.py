@@ -55,7 +55,7 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
             "steps": ("steps&layer=0&head=1&row=2", False, 1100),
         },
     )
-    small = heedful.load("heedful-mini-en")
+    small = heedful.load("heedful-mini-en", head="masked_lm")
     masked = [Inspection(small, text, name="heedful-mini-en") for text in MASKS]
     yield PageAPI(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
     report = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
