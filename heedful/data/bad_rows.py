@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.errors import DataError
 
@@ -112,7 +112,7 @@ class RowErrors:
         self._met[file, stage] = place
         return True
 
-    def _write(self, path: Path, line: dict[str, Any]) -> None:
+    def _write(self, path: Path, line: dict[str, object]) -> None:
         try:
             with path.open("a" if self._made else "x", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -8,7 +8,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from heedful.data.formats.tables import Cells
+    from heedful.data.labelled.columns import RowReader
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -39,25 +43,25 @@ class Example:
         return "\x1f".join(self.texts)
 
     @classmethod
-    def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each example in a row; `read` is a RowReader.
+    def from_cells(cls, read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+        """Yield the fields of each example in a row.
 
         Overridden by classes of other modules; data/labelled/row_reader.py knows the classes of this one.
         """
         raise NotImplementedError
 
     @classmethod
-    def from_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+    def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
         """Yield examples from inputs of an engine, with a dummy target."""
-        for each in given:
-            yield cls.from_input(each, label)
+        for engine_input in engine_inputs:
+            yield cls.from_input(engine_input, label)
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
+    def from_input(cls, engine_input: object, label: str) -> Self:
         """Make an example from one input of an engine, with a dummy target."""
         raise NotImplementedError
 
-    def to_input(self) -> Any:
+    def to_input(self) -> object:
         """Return the example without its target, as an input of an engine."""
         raise NotImplementedError
 
@@ -88,8 +92,9 @@ class LabelledExample(Example):
     label: str
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        return cls(**_texts(given), label=label)
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        text, text_pair = _texts(engine_input)
+        return cls(text=text, text_pair=text_pair, label=label)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -114,8 +119,9 @@ class MultiLabelExample(Example):
     labels: tuple[str, ...]
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        return cls(**_texts(given), labels=())
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        text, text_pair = _texts(engine_input)
+        return cls(text=text, text_pair=text_pair, labels=())
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -140,8 +146,9 @@ class ScoredExample(Example):
     score: float
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        return cls(**_texts(given), score=0.0)
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        text, text_pair = _texts(engine_input)
+        return cls(text=text, text_pair=text_pair, score=0.0)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -164,11 +171,12 @@ class TaggedExample(Example):
     tags: tuple[str, ...]
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        words = tuple(WORD.findall(given) if isinstance(given, str) else given)
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        assert isinstance(engine_input, str | list | tuple)
+        words = tuple(WORD.findall(engine_input) if isinstance(engine_input, str) else engine_input)
         return cls(words=words, tags=(label,) * len(words))
 
-    def to_input(self) -> Any:
+    def to_input(self) -> object:
         return list(self.words)
 
     @property
@@ -203,10 +211,11 @@ class QuestionExample(Example):
     impossible: bool = False
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        return cls(id="", question=given["question"], context=given["context"], answers=())
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        assert isinstance(engine_input, dict)
+        return cls(id="", question=engine_input["question"], context=engine_input["context"], answers=())
 
-    def to_input(self) -> Any:
+    def to_input(self) -> object:
         return {"question": self.question, "context": self.context}
 
     @property
@@ -237,8 +246,9 @@ class ChoiceExample(Example):
     answer: int  # from 0
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Self:
-        return cls(prompt=given["prompt"], candidates=tuple(given["choices"]), answer=0)
+    def from_input(cls, engine_input: object, label: str) -> Self:
+        assert isinstance(engine_input, dict)
+        return cls(prompt=engine_input["prompt"], candidates=tuple(engine_input["choices"]), answer=0)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -268,16 +278,18 @@ class PairExample(Example):
     score: float | None = None
 
     @classmethod
-    def from_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+    def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
         """Yield pairs as they are, and single texts two by two; a last single text is paired with itself."""
         waiting: str | None = None
-        for each in given:
-            if not isinstance(each, str):
-                yield cls(anchor=each[0], positive=each[1])
+        for engine_input in engine_inputs:
+            if not isinstance(engine_input, str):
+                anchor, positive = _texts(engine_input)
+                assert positive is not None
+                yield cls(anchor=anchor, positive=positive)
             elif waiting is None:
-                waiting = each
+                waiting = engine_input
             else:
-                yield cls(anchor=waiting, positive=each)
+                yield cls(anchor=waiting, positive=engine_input)
                 waiting = None
         if waiting is not None:
             yield cls(anchor=waiting, positive=waiting)
@@ -318,8 +330,11 @@ class Seq2SeqExample(Example):
         return self.text
 
 
-def _texts(given: Any) -> dict[str, Any]:
-    return {"text": given} if isinstance(given, str) else {"text": given[0], "text_pair": given[1]}
+def _texts(engine_input: object) -> tuple[str, str | None]:
+    if isinstance(engine_input, str):
+        return engine_input, None
+    assert isinstance(engine_input, list | tuple)
+    return engine_input[0], engine_input[1]
 
 
 def normalise_text(text: str) -> str:

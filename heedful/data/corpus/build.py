@@ -133,13 +133,13 @@ def contains_corpus(folder: Path) -> bool:
 
 def _planned(
     found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Write the plan of a new build, or check that of an interrupted one; None if the corpus is finished.
 
     Raises:
         DataError: If the folder has the corpus of another plan, with the differences.
     """
-    plan: dict[str, Any] = {
+    plan: dict[str, object] = {
         "version": VERSION,
         "fingerprint": tokenizer.fingerprint,
         "vocabulary": tokenizer.size,
@@ -352,10 +352,10 @@ class _Run:
 
     def _take_up(self, number: int) -> None:
         """Count a shard that an earlier build wrote."""
-        part = read_part(self._out, number)
+        part, counts = read_part(self._out, number)
         if self._judge is not None:
             self._judge.judge(part["offered"], part["signatures"])
-        self._tell(part["tally"])
+        self._tell(counts)
 
     def _tell(self, tally: Mapping[str, int]) -> None:
         self._left.update({name: tally.get(name, 0) for name in ("short", "empty")})

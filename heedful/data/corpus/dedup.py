@@ -212,7 +212,9 @@ class _Near:
             keys = _mixed(keys + rows[:, :, row] * _ODD)
         return np.maximum(keys, np.uint64(1))
 
-    def _among_themselves(self, signatures: Any, keys: NDArray[np.uint64], near: NDArray[np.bool_]) -> None:
+    def _among_themselves(
+        self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], near: NDArray[np.bool_]
+    ) -> None:
         """Mark near duplicates of earlier kept documents within the batch, in order."""
         _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
         number = number.reshape(keys.shape)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from heedful.data.bad_rows import RowErrors
 from heedful.data.examples import TextExample
@@ -102,11 +102,12 @@ def _hidden(place: Path) -> bool:
 class CountingPath(type(Path())):  # type: ignore[misc]
     """A path that reports how many bytes of its file were read."""
 
-    handle: Any = None
+    handle: IO[str] | IO[bytes] | None = None
 
-    def open(self, *given: Any, **more: Any) -> Any:
-        self.handle = super().open(*given, **more)
-        return self.handle
+    def open(self, *arguments: object, **options: object) -> IO[Any]:
+        file: IO[Any] = super().open(*arguments, **options)
+        self.handle = file
+        return file
 
     @property
     def read(self) -> int:
@@ -171,8 +172,9 @@ class DocumentReader:
             elif SUFFIXES.get(stem_and_suffix(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
-                columns: Any = {"text": self._settings.text_column} if self._settings.text_column else None
-                part = open_data_file(path, TextExample, DataSettings(columns=columns), self.row_errors)
+                column = self._settings.text_column
+                settings = DataSettings(columns={"text": column} if column else None)
+                part = open_data_file(path, TextExample, settings, self.row_errors)
                 for said in part.said:
                     self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
                 for example in part.read(self.row_errors):

@@ -25,6 +25,7 @@ MANIFEST, PARTS = "manifest.json", "parts"
 BATCH = 400_000  # characters that are tokenised at a time: encodings take about a hundred times that
 MOST_OPEN = 100  # shards that are mapped at a time, each with a file handle
 SKETCH = 1 << 16  # smallest hashes of segments, to estimate the number of distinct segments
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 ARRAYS = {"documents": "<i8", "segments": "<i8", "paragraphs": "|b1", "hashes": "<u8"}
 Ids = Callable[
     [list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -46,7 +47,7 @@ class Corpus:
         self.paragraphs: NDArray[np.bool_] = self._map("paragraphs")  # [segments] whether a paragraph begins there
         self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents] of the clean texts
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in about["shards"])])
-        self._open: dict[int, NDArray[Any]] = {}  # shards that are mapped, by number
+        self._open: dict[int, Tokens] = {}  # shards that are mapped, by number
 
     def _map(self, name: str) -> NDArray[Any]:
         return mapped(self.folder / f"{name}.bin", ARRAYS[name])
@@ -89,7 +90,7 @@ class Corpus:
         """Folder, number of documents and number of tokens."""
         return f"Corpus({str(self.folder)!r}, documents={len(self)}, tokens={self.count})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Corpus.open, (self.folder,)
 
     @property
@@ -114,7 +115,7 @@ class Corpus:
             number += 1
         return found
 
-    def _shard(self, number: int) -> NDArray[Any]:
+    def _shard(self, number: int) -> Tokens:
         if number not in self._open:
             if len(self._open) >= MOST_OPEN:
                 self._open.pop(next(iter(self._open)))
@@ -215,7 +216,9 @@ class ShardWriter:
         self._texts = []
         return dict(tally)
 
-    def _tokenised(self, verdict: NDArray[np.uint8] | None) -> Any:
+    def _tokenised(
+        self, verdict: NDArray[np.uint8] | None
+    ) -> tuple[list[Tokens], NDArray[np.int64], NDArray[np.bool_], NDArray[np.uint64], NDArray[np.int64]]:
         """Return ids in pieces; length, paragraph flag and document of each segment; the sketch of segment hashes."""
         tokens, lengths = [np.zeros(0, self.job.dtype)], [np.zeros(0, np.int64)]
         begins, owners, waiting, size = [], [], [], 0
@@ -283,14 +286,13 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / PARTS / f"{number:05}.npz"
 
 
-def read_part(folder: Path, number: int) -> Mapping[str, Any]:
+def read_part(folder: Path, number: int) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Read the arrays of a finished shard, and its counts."""
     with np.load(part_path(folder, number), allow_pickle=False) as part:
-        found = {name: part[name] for name in part.files if name != "tally"}
-        return found | {"tally": json.loads(part["tally"].tobytes())}
+        return {name: part[name] for name in part.files if name != "tally"}, json.loads(part["tally"].tobytes())
 
 
-def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
+def finish(folder: Path, parts: int, about: Mapping[str, object]) -> None:
     """Merge the parts and write the manifest; can be repeated if interrupted."""
     tally: Counter[str] = Counter()
     shards, sketch = [], np.zeros(0, np.uint64)
@@ -300,14 +302,14 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
         documents.write(np.zeros(1, "<i8").data)
         offsets.write(np.zeros(1, "<i8").data)
         for number in range(parts):
-            part = read_part(folder, number)
+            part, counts = read_part(folder, number)
             documents.write((tally["segments"] + np.cumsum(part["counts"])).astype("<i8").data)
             offsets.write((tally["tokens"] + np.cumsum(part["lengths"], dtype=np.int64)).astype("<i8").data)
             paragraphs.write(part["begins"].data)
             hashes.write(part["hashes"].astype("<u8").data)
-            shards.append({"file": shard_name(number), "tokens": part["tally"]["tokens"]})
+            shards.append({"file": shard_name(number), "tokens": counts["tokens"]})
             sketch = merge_sketches(sketch, part["sketch"])
-            tally.update(part["tally"])
+            tally.update(counts)
     count = tally["documents"]
     repeated = {
         "documents": 1 - len(np.unique(mapped(paths[3], "<u8"))) / max(count, 1),
@@ -345,7 +347,7 @@ def read_corpus_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_corpus_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_corpus_json(path: Path, value: Mapping[str, object]) -> None:
     """Write an object as a JSON file."""
     with whole(path) as file:
         file.write(

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.corpus.shards import Ids, ShardSpec, ShardWriter
 from heedful.errors import DataError, HeedfulError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 def available_cores() -> int:
@@ -33,7 +36,7 @@ class Worker:
         assert process.stdout is not None
         self.answers = process.stdout
 
-    def send(self, message: Any, number: int) -> None:
+    def send(self, message: object, number: int) -> None:
         """Send a message about chunk `number`."""
         self.busy, self.number = True, number
         assert self._process.stdin is not None
@@ -43,7 +46,7 @@ class Worker:
         except BrokenPipeError:
             self._dead()
 
-    def receive(self) -> Any:
+    def receive(self) -> object:
         """Receive an answer; an error of the worker is raised here."""
         try:
             answer = pickle.load(self.answers)
@@ -53,7 +56,7 @@ class Worker:
             raise answer
         return answer
 
-    def _dead(self) -> Any:
+    def _dead(self) -> NoReturn:
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
@@ -97,7 +100,7 @@ def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[
 # ---------------------------------------------------------------------------------------------------- the other side
 
 
-def library_ids(backend: Any) -> Ids:
+def library_ids(backend: tokenizers.Tokenizer) -> Ids:
     """Return a function from texts to token ids without special tokens, by the `tokenizers` library."""
 
     def ids(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -127,7 +130,7 @@ def serve() -> None:
         if os.getppid() != parent:
             os._exit(1)
 
-    def say(answer: Any) -> None:
+    def say(answer: object) -> None:
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
 

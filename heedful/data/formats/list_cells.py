@@ -9,14 +9,13 @@ import warnings
 from io import StringIO
 from itertools import pairwise
 from tokenize import COMMENT, NL, STRING, generate_tokens
-from typing import Any
 
 from heedful.data.bad_rows import CellError, shown
 
 LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # beginning of a list
 
 
-def parse_list_cell(value: Any, name: str) -> Any:
+def parse_list_cell(value: object, name: str) -> object:
     """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
 
     >>> [parse_list_cell(cell, "tags") for cell in ('["B-ORG", "O"]', "['B-ORG', 'O']", "B-ORG O")]

@@ -6,6 +6,7 @@ An answer whose `answer_start` is wrong is aligned to its text in the context, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
@@ -37,10 +38,10 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
                     continue
                 for order, what in enumerate(mended):
                     row_errors.count_repair(what, file.shown, line, number * 1000 + min(order, 999))
-                yield QuestionExample(file=file.shown, line=line, **example)
+                yield replace(example, file=file.shown, line=line)
 
 
-def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, cells) of each question, without its answers."""
     number = 0
     with open_json(file) as text:
@@ -78,15 +79,15 @@ def _paragraphs(text: JsonStream) -> Iterator[tuple[str, int, Any]]:
 
 
 def _refuse(
-    row_errors: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: Any
+    row_errors: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: object
 ) -> None:
     column = f"{place}.{wrong.column}" if wrong.column else place
     bad = BadRow(file=file.shown, line=line, column=column, reason=wrong.reason, text=shown(raw))
     row_errors.reject(bad, number=number)
 
 
-def parse_question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of one question, and the kinds of repairs."""
+def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
+    """Return one question, and the kinds of repairs."""
     text = _text(raw, "question")
     name = raw.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool):
@@ -97,12 +98,12 @@ def parse_question(raw: Any, context: str) -> tuple[dict[str, Any], list[str]]:
     answers = _list(raw, "answers")
     pairs = [(_text(each, "text", f"answers[{n}]."), each.get("answer_start")) for n, each in enumerate(answers)]
     spans, mended = align_answers(pairs, context, impossible)
-    fields = {"id": str(name), "question": text, "context": context, "answers": spans, "impossible": impossible}
-    return fields, mended
+    example = QuestionExample(id=str(name), question=text, context=context, answers=spans, impossible=impossible)
+    return example, mended
 
 
 def align_answers(
-    pairs: list[tuple[str, Any]], context: str, impossible: bool
+    pairs: list[tuple[str, object]], context: str, impossible: bool
 ) -> tuple[tuple[AnswerSpan, ...], list[str]]:
     """Align answers with the context.
 
@@ -146,7 +147,7 @@ def _found(text: str, start: int, context: str, where: str) -> tuple[int, str]:
     return nearest, ONCE if first == context.rfind(text) else NEAREST
 
 
-def _text(raw: Any, key: str, place: str = "") -> str:
+def _text(raw: object, key: str, place: str = "") -> str:
     if not isinstance(raw, dict):
         raise CellError(place.rstrip("."), f"is {shown(raw)}, expected an object")
     value = raw.get(key)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
 from heedful.data.formats.text_files import (
     FREE,
     MOST_RATIO,
+    JsonStream,
     Line,
     NoRowsError,
     TextFile,
@@ -25,7 +26,10 @@ from heedful.data.formats.text_files import (
 )
 from heedful.errors import DataError, HeedfulError
 
-Cells = list[str] | dict[str, Any]
+if TYPE_CHECKING:
+    import pyarrow
+
+Cells = list[str] | dict[str, object]
 Rows = Iterator[tuple[int, Cells]]  # number of the line, or of the row if the format has no lines
 BATCH = 256  # rows of Parquet that are read at a time
 MOST_LINES = 100_000  # lines of one CSV row, at most: a short line takes many times its length in memory
@@ -260,7 +264,7 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
                     "line is an object, say --data.format=jsonl)"
                 )
 
-    def walk(text: Any, row_errors: RowErrors) -> Rows:
+    def walk(text: JsonStream, row_errors: RowErrors) -> Rows:
         for index in text.elements():
             text.peek()
             line, value = text.line, text.value()
@@ -274,13 +278,19 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
     return _named(file.shown, rows, row_errors)
 
 
-def _named(name: str, rows: Callable[[RowErrors], Rows], row_errors: RowErrors, **more: Any) -> Table:
+def _named(
+    name: str,
+    rows: Callable[[RowErrors], Rows],
+    row_errors: RowErrors,
+    words: Mapping[str, tuple[str, ...]] | None = None,
+) -> Table:
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
     top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # later rows may have other keys
     names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
-    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, **more)
+    said = tuple(f"the names of {shown(name)} come with the data" for name in words or {})
+    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, said=said)
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects
@@ -331,10 +341,10 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
         raise _too_much(path, f"{size:,} bytes")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {shown(twice[0])}")
-    return _named(str(path), rows, row_errors, **_known(_kept_words(kept)))
+    return _named(str(path), rows, row_errors, _kept_words(kept))
 
 
-def _text_size(cells: dict[str, Any]) -> int:
+def _text_size(cells: dict[str, object]) -> int:
     """Count the characters of a row's texts and lists of texts (a dictionary in the file may repeat a long text)."""
     size = 0
     for value in cells.values():
@@ -352,7 +362,7 @@ def _too_much(path: Path, what: str) -> HeedfulError:
     )
 
 
-def _cells(batch: Any) -> Iterator[dict[str, Any]]:
+def _cells(batch: pyarrow.RecordBatch) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch; a time that Python cannot represent (nanoseconds, years past 9999) is its number."""
     try:
         yield from batch.to_pylist()
@@ -361,7 +371,7 @@ def _cells(batch: Any) -> Iterator[dict[str, Any]]:
             yield dict(zip(batch.schema.names, map(_cell, row), strict=True))
 
 
-def _cell(scalar: Any) -> Any:
+def _cell(scalar: pyarrow.Scalar) -> object:
     import pyarrow
 
     try:
@@ -384,7 +394,7 @@ def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def class_label_names(feature: Any) -> tuple[str, ...]:
+def class_label_names(feature: object) -> tuple[str, ...]:
     """Label names of a feature of the `datasets` library, or of a list of it; () if it has none."""
     for _ in range(3):
         names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
@@ -394,17 +404,24 @@ def class_label_names(feature: Any) -> tuple[str, ...]:
     return ()
 
 
-def _known(words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    said = tuple(f"the names of {shown(name)} come with the data" for name in words)
-    return {"words": words, "said": said}
+class DatasetObject(Protocol):
+    """A `datasets.Dataset`, or an object with the same attributes."""
+
+    @property
+    def features(self) -> Mapping[str, object] | None: ...
+
+    @property
+    def column_names(self) -> Sequence[str]: ...
+
+    def __iter__(self) -> Iterator[object]: ...
 
 
-def is_dataset_object(value: object) -> bool:
+def is_dataset_object(value: object) -> TypeGuard[DatasetObject]:
     """Whether this is a `datasets.Dataset`, or has the same attributes."""
     return hasattr(value, "features") and hasattr(value, "column_names") and isinstance(value, Iterable)
 
 
-def read_dataset_object(name: str, data: Any, row_errors: RowErrors) -> Table:
+def read_dataset_object(name: str, data: DatasetObject, row_errors: RowErrors) -> Table:
     """Open a `datasets.Dataset`: rows in order, label names from its features."""
 
     def rows(row_errors: RowErrors) -> Rows:
@@ -416,9 +433,5 @@ def read_dataset_object(name: str, data: Any, row_errors: RowErrors) -> Table:
                 row_errors.reject(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
 
     features = data.features or {}
-    return _named(
-        name,
-        rows,
-        row_errors,
-        **_known({key: words for key in features if (words := class_label_names(features[key]))}),
-    )
+    words = {key: names for key in features if (names := class_label_names(features[key]))}
+    return _named(name, rows, row_errors, words)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
 from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.errors import DataError, HeedfulError
@@ -119,10 +119,13 @@ def check_file(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- bytes
 
 
+ByteStream = IO[bytes] | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File
+
+
 class _Capped(io.RawIOBase):
     """Decompressed bytes of a file; raises if the file is damaged or the ratio is too large."""
 
-    def __init__(self, path: Path, packed: BinaryIO, stream: Any, size: int | None) -> None:
+    def __init__(self, path: Path, packed: BinaryIO, stream: ByteStream, size: int | None) -> None:
         self._path, self._packed, self._stream, self._size = path, packed, stream, size
         self._made = 0
 
@@ -153,7 +156,7 @@ def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         size = None
-        stream: Any
+        stream: ByteStream
         match path.suffix:
             case ".gz":
                 stream = stack.enter_context(gzip.GzipFile(fileobj=packed))
@@ -169,7 +172,7 @@ def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
         yield io.BufferedReader(_Capped(path, packed, stream, size), CHUNK)
 
 
-def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[Any, int]:
+def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[bytes], int]:
     try:
         archive = stack.enter_context(zipfile.ZipFile(packed))
         members = [member for member in archive.infolist() if not member.is_dir()]
@@ -255,7 +258,7 @@ def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeE
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -312,7 +315,7 @@ class JsonStream:
         if self.peek():
             self._fail("expected the end of the file")
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Read the next value completely."""
         self.peek()
         while True:

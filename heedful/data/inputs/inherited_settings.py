@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from heedful.data.bad_rows import RowErrors, Skip
 from heedful.data.formats.text_files import NoRowsError, read_head
 from heedful.data.formats.text_files import detect_encoding as find_file
-from heedful.data.labelled.columns import has_number
+from heedful.data.labelled.columns import Given, has_number
 from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, open_table, stem_and_suffix
 from heedful.data.labelled.headers import names_known_roles
 from heedful.data.labelled.in_memory import is_in_memory
@@ -25,7 +24,7 @@ OF_JSON = ("json", "jsonl", "squad")  # formats that are always UTF-8
 DEFAULT = DataSettings()
 
 
-def list_data_files(data: Any) -> list[Path]:
+def list_data_files(data: object) -> list[Path]:
     """Files of data in any form that `heedful.data.read` accepts; [] for data in memory."""
     if is_in_memory(data):
         return []
@@ -105,7 +104,7 @@ def _same_suffix(path: Path, theirs: Sequence[Path], form: Format) -> bool:
     return suffix in {stem_and_suffix(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
 
 
-def _keeps_encoding(forms: set[Any], known: set[Any], files: Sequence[Path]) -> bool:
+def _keeps_encoding(forms: Set[Format | None], known: Set[Format | None], files: Sequence[Path]) -> bool:
     """Whether files use a run's encoding: all are of its format, and none looks like UTF-8."""
     if forms & {*OF_JSON} or (known and not forms <= known):
         return False
@@ -122,7 +121,7 @@ def _is_utf8(path: Path) -> bool:
         return False
 
 
-def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Mapping[str, Any]) -> bool:
+def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Given) -> bool:
     """Whether a CSV or TSV file has a header."""
     form = format_of(path, chosen.format or trained.format)
     if form not in ORDERED or not numbers or trained.header:
@@ -131,9 +130,9 @@ def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers
     try:
         row_errors = RowErrors(Skip())
         table = open_table(path, DataSettings(format=form, header=False, **how), row_errors)
-        first: Any = next(islice((cells for _, cells in table.rows(row_errors)), 1), ())
+        first = next(islice((cells for _, cells in table.rows(row_errors)), 1), [])
     except NoRowsError:
         return False
     except HeedfulError:  # reported when the file is read
         return False
-    return names_known_roles(first, numbers)
+    return names_known_roles(list(first), numbers)

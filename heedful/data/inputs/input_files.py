@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
 from heedful.data.corpus.documents import TEXT_SUFFIXES, CountingPath, list_files
@@ -20,6 +20,7 @@ from heedful.data.inputs.tables import CONLL_COLUMNS, open_input_table
 from heedful.data.labelled.class_folders import LAYOUTS, is_named_as_text, list_text_files
 from heedful.data.labelled.columns import (
     Columns,
+    Given,
     MissingColumnError,
     RowReader,
     find_columns,
@@ -40,19 +41,19 @@ class InputSpec:
 
     needed: tuple[str, ...]
     more: tuple[str, ...] = ()
-    make: Callable[[RowReader, Cells], Any]
+    make: Callable[[RowReader, Cells], object]
 
 
-def _text(read: RowReader, cells: Cells) -> Any:
+def _text(read: RowReader, cells: Cells) -> object:
     text, pair = read.text(cells, "text"), read.pair(cells)
     return text if pair is None else (text, pair)
 
 
-def _both(read: RowReader, cells: Cells) -> Any:
+def _both(read: RowReader, cells: Cells) -> object:
     return read.text(cells, "anchor"), read.text(cells, "positive")
 
 
-def _choices(read: RowReader, cells: Cells) -> Any:
+def _choices(read: RowReader, cells: Cells) -> object:
     asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):
         raise CellError(read.name("question"), f"holds {len(asked)} questions: give each a row of its own")
@@ -95,7 +96,7 @@ INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the fi
 }
 
 
-def choose_spec(table: Table, kind: str, given: Any) -> tuple[InputSpec, Columns]:
+def choose_spec(table: Table, kind: str, given: Given) -> tuple[InputSpec, Columns]:
     """Choose how the rows of a table become inputs of a head.
 
     Args:
@@ -207,7 +208,7 @@ class InputFile:
         """Names of the columns, for lookup."""
         return frozenset(self.names)
 
-    def named(self, cells: Cells) -> dict[str, Any]:
+    def named(self, cells: Cells) -> dict[str, object]:
         """Cells of a row by column name."""
         if not isinstance(cells, dict):
             return dict(zip(self.names, cells, strict=False))
@@ -251,7 +252,7 @@ class InputFile:
         """Name of the file that a row comes from."""
         return f"{self.name}/{row.path}" if row.path else self.name
 
-    def ask(self, row: InputRow) -> tuple[Any, str | None]:
+    def ask(self, row: InputRow) -> tuple[object, str | None]:
         """Return (input, error) of a row; one of them is None."""
         if row.cells is None:
             return None, row.error

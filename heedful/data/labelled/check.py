@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +191,7 @@ def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
 
 
 def check(
-    source: Dataset[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
+    source: Dataset[Example], *, limit: int = 384, length: Callable[[Example], int] = words, unit: str = "words"
 ) -> DataReport:
     """Check a dataset in one pass over each split.
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.data.examples import Example, LabelledExample, sort_labels
@@ -73,14 +73,16 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
 
 
 def find_in_paths(
-    given: Mapping[str, Sequence[Any]], settings: DataSettings, kind: type[Example] | None
+    given: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
 ) -> ClassLayout | None:
     """Find class files or class folders among the paths of each split; None if they have neither layout."""
-    places = [place for each in given.values() for place in each]
-    if not _may_be(settings, kind) or not all(isinstance(place, str | Path) for place in places):
+    paths = {
+        split: [Path(place) for place in places if isinstance(place, str | Path)] for split, places in given.items()
+    }
+    if not _may_be(settings, kind) or any(len(paths[split]) < len(places) for split, places in given.items()):
         return None
-    paths = {split: [Path(place) for place in each] for split, each in given.items()}
-    directories = [os.path.isdir(place) for place in places]
+    files = [path for some in paths.values() for path in some]
+    directories = [os.path.isdir(path) for path in files]
     if all(directories):
         return _of_folders(paths, settings)
     if any(directories):
@@ -88,8 +90,8 @@ def find_in_paths(
     wanted = settings.format == "class-files"
     if not wanted and (
         any(len(each) < 2 for each in paths.values())
-        or not all(map(_is_text, (Path(place) for place in places)))
-        or (kind is None and any(stem_and_suffix(Path(place))[1] for place in places))
+        or not all(map(_is_text, files))
+        or (kind is None and any(stem_and_suffix(path)[1] for path in files))
         or not _is_plain(paths)
     ):
         return None
@@ -209,7 +211,7 @@ def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
     return splits
 
 
-def _shared(several: Collection[Sequence[Any]]) -> int:
+def _shared(several: Collection[Sequence[object]]) -> int:
     """Length of the common prefix of all sequences."""
     columns = enumerate(zip(*several, strict=False))
     return next((place for place, values in columns if len({*values}) > 1), min(map(len, several)))

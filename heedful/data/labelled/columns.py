@@ -200,7 +200,7 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
     """Raise DataError for an unused column of labels: all pairs would be trained as positive pairs."""
     by_number = isinstance(table.first, list)
     places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
-    top: list[Any] = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
+    top = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
     for name, place in places.items():
         values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
         if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
@@ -347,7 +347,7 @@ class RowReader:
         """Name of the role's first column."""
         return self._at[role][0][1]
 
-    def values(self, cells: Cells, role: str) -> list[tuple[Any, str]]:
+    def values(self, cells: Cells, role: str) -> list[tuple[object, str]]:
         """Values of a role's columns, with the names of the columns."""
         found = []
         for key, name in self._at[role]:
@@ -357,7 +357,7 @@ class RowReader:
                 raise CellError(name, "is missing") from None
         return found
 
-    def value(self, cells: Cells, role: str) -> Any:
+    def value(self, cells: Cells, role: str) -> object:
         """Value of the role's first column."""
         return self.values(cells, role)[0][0]
 
@@ -365,7 +365,7 @@ class RowReader:
         """Text of a role; several columns are joined by spaces."""
         return " ".join(self.checked(value, name) for value, name in self.values(cells, role))
 
-    def checked(self, value: Any, name: str) -> str:
+    def checked(self, value: object, name: str) -> str:
         """Return a value that is a usable text, else raise CellError."""
         if not isinstance(value, str):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
@@ -396,7 +396,7 @@ class RowReader:
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
         return tuple(self.checked(each, f"{name}[{index}]") for index, each in enumerate(value))
 
-    def label(self, value: Any, name: str, words: Sequence[str]) -> str:
+    def label(self, value: object, name: str, words: Sequence[str]) -> str:
         """A label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name."""
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -417,6 +417,7 @@ class RowReader:
 
     def number(self, cells: Cells, role: str) -> float:
         """A finite number, else raise CellError."""
+        value: Any
         value, name = self.values(cells, role)[0]
         try:
             found = float(value.strip() if isinstance(value, str) else value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.data.bad_rows import RowErrors, shown
 from heedful.data.examples import (
@@ -21,6 +21,7 @@ from heedful.data.examples import (
 )
 from heedful.data.formats import conll, label_text, squad
 from heedful.data.formats.tables import (
+    DatasetObject,
     Table,
     read_dataset_object,
     read_delimited,
@@ -219,7 +220,7 @@ def _rows_of(file: TextFile, form: Format, settings: DataSettings, row_errors: R
 
 
 def from_object(
-    name: str, data: Any, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
+    name: str, data: DatasetObject, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
     """Open a `datasets.Dataset` as part of a split."""
     return from_table(read_dataset_object(name, data, row_errors), kind, settings)

@@ -27,7 +27,7 @@ from heedful.data.labelled.split_files import SPLITS, assign_splits, find_split_
 from heedful.data.tag_schemes import to_iob2, unknown_labels
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
-Kind = TypeVar("Kind", bound=Example)
+Kind = TypeVar("Kind", bound=Example, covariant=True)
 MANY = 10_000  # different labels, at most
 TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
 
@@ -196,23 +196,23 @@ STOP = Raise()
 
 @overload
 def read(
-    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+    data: object, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
 ) -> Dataset[Kind]: ...
 
 
 @overload
 def read(
-    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+    data: object, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
 ) -> Dataset[Example]: ...
 
 
 def read(
-    data: Any,
+    data: object,
     kind: type[Example] | None = None,
     settings: DataSettings = DEFAULT,
     *,
     on_bad_row: BadRowPolicy = STOP,
-) -> Dataset[Any]:
+) -> Dataset[Example]:
     """Open a dataset; its examples are read when they are iterated.
 
     Args:
@@ -236,7 +236,7 @@ def read(
             raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
-        given: dict[str, tuple[Any, ...]] = {"train": (folder,)}
+        given: dict[str, tuple[object, ...]] = {"train": (folder,)}
         classes, said = class_folders.find_in_folder(folder, settings, kind), []
         if classes is None and settings.format not in class_folders.LAYOUTS:
             files, said = find_split_files(folder)
@@ -292,7 +292,7 @@ def _of_classes(
     settings: DataSettings,
     kind: type[Example] | None,
     row_errors: RowErrors,
-) -> Dataset[Any]:
+) -> Dataset[Example]:
     found = {
         split: tuple(cut_labels(part, settings.label_until) for part in parts)
         for split, parts in class_folders.open_classes(classes, settings, kind).items()
@@ -303,7 +303,9 @@ def _of_classes(
     return source
 
 
-def dataset_for_task(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def dataset_for_task(
+    kind: type[Example], data: object, settings: DataSettings, on_bad_row: BadRowPolicy
+) -> Dataset[Example]:
     """Open a dataset for a task; classification becomes multi-label if rows have lists of labels.
 
     Raises:
@@ -315,7 +317,7 @@ def dataset_for_task(kind: type[Example], data: Any, settings: DataSettings, on_
     return source
 
 
-def _have_several(data: Any, settings: DataSettings) -> bool:
+def _have_several(data: object, settings: DataSettings) -> bool:
     """Whether rows have lists of labels."""
     if "labels" in (settings.columns or {}):
         return True
@@ -325,7 +327,7 @@ def _have_several(data: Any, settings: DataSettings) -> bool:
         return False
 
 
-def _refuse_unused(source: Dataset[Any]) -> None:
+def _refuse_unused(source: Dataset[Example]) -> None:
     settings = source.settings
     files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
     forms = {settings.format or SUFFIXES.get(stem_and_suffix(file)[1], "conll") for file in files}
@@ -349,12 +351,12 @@ def _refuse_unused(source: Dataset[Any]) -> None:
 
 def _source(
     parts: Mapping[str, tuple[DataFile, ...]], said: Sequence[str], settings: DataSettings, row_errors: RowErrors
-) -> Dataset[Any]:
+) -> Dataset[Example]:
     kind = next(iter(parts.values()))[0].kind
     return Dataset(kind, parts, [f"each example is {kind.about}", *said], settings, row_errors)
 
 
-def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
+def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
     if isinstance(data, str | Path) or is_in_memory(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
@@ -364,13 +366,14 @@ def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
         order = sorted(named, key=lambda split: split != "train")
         return {split: _places(data[named[split]]) for split in order}, []
     places = _places(data)
-    if len(places) > 1 and all(isinstance(place, str | Path) for place in places):
-        files, said = assign_splits([Path(place) for place in places])
+    paths = [Path(place) for place in places if isinstance(place, str | Path)]
+    if len(places) == len(paths) > 1:
+        files, said = assign_splits(paths)
         return dict(files), said
     return {"train": places}, []
 
 
-def _places(data: Any) -> tuple[Any, ...]:
+def _places(data: object) -> tuple[object, ...]:
     places = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
     if (
         isinstance(places, Sequence)
@@ -385,7 +388,7 @@ def _places(data: Any) -> tuple[Any, ...]:
 
 
 def _open(
-    split: str, place: Any, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
+    split: str, place: object, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
     if isinstance(place, str | Path):
         return open_data_file(Path(place), kind, settings, row_errors)

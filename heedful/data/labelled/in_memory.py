@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from heedful.data.examples import (
     Example,
@@ -19,7 +19,7 @@ from heedful.data.examples import (
     Seq2SeqExample,
     TaggedExample,
 )
-from heedful.data.formats.tables import is_dataset_object
+from heedful.data.formats.tables import DatasetObject, is_dataset_object
 from heedful.errors import DataError
 
 PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of a pair (inputs, targets)
@@ -37,10 +37,10 @@ class InMemoryRows:
     """Rows in memory with the interface of a `datasets.Dataset`; each iteration starts from the first row."""
 
     column_names: tuple[str, ...]
-    source: Any
+    source: object
     features: None = None
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, object]]:
         for row in _rows(self.source):
             yield {str(name): _scalar(value) for name, value in row.items()}
 
@@ -50,7 +50,7 @@ def is_in_memory(value: object) -> bool:
     return is_dataset_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
 
 
-def to_dataset_object(value: Any, kind: type[Example] | None) -> Any:
+def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObject:
     """Wrap data in memory as an object with columns.
 
     Args:
@@ -65,17 +65,18 @@ def to_dataset_object(value: Any, kind: type[Example] | None) -> Any:
     if _is_pair(value):
         inputs, targets = map(_listed, value)
         return _paired(inputs, targets, kind)
-    names = (
-        value.columns
-        if _is_frame(value) and hasattr(value, "columns")
-        else dict.fromkeys(name for row in value for name in row)
-    )
-    if hasattr(value, "to_batches"):
+    names: Iterable[object]
+    if hasattr(value, "to_batches") and hasattr(value, "column_names"):
         names = value.column_names
+    elif _is_frame(value) and hasattr(value, "columns"):
+        names = value.columns
+    else:
+        assert isinstance(value, Iterable)
+        names = dict.fromkeys(name for row in value for name in row)
     return InMemoryRows(column_names=tuple(map(str, names)), source=value)
 
 
-def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -> InMemoryRows:
+def _paired(inputs: list[Any], targets: list[object], kind: type[Example] | None) -> InMemoryRows:
     if len(inputs) != len(targets):
         raise DataError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
     if kind is None:
@@ -96,10 +97,10 @@ def _paired(inputs: list[Any], targets: list[Any], kind: type[Example] | None) -
     return InMemoryRows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
 
 
-def _rows(source: Any) -> Iterable[Mapping[Any, Any]]:
+def _rows(source: object) -> Iterator[Mapping[object, object]]:
     if hasattr(source, "iter_rows"):  # polars
         yield from source.iter_rows(named=True)
-    elif hasattr(source, "itertuples"):  # pandas
+    elif hasattr(source, "itertuples") and hasattr(source, "columns"):  # pandas
         names = list(source.columns)
         for values in source.itertuples(index=False, name=None):
             yield dict(zip(names, values, strict=True))
@@ -107,10 +108,11 @@ def _rows(source: Any) -> Iterable[Mapping[Any, Any]]:
         for batch in source.to_batches():
             yield from batch.to_pylist()
     else:
+        assert isinstance(source, Iterable)
         yield from source
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> object:
     """Convert a NumPy value to a Python value."""
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -124,7 +126,7 @@ def _is_rows(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def _is_pair(value: object) -> bool:
+def _is_pair(value: object) -> TypeGuard[tuple[object, object]]:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_is_column, value))
 
 
@@ -133,9 +135,10 @@ def _is_column(value: object) -> bool:
     return listed and not isinstance(value, str | Path) and not _is_frame(value)
 
 
-def _listed(column: Any) -> list[Any]:
+def _listed(column: object) -> list[Any]:
     """Convert a list, an array or a series to a list of Python values."""
     for name in ("tolist", "to_list"):
         if hasattr(column, name):
             return list(getattr(column, name)())
+    assert isinstance(column, Iterable)
     return [_scalar(value) for value in column]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
 from heedful.data.examples import (
@@ -25,17 +24,17 @@ from heedful.data.formats.tables import Cells, Table
 from heedful.data.labelled.columns import SEPARATOR, Columns, RowReader
 
 
-def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "text")}
 
 
-def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     value, name = read.values(cells, "label")[0]
     label = read.label(value, name, read.words["label"])
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
 
 
-def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     values, words = read.values(cells, "labels"), read.words["labels"]
     labels: list[str] = []
     if len(values) > 1:  # one column per label
@@ -56,11 +55,11 @@ def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
-def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
 
 
-def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
     value = parse_list_cell(value, name)
     each = value.split() if isinstance(value, str) else value
@@ -72,13 +71,13 @@ def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"words": words, "tags": tags}
 
 
-def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     context, value, name = read.text(cells, "context"), read.value(cells, "answers"), read.name("answers")
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
     else:
-        listed = isinstance(value, list) and all(isinstance(each, dict) for each in value)
-        texts, starts = ([each.get(key) for each in value] if listed else None for key in ("text", "answer_start"))
+        answers = value if isinstance(value, list) and all(isinstance(answer, dict) for answer in value) else None
+        texts, starts = (answers and [answer.get(key) for answer in answers] for key in ("text", "answer_start"))
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
     pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
@@ -90,14 +89,14 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield fields | {"mended": mended}
 
 
-def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):  # one passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
         lists = [each for each in (options, answers) if isinstance(each, list) and len(each) == len(asked)]
         if len(lists) < 2:
             raise CellError(read.name("answer"), f"expected {len(asked)} answers and lists of options, one a question")
-        for number, (ask, some, answer) in enumerate(zip(asked, options, answers, strict=True)):
+        for number, (ask, some, answer) in enumerate(zip(asked, *lists, strict=True)):
             where = f"[{number}]"
             ask = read.checked(ask, read.name("question") + where)
             if not isinstance(some, list):
@@ -106,7 +105,7 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
             yield _choice(read, cells, ask, candidates, answer, ())
         return
     ask = read.text(cells, "question") if read.has("question") else None
-    marks: Sequence[Any] = ()
+    marks: Sequence[object] = ()
     value = read.value(cells, "candidates")
     if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
         marks = value.get("label") or ()
@@ -115,8 +114,8 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _choice(
-    read: RowReader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: Any, marks: Sequence[Any]
-) -> dict[str, Any]:
+    read: RowReader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: object, marks: Sequence[object]
+) -> dict[str, object]:
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
     right = right_one(answer, candidates, marks, read.name("answer"))
@@ -138,7 +137,7 @@ def fill_blank(question: str, option: str) -> str:
     return question.replace(blanks[0], option) if len(blanks) == 1 else f"{question} {option}".strip()
 
 
-def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name: str) -> int:
+def right_one(answer: object, candidates: Sequence[str], marks: Sequence[object], name: str) -> int:
     """Index of the correct candidate, given as that index, a letter from A, its mark or its text."""
     if isinstance(answer, str):
         answer = answer.strip()
@@ -159,16 +158,16 @@ def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name
     return answer
 
 
-def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     score = read.number(cells, "score") if read.has("score") else None
     yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
 
 
-def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, Any]]:
+def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
 
 
-Fields = Callable[[RowReader, Cells], Iterator[dict[str, Any]]]
+Fields = Callable[[RowReader, Cells], Iterator[dict[str, object]]]
 FIELDS: dict[type[Example], Fields] = {  # other classes implement `Example.from_cells`
     TextExample: _plain,
     LabelledExample: _labelled,
@@ -195,6 +194,8 @@ def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest
             row_errors.reject(bad, number=ordinal, stage="cells")
             continue
         for each in found:
-            for number, what in enumerate(each.pop("mended", ())):
+            repairs = each.pop("mended", ())
+            assert isinstance(repairs, list | tuple)
+            for number, what in enumerate(repairs):
                 row_errors.count_repair(what, table.shown, line, ordinal * 1000 + min(number, 999))
             yield columns.kind(file=table.shown, line=line, **each)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from heedful.data.labelled.data_file import stem_and_suffix
 from heedful.errors import DataError
@@ -101,7 +100,7 @@ def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
     return found, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in found.items()]
 
 
-def parse_data_arguments(words: Sequence[Path]) -> Any:
+def parse_data_arguments(words: Sequence[Path]) -> Path | Sequence[Path] | Mapping[str, Sequence[Path]]:
     """Parse the data arguments of a command: one or more files or folders, or all as SPLIT=FILE.
 
     >>> parse_data_arguments([Path("a.csv")]), parse_data_arguments([Path("train=a.csv"), Path("valid=b.csv")])

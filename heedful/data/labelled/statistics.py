@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
 
 from heedful.data.bad_rows import shown
 from heedful.data.examples import (
     ChoiceExample,
+    Example,
     LabelledExample,
     MultiLabelExample,
     PairExample,
@@ -55,7 +55,7 @@ class DatasetStats:
         return not {"train", "dev"}.isdisjoint(self.unanswered)
 
 
-def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
+def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetStats:
     """Compute statistics of splits in one pass.
 
     Raises:
@@ -102,7 +102,7 @@ def compute_stats(source: Dataset[Any], splits: Sequence[str]) -> DatasetStats:
 
 
 def _unlearned(
-    source: Dataset[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
+    source: Dataset[Example], labels: Mapping[str, Counter[str]], splits: Sequence[str]
 ) -> dict[str, Counter[str]]:
     """Labels of other splits that the first split lacks; of tags only those that begin an entity."""
     first, *others = splits
@@ -131,7 +131,7 @@ def split_warnings(found: DatasetStats) -> list[str]:
     return said
 
 
-def dev_split_problem(source: Dataset[Any], found: DatasetStats) -> str:
+def dev_split_problem(source: Dataset[Example], found: DatasetStats) -> str:
     """Why no dev split can be generated from train; "" if it can, or a dev split was given."""
     train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
     if source.has_generated_dev and train and dev and "dev" in found.alike:
@@ -143,7 +143,7 @@ def dev_split_problem(source: Dataset[Any], found: DatasetStats) -> str:
     return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
 
 
-def check_learnable(source: Dataset[Any], found: DatasetStats) -> None:
+def check_learnable(source: Dataset[Example], found: DatasetStats) -> None:
     """Raise DataError if nothing can be learned: a single label, constant scores, or scores beyond float32."""
     if source.kind in (LabelledExample, MultiLabelExample) and len(found.labels) < (
         2 if source.kind is LabelledExample else 1
