@@ -1,4 +1,4 @@
-# make quickstart | test | test-slow | coverage | check | docs | docs-assets | sbom | clean
+# make quickstart | test | test-slow | coverage | check | docs | docs-assets | dist | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
@@ -9,7 +9,7 @@ CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow coverage check docs docs-assets sbom clean
+.PHONY: quickstart test test-slow coverage check docs docs-assets dist sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -35,6 +35,15 @@ docs: .venv/.installed-docs
 # Runs the commands of docs/tasks and writes their output into the pages.
 docs-assets: .venv/.installed
 	.venv/bin/python scripts/docs_assets.py
+
+# The wheel and the source distribution, checked and tried in empty environments of the Pythons that are named.
+DIST_PYTHONS ?= $(PYTHON)
+dist: .venv/.installed-dev
+	$(PIP) "twine>=6.1"
+	rm -rf dist
+	.venv/bin/python -m build --no-isolation --outdir dist .
+	.venv/bin/python -m twine check --strict dist/*
+	.venv/bin/python scripts/try_dist.py dist --torch "$(TORCH)" $(DIST_PYTHONS)
 
 # What Heedful runs with, as CycloneDX JSON.
 sbom: .venv/.installed-dev

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Install the wheel and the source distribution in empty environments, and run the quickstart in each.
+
+usage: scripts/try_dist.py DIST [--torch REQUIREMENT] PYTHON ...
+
+For each Python: the wheel, with the compilers on the PATH and without any; then the source distribution. Prints a line
+for each and exits with status 1 if one fails; a Python that is missing fails too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+COMMANDS = ("python", "heedful")  # what an environment without compilers has on its PATH
+
+
+class CommandError(Exception):
+    """A command that failed, with the end of its output."""
+
+
+def run(*command: str | Path, cwd: Path, path: str | None = None) -> None:
+    """Run a command.
+
+    Raises:
+        CommandError: If it cannot be started, or its exit status is not 0.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    environment |= {"HOME": str(cwd), "XDG_CACHE_HOME": str(cwd / "cache")}
+    if path is not None:
+        environment["PATH"] = path
+    try:
+        done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
+    except OSError as error:
+        raise CommandError(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        output = (done.stdout + done.stderr).strip().splitlines()
+        raise CommandError("\n".join([f"{' '.join(map(str, command))}: exit status {done.returncode}", *output[-15:]]))
+
+
+def try_python(python: str, wheel: Path, source: Path, torch: str, folder: Path) -> None:
+    """Install both distributions in a new environment of this Python, and run the quickstart of each."""
+    environment = folder / "environment"
+    run(python, "-m", "venv", environment, cwd=folder)
+    binaries = environment / "bin"
+    pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    run(*pip, torch, cwd=folder)
+    run(*pip, wheel, cwd=folder)
+    bare = folder / "bare"
+    bare.mkdir()
+    for name in COMMANDS:
+        (bare / name).symlink_to(binaries / name)
+    for label, path in (("wheel", None), ("wheel without a compiler", str(bare))):
+        report(python, label, binaries / "heedful", folder, path)
+    run(*pip, "--force-reinstall", "--no-deps", source, cwd=folder)
+    report(python, "source distribution", binaries / "heedful", folder, None)
+
+
+def report(python: str, label: str, heedful: Path, folder: Path, path: str | None) -> None:
+    """Run the quickstart in an empty folder, with an empty cache, and print how long it took."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    began = time.monotonic()
+    run(heedful, "quickstart", cwd=place, path=path)
+    print(f"{python}, {label}: quickstart in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Try each Python; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dist", type=Path)
+    parser.add_argument("--torch", default="torch", help="what pip installs first")
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON")
+    arguments = parser.parse_args()
+    (wheel,), (source,) = (sorted(arguments.dist.resolve().glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
+    failed = False
+    for python in arguments.pythons:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                try_python(python, wheel, source, arguments.torch, Path(folder))
+            except CommandError as error:
+                failed = True
+                print(f"{python}: {error}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
