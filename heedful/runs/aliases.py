@@ -200,7 +200,7 @@ def _foreign() -> Iterator[ForeignName]:
         yield from (ForeignName(name, meant, advice) for name in names.split())
 
 
-ALIASES: dict[str, ForeignName] = {each.name: each for each in _foreign()}
+ALIASES: dict[str, ForeignName] = {alias.name: alias for alias in _foreign()}
 
 _NO_TASK: dict[str, str] = {  # commands for tasks that are not fine-tuned
     "fill-mask": "heedful pretrain --objective mlm",
@@ -228,9 +228,9 @@ def canonical_task(task: str) -> str:
     known, aliases = task_names(), task_aliases()
     if task in known:
         return task
-    for found in (name, aliases.get(name, ""), aliases.get(task, "")):
-        if found in known:
-            return found
+    for candidate in (name, aliases.get(name, ""), aliases.get(task, "")):
+        if candidate in known:
+            return candidate
     if name in _NO_TASK:
         raise HeedfulError(f'"{task}" is not a task of finetune: use {_NO_TASK[name]}')
     close = did_you_mean(name, [*known, *aliases])

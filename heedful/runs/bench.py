@@ -89,16 +89,16 @@ def bench(
 
     def metric(engine: BundleEngine) -> float:
         log(f"evaluating {engine.plan.precision if engine.plan else ''}")
-        found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, generation=writes)
-        numbers.update(metric=found.metric, split=found.split)
-        return float(found.numbers[found.metric])
+        result = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, generation=writes)
+        numbers.update(metric=result.metric, split=result.split)
+        return float(result.numbers[result.metric])
 
     keeps = (Path(run) / SETTINGS).is_file()
     with _told(run, log):
         if keeps:
             check_writable(Path(run))
-    if said := unused_note():
-        log(said)
+    if note := unused_note():
+        log(note)
     log("comparing speed and scores")
     place = resolve_device(device)
     trials = measure_precisions(
@@ -115,7 +115,7 @@ def bench(
         sheets.append(
             PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size)
         )
-    found = Bench(
+    result = Bench(
         model=engine.loaded.source,
         machine=tuning_cache.machine_facts(place),
         metric=numbers.get("metric"),
@@ -125,8 +125,8 @@ def bench(
     )
     with _told(run, log):
         if keeps:
-            write_file(Path(run) / BENCH, asdict(found))
-    return found
+            write_file(Path(run) / BENCH, asdict(result))
+    return result
 
 
 @contextmanager

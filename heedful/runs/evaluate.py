@@ -203,15 +203,15 @@ def task_class_of(loaded: ModelBundle) -> type[Task]:
 
 def run_generation(run: str | Path) -> Seq2SeqSettings:
     """The generation settings a seq2seq run used for evaluation; the defaults if `run` is no such run."""
-    path, found = Path(run) / SETTINGS, GENERATION
-    given = load_mapping(path).get("task") if path.is_file() else None
-    if isinstance(given, dict) and given.get("kind") == found.kind:
-        found = overlay(found, given, source=f"{path}: task")
-    if found.metric == "bleu" and not has_bleu():
-        said = f"{run} led with BLEU, for which sacrebleu is missing: F1 leads; pip install 'heedful[translate]'"
-        warnings.warn(said, HeedfulWarning, stacklevel=3)
-        return replace(found, metric="f1")
-    return found
+    path, settings = Path(run) / SETTINGS, GENERATION
+    table = load_mapping(path).get("task") if path.is_file() else None
+    if isinstance(table, dict) and table.get("kind") == settings.kind:
+        settings = overlay(settings, table, source=f"{path}: task")
+    if settings.metric == "bleu" and not has_bleu():
+        message = f"{run} led with BLEU, for which sacrebleu is missing: F1 leads; pip install 'heedful[translate]'"
+        warnings.warn(message, HeedfulWarning, stacklevel=3)
+        return replace(settings, metric="f1")
+    return settings
 
 
 def build_eval_task(
@@ -238,7 +238,7 @@ def evaluate_glue(
     Raises:
         DataError: If there is no task with data and a model.
     """
-    found: dict[str, JsonObject] = {}
+    results: dict[str, JsonObject] = {}
     for folder, names in GLUE_FOLDERS.items():
         place, model = Path(data) / folder, _model_for(Path(run), folder)
         if not place.is_dir() or model is None:
@@ -252,14 +252,14 @@ def evaluate_glue(
             measured = evaluate(loaded, place, split=split, long_inputs=run_data_settings(model)[1])
             scores = GLUE[name].scores(_official(name, measured.numbers))
             about = {"split": split, "count": measured.numbers["count"], "model": str(model), "precision": taken}
-            found[name] = scores | about
-    if not found:
+            results[name] = scores | about
+    if not results:
         held = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
         raise HeedfulError(
             f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {', '.join(held) or 'none'}, and {run} is "
             "neither a run on one of them nor a folder with runs of those names"
         )
-    return found
+    return results
 
 
 def _official(name: str, numbers: JsonObject) -> JsonObject:
@@ -271,9 +271,9 @@ def _official(name: str, numbers: JsonObject) -> JsonObject:
 
 
 def _model_for(run: Path, folder: str) -> Path | None:
-    for each in (run / folder, run / folder.casefold(), run / folder.replace("-", "").casefold()):
-        if each.is_dir():
-            return each
+    for candidate in (run / folder, run / folder.casefold(), run / folder.replace("-", "").casefold()):
+        if candidate.is_dir():
+            return candidate
     if not (run / DATA).is_file():
         return None
-    return run if any(each.startswith(f"GLUE's {folder};") for each in read_run_json(run / DATA)["stated"]) else None
+    return run if any(note.startswith(f"GLUE's {folder};") for note in read_run_json(run / DATA)["stated"]) else None

@@ -38,12 +38,12 @@ class Resolved(Generic[Settings]):
     """Settings, and what of them was given by hand."""
 
     settings: Settings
-    given: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
+    sources: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
     renamed: Mapping[str, str]  # full path by the foreign name that was used for it
 
     def has(self, path: str) -> bool:
         """Whether a setting, or one below it, was given."""
-        return any(f"{name}.".startswith(f"{path}.") for name in self.given)
+        return any(f"{name}.".startswith(f"{path}.") for name in self.sources)
 
 
 class Overrides:
@@ -79,8 +79,8 @@ class Overrides:
         self._recipe = _entries(_plain(table, source), source)
         self._presets, self._given = list[Entry](), list[Entry]()
         for layer, named in ((self._presets, presets), (self._given, flags)):
-            for name, each in (named or {}).items():
-                layer += _entries(_plain(each, name), name)
+            for name, named_table in (named or {}).items():
+                layer += _entries(_plain(named_table, name), name)
         for assignment in assignments:
             self._given += _assignment(assignment)
         for name, value in _plain(values or {}, "values").items():
@@ -90,12 +90,12 @@ class Overrides:
         self._resolved: list[tuple[Any, Resolved[Any]]] = []
 
     @classmethod
-    def of(cls, given: Overrides | Mapping[str, object] | None, **others: Any) -> Overrides:
+    def of(cls, values: Overrides | Mapping[str, object] | None, **others: Any) -> Overrides:
         """Overrides that were collected before, or new ones from Python values and other arguments of Overrides."""
-        if isinstance(given, cls):
+        if isinstance(values, cls):
             assert not any(others.values()), "collected overrides include everything"
-            return given
-        return cls(values=given, **others)  # type: ignore[arg-type]
+            return values
+        return cls(values=values, **others)  # type: ignore[arg-type]
 
     def with_values(self, values: Mapping[str, object]) -> Overrides:
         """Return overrides with Python values laid over everything else, which may set them too."""
@@ -144,8 +144,8 @@ class Overrides:
             raise _of_other_kind(type(defaults), error) or error from None
         cls: type = type(defaults)
         replaced = {path for group in exclusive_paths(cls) for path in group if not _has(mapping, path)}
-        given = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
-        return Resolved(settings=settings, given=given, renamed=renamed)
+        sources = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
+        return Resolved(settings=settings, sources=sources, renamed=renamed)
 
     def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
         """Layers with full paths, checked against a settings class; full paths by foreign names."""
@@ -202,7 +202,7 @@ def changed_settings(settings: Any, usual: Any) -> list[str]:
     >>> changed_settings(AdamW(lr=0.1), AdamW(lr=0.2))
     ['lr=0.1']
     """
-    now, before = (dict(flatten_settings(to_mapping(each))) for each in (settings, usual))
+    now, before = (dict(flatten_settings(to_mapping(side))) for side in (settings, usual))
     return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
 
 
@@ -232,9 +232,9 @@ def _plain(value: Any, source: str) -> dict[str, Any]:
 def _as_data(value: Any) -> Any:
     """Dataclasses as tables, paths as text."""
     if isinstance(value, Mapping):
-        return {key: _as_data(each) for key, each in value.items()}
+        return {key: _as_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_data(each) for each in value]
+        return [_as_data(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -244,25 +244,27 @@ def _entries(table: Mapping[str, Any], source: str) -> list[Entry]:
     """The values of a table; dots in its own keys, not in those of tables inside it, separate the parts of a path."""
     return [
         Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
-        for key, each in table.items()
-        for rest, value in _leaves(each)
+        for key, branch in table.items()
+        for rest, value in _leaves(branch)
     ]
 
 
 def _leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, dict) and value:
-        for key, each in value.items():
-            yield from (((key, *rest), leaf) for rest, leaf in _leaves(each))
+        for key, branch in value.items():
+            yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
     else:
         yield (), value
 
 
-def _assignment(given: str) -> list[Entry]:
-    name, equals, text = given.partition("=")
+def _assignment(assignment: str) -> list[Entry]:
+    name, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path) or len(path) > DEEPEST:
-        raise SettingError(f"{as_json(given)} is not of the form name=value or table.name=value", source=cut(given))
-    whole = cut(given)
+        raise SettingError(
+            f"{as_json(assignment)} is not of the form name=value or table.name=value", source=cut(assignment)
+        )
+    whole = cut(assignment)
     leaves = _leaves(_toml_value(text.strip()))
     return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
 
@@ -344,7 +346,7 @@ def _similar(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...
     for some in (same, _close(last, here), _close(last, known), get_close_matches(full[:200], known, n=1)):
         if some:
             return tuple(some[:SUGGESTED])
-    return tuple(path for each in get_close_matches(last[:200], ALIASES, n=1) if (path := ALIASES[each].path(known)))
+    return tuple(path for alias in get_close_matches(last[:200], ALIASES, n=1) if (path := ALIASES[alias].path(known)))
 
 
 def _close(last: str, among: Iterable[str]) -> list[str]:
@@ -352,7 +354,7 @@ def _close(last: str, among: Iterable[str]) -> list[str]:
     by_last: dict[str, list[str]] = {}
     for path in among:
         by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    return [path for each in get_close_matches(last[:200], by_last, n=1) for path in by_last[each]]
+    return [path for close in get_close_matches(last[:200], by_last, n=1) for path in by_last[close]]
 
 
 def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
@@ -365,9 +367,9 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
     seen: dict[tuple[str, ...], Entry] = {}
     for entry in sorted((entry for entry in entries if entry.value != {}), key=lambda entry: len(entry.path)):
         for depth in range(1, len(entry.path) + 1):
-            if (other := seen.get(entry.path[:depth])) is not None:
-                path = ".".join(other.path)
-                message = f"{other.text} and {entry.text} both set {path}: give one of them"
+            if (earlier := seen.get(entry.path[:depth])) is not None:
+                path = ".".join(earlier.path)
+                message = f"{earlier.text} and {entry.text} both set {path}: give one of them"
                 raise SettingError(message, path=path, source=entry.source, code="duplicate")
         seen[entry.path] = entry
 
@@ -375,13 +377,13 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
 def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
     """Raise a SettingError if one source sets two mutually exclusive settings."""
     for group in exclusive_paths(cls):
-        found = [entry for entry in entries if entry.path in group and is_set(entry.value)]
-        if len(found) > 1:
-            last = found[-1]
-            names, path = [".".join(each) for each in group], ".".join(last.path)
-            both = " and ".join(dict.fromkeys(entry.text for entry in found))
-            if len({entry.text for entry in found}) == 1:
-                paths = " and ".join(".".join(entry.path) for entry in found)
+        conflicting = [entry for entry in entries if entry.path in group and is_set(entry.value)]
+        if len(conflicting) > 1:
+            last = conflicting[-1]
+            names, path = [".".join(setting_path) for setting_path in group], ".".join(last.path)
+            both = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
+            if len({entry.text for entry in conflicting}) == 1:
+                paths = " and ".join(".".join(entry.path) for entry in conflicting)
                 both = f"{last.source}: {paths}" if last.source else paths
             message = f"{both} are given: give one of {', '.join(names)}"
             raise SettingError(message, path=path, source=last.source, code="duplicate")
@@ -390,8 +392,8 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
 def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
     """An error that names the kinds that have a setting, where another kind of its table was chosen."""
     parent = error.path.rpartition(".")[0]
-    below = [each for each in describe_settings(cls) if f"{each.path}.".startswith(f"{error.path}.")]
-    kinds = [kind for each in below for kind in each.when if kind.startswith(f"{parent}.kind = ")]
+    below = [setting for setting in describe_settings(cls) if f"{setting.path}.".startswith(f"{error.path}.")]
+    kinds = [kind for setting in below for kind in setting.when if kind.startswith(f"{parent}.kind = ")]
     if error.code != "unknown" or not kinds:
         return None
     prefix, wanted = f"{error.source}: " if error.source else "", " or ".join(dict.fromkeys(kinds))

@@ -113,13 +113,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def without_mistakes(card: str) -> str:
     """Remove the section of a model card that quotes texts: from its heading to the next one of the same level."""
-    kept, quotes = [], False
+    lines, quotes = [], False
     for line in card.splitlines(keepends=True):
         if line.startswith(("# ", "## ")):
             quotes = line.strip() == MISTAKES_HEADING
         if not quotes:
-            kept.append(line)
-    return "".join(kept)
+            lines.append(line)
+    return "".join(lines)
 
 
 def push(planned: PushPlan) -> str:
@@ -140,10 +140,10 @@ def push(planned: PushPlan) -> str:
         CommitOperationAdd(path_in_repo=file_path.name, path_or_fileobj=file_path.content)
         for file_path in planned.files
     ]
-    made = _on_hub(
+    commit = _on_hub(
         planned, lambda: api.create_commit(planned.repository, operations, commit_message="Upload a model of Heedful")
     )
-    return str(made.commit_url)
+    return str(commit.commit_url)
 
 
 def _create(api: Any, planned: PushPlan) -> None:
@@ -152,7 +152,7 @@ def _create(api: Any, planned: PushPlan) -> None:
         api.create_repo(planned.repository, private=planned.private)
         return
     known = api.model_info(planned.repository)
-    if held := sorted({each.rfilename for each in known.siblings or ()} - NEW):
+    if held := sorted({sibling.rfilename for sibling in known.siblings or ()} - NEW):
         raise HeedfulError(
             f"{planned.repository} exists and has files ({', '.join(held[:3])}{', ...' if held[3:] else ''}): give "
             "another name, or delete it on the hub"

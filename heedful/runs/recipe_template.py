@@ -33,10 +33,10 @@ def template_settings(name: str) -> Any:
     if name == "pretrain":
         return pretrain_settings.pretrain_defaults("mlm", 256, continued=False)
     task = canonical_task(task_names()[0] if name == "distil" else name)
-    found = settings.finetune_defaults(task, EXAMPLES, random_init=False)[0]
+    defaults = settings.finetune_defaults(task, EXAMPLES, random_init=False)[0]
     if name != "distil":
-        return found
-    return distil_settings.DistilSettings(task=found.task, teacher="TEACHER", train=found.train, fit=found.fit)
+        return defaults
+    return distil_settings.DistilSettings(task=defaults.task, teacher="TEACHER", train=defaults.train, fit=defaults.fit)
 
 
 def recipe_template(name: str) -> str:
@@ -94,9 +94,9 @@ def _is_chosen(setting: Setting, settings: Any) -> bool:
 
 def _other_kinds(settings: Any, table: str) -> Iterator[str]:
     """Comments with the settings of kinds that are not the default of a table."""
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for setting in describe_settings(settings):
         if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):
-            found.setdefault(setting.when[-1].removeprefix(f"{table}."), []).append(setting.path[len(table) + 1 :])
-    for kind, paths in found.items():
+            by_kind.setdefault(setting.when[-1].removeprefix(f"{table}."), []).append(setting.path[len(table) + 1 :])
+    for kind, paths in by_kind.items():
         yield f"# with {kind}: {', '.join(dict.fromkeys(paths))}"

@@ -57,8 +57,8 @@ def copy_asset(name: str, to: Path | None = None) -> tuple[Path, Asset]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if folder:
-            with as_file(place) as given:
-                shutil.copytree(given, path)
+            with as_file(place) as source:
+                shutil.copytree(source, path)
         else:
             with path.open("xb") as file:
                 file.write(place.read_bytes())

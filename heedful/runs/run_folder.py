@@ -134,13 +134,13 @@ def can_resume(folder: Path, settings: object) -> bool:
     made_corpus = isinstance(before, PretrainSettings)
     has_no_checkpoint = names <= INITIAL_FILES and (made_corpus or not names & CORPUS_FOLDERS)
     if has_no_checkpoint and (before != settings or JOURNAL not in names):
-        kept = {LOCK}
+        lasting = {LOCK}
         if isinstance(before, PretrainSettings) and before.corpus_key == getattr(settings, "corpus_key", None):
-            kept |= {BAD_ROWS, *CORPUS_FOLDERS}
+            lasting |= {BAD_ROWS, *CORPUS_FOLDERS}
         elif CORPUS in names:
             message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
             warnings.warn(message, HeedfulWarning, stacklevel=2)
-        for name in sorted(names - kept, key=SETTINGS.__eq__):  # settings last, since they say what the others are
+        for name in sorted(names - lasting, key=SETTINGS.__eq__):  # settings last, since they say what the others are
             remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False

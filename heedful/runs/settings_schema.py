@@ -58,15 +58,15 @@ def describe_settings(settings: Any) -> list[Setting]:
 @cache_by_class
 def setting_paths(cls: type) -> dict[str, Kind]:
     """All paths of a settings class, tables included."""
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     for setting in _walk(cls, None, "", ()):
         parts = setting.path.split(".")
         for depth in range(1, len(parts)):
-            found[".".join(parts[:depth])] = "table"
+            kinds[".".join(parts[:depth])] = "table"
         is_dict = any(get_origin(member) is dict for member in _members(setting.type))
         kind: Kind = "table" if setting.table else "dict" if is_dict else "value"
-        found.setdefault(setting.path, kind)
-    return found
+        kinds.setdefault(setting.path, kind)
+    return kinds
 
 
 def _walk(cls: type, instance: Any, prefix: str, when: tuple[str, ...]) -> Iterator[Setting]:
@@ -85,14 +85,14 @@ def _walk(cls: type, instance: Any, prefix: str, when: tuple[str, ...]) -> Itera
             yield Setting(path=path, type=hint, default=default, choices=choices, when=when, owner=cls, table=True)
         kinds, several = [kind for table in tables for kind in _kinds(table)], len(tables) > 1
         if several:
-            given = getattr(default, "kind", MISSING)
+            default_kind = getattr(default, "kind", MISSING)
             name = f"{path}.kind"
             of_kinds = Literal[tuple(kinds)]  # type: ignore[valid-type]
-            yield Setting(path=name, type=of_kinds, default=given, choices=tuple(kinds), when=when, owner=cls)
+            yield Setting(path=name, type=of_kinds, default=default_kind, choices=tuple(kinds), when=when, owner=cls)
         for table in tables:
             inner = default if type(default) is table else None
-            told = (*when, *(f'{path}.kind = "{kind}"' for kind in _kinds(table))) if several else when
-            for setting in _walk(table, inner, f"{path}.", told):
+            conditions = (*when, *(f'{path}.kind = "{kind}"' for kind in _kinds(table))) if several else when
+            for setting in _walk(table, inner, f"{path}.", conditions):
                 if not (several and setting.path == f"{path}.kind"):
                     yield setting
 
@@ -119,11 +119,11 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 @cache
 def _comments(cls: type) -> dict[str, str]:
     """The comment on each field of a class, from its source; fields of its bases included."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            found |= _comments_of(base)
-    return found
+            comments |= _comments_of(base)
+    return comments
 
 
 def _comments_of(cls: type) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _comments_of(cls: type) -> dict[str, str]:
                 alone.add(token.start[0])
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    by_field = {}
     for statement in definition.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             last = statement.end_lineno or statement.lineno
@@ -150,5 +150,5 @@ def _comments_of(cls: type) -> dict[str, str]:
                     line -= 1
                 lines = list(range(line, statement.lineno))
             if lines:
-                found[statement.target.id] = " ".join(comments[line] for line in lines)
-    return found
+                by_field[statement.target.id] = " ".join(comments[line] for line in lines)
+    return by_field

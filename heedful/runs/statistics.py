@@ -34,7 +34,7 @@ class Interval:
 
 
 def paired_t_interval(
-    ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95, resolution: float = 0.0
+    first: Sequence[float], second: Sequence[float], *, level: float = 0.95, resolution: float = 0.0
 ) -> Interval:
     """The interval mean d ± t s / sqrt(n) of the differences d, seed by seed (Student 1908).
 
@@ -42,8 +42,8 @@ def paired_t_interval(
     as the order of their data, drops out of the differences. With one seed the interval is infinite.
 
     Args:
-        ours: A number for each seed.
-        theirs: Numbers of the other arm, with the same seeds.
+        first: A number for each seed.
+        second: Numbers of the other arm, with the same seeds.
         level: Confidence level.
         resolution: The smallest difference that a number can show, 1 / n for a share of n examples. s is taken to be
             at least that, since equal differences of coarse numbers are no certainty.
@@ -51,7 +51,7 @@ def paired_t_interval(
     >>> paired_t_interval([3.0, 4.0, 5.0], [1.0, 2.0, 3.0])
     Interval(mean=2.0, low=2.0, high=2.0)
     """
-    differences = [our - their for our, their in zip(ours, theirs, strict=True)]
+    differences = [our - their for our, their in zip(first, second, strict=True)]
     mean, count = fmean(differences), len(differences)
     if count < 2:
         return Interval(mean=mean, low=-inf, high=inf)
@@ -60,8 +60,8 @@ def paired_t_interval(
 
 
 def compare_seeds(
-    ours: str,
-    theirs: str,
+    first: str,
+    second: str,
     numbers: tuple[Sequence[float], Sequence[float]],
     *,
     on: str,
@@ -72,8 +72,8 @@ def compare_seeds(
     """Say in a sentence whether two arms differ.
 
     Args:
-        ours: Name of the first arm.
-        theirs: Name of the second arm.
+        first: Name of the first arm.
+        second: Name of the second arm.
         numbers: Of both arms, with the same seeds.
         on: Name of the metric and the data.
         unit: Of the numbers.
@@ -85,14 +85,14 @@ def compare_seeds(
     seeds, difference = len(numbers[0]), _difference(abs(interval.mean), unit)
     if seeds < ENOUGH:
         few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
-        return f"{on}: {ours} {_signed(interval.mean, unit)} against {theirs}, of {few}"
+        return f"{on}: {first} {_signed(interval.mean, unit)} against {second}, of {few}"
     higher = sum(our > their for our, their in zip(*numbers, strict=True))
     bounds = f"{100 - 5 / comparisons:.3g} % interval {_signed(interval.low, unit)} to {_signed(interval.high, unit)}"
     bounds += f", above with {higher} of {seeds} seeds"
     bounds += f", {comparisons} comparisons" if comparisons > 1 else ""
     if interval.above or interval.below:
-        return f"{on}: {ours} is {'above' if interval.above else 'below'} {theirs} by {difference} ({bounds})"
-    return f"{on}: no difference seen between {ours} and {theirs} ({bounds})"
+        return f"{on}: {first} is {'above' if interval.above else 'below'} {second} by {difference} ({bounds})"
+    return f"{on}: no difference seen between {first} and {second} ({bounds})"
 
 
 def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:

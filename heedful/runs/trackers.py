@@ -132,7 +132,7 @@ class _Mlflow:
         if run_id:
             self.run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
-            self._last = max((each.step for each in self._client.get_metric_history(run_id, "train/loss")), default=0)
+            self._last = max((entry.step for entry in self._client.get_metric_history(run_id, "train/loss")), default=0)
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
@@ -145,7 +145,7 @@ class _Mlflow:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if step > self._last or any(name.startswith("dev/") for name in values):
             now = int(1000 * time.time())
-            self._client.log_batch(self.run_id, metrics=[self._metric(*each, now, step) for each in values.items()])
+            self._client.log_batch(self.run_id, metrics=[self._metric(*named, now, step) for named in values.items()])
 
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self.run_id, status="FINISHED" if finished else "KILLED")

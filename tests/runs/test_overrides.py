@@ -46,7 +46,7 @@ def test_a_setting_is_given_by_any_unique_end_of_its_path(name: str, how: str) -
         "flags": {"--lr 0.5": {name: 0.5}},
     }
     found = resolved(**{how: given[how]})
-    assert found.settings.train.optimizer.lr == 0.5 and list(found.given) == [LR]
+    assert found.settings.train.optimizer.lr == 0.5 and list(found.sources) == [LR]
     assert found.settings == replace(USUAL, train=found.settings.train), "nothing else has changed"
 
 
@@ -122,7 +122,7 @@ def test_layers_lie_over_one_another(tmp_path: Path) -> None:
     assert train.schedule == Cosine(warmup_ratio=0.25, min_lr_ratio=0.5)
     assert found.has("train.schedule") and found.has("seeds") and not found.has("fit")
     sources = {str(recipe), "--preset", "train.seed=4", "warmup_ratio=0.25"}
-    assert set(found.given.values()) == sources, "of the value that counts"
+    assert set(found.sources.values()) == sources, "of the value that counts"
 
 
 def test_another_kind_starts_its_table_anew_and_order_does_not_matter() -> None:

@@ -54,7 +54,9 @@ def test_one_line_that_is_uncommented_is_set(tmp_path: Path) -> None:
     (recipe := tmp_path / "run.toml").write_text(text.replace("\n#weight_decay = 0.01", "\nweight_decay = 0.5"))
     resolved = Overrides(recipe=recipe).resolve(template_settings("classify"))
     assert resolved.settings.train.optimizer.weight_decay == 0.5
-    assert [path for path in resolved.given if path.startswith("train.optimizer.")] == ["train.optimizer.weight_decay"]
+    assert [path for path in resolved.sources if path.startswith("train.optimizer.")] == [
+        "train.optimizer.weight_decay"
+    ]
 
 
 def test_other_kinds_are_named_with_their_settings() -> None:

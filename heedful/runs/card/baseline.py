@@ -16,11 +16,11 @@ def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> JsonObj
     scores = {
         split: {
             "numbers": {
-                name: value for name, value in each["numbers"].items() if name == "count" or isinstance(value, float)
+                name: value for name, value in entry["numbers"].items() if name == "count" or isinstance(value, float)
             },
-            "intervals": each.get("intervals", {}),
+            "intervals": entry.get("intervals", {}),
         }
-        for split, each in splits.items()
+        for split, entry in splits.items()
     }
     return {"name": "before training", "splits": scores}
 
@@ -34,9 +34,9 @@ def baseline_lines(results: Mapping[str, Any]) -> list[str]:
         return [f"{baseline['name']} could not be fitted: {baseline['why']}"]
     lines: list[str] = []
     for split, scored in baseline["splits"].items():
-        own, other = results["splits"][split]["numbers"], scored["numbers"]
-        line = f"{split} {metric} {format_number(own[metric])}; {baseline['name']} {format_number(other[metric])}"
-        lines.append(line + _cost(baseline, other["count"], own.get("count")))
+        own, reference = results["splits"][split]["numbers"], scored["numbers"]
+        line = f"{split} {metric} {format_number(own[metric])}; {baseline['name']} {format_number(reference[metric])}"
+        lines.append(line + _cost(baseline, reference["count"], own.get("count")))
     return lines
 
 

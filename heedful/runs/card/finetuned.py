@@ -368,8 +368,8 @@ def _speed(results: JsonObject) -> Iterator[list[str]]:
     yield ["## Speed"]
     machine = f" on {escape_markdown(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    one = SPECS[results["task"]].card.measured
-    yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
+    measured = SPECS[results["task"]].card.measured
+    yield [f"Milliseconds for {measured}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{time['p50']:.2f}", f"{time['p99']:.2f}"] for length, time in times.items()]
     yield markdown_table(["tokens", "median", "99th percentile"], rows)
 

@@ -81,16 +81,19 @@ def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
     if started is not None:
         heads, columns = ["", "validation", "before training"], [numbers, started]
     rows = [
-        [escape_markdown(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
+        [escape_markdown(name), *(f"{column[name]:.4f}" if name in column else "" for column in columns)]
         for name in numbers
         if name != "count"
     ]
-    rows.append(["targets", *(f"{each['count']:,.0f}" for each in columns)])
+    rows.append(["targets", *(f"{column['count']:,.0f}" for column in columns)])
     files = [
-        [escape_markdown(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]]
-        for each in results["corpus"]["files"]
+        [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
+        for file in results["corpus"]["files"]
     ]
-    times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
+    times = [
+        [length, f"{milliseconds['p50']:g}", f"{milliseconds['p99']:g}"]
+        for length, milliseconds in results["latency"].items()
+    ]
     code = SENTENCE_CODE if (folder / RUN_MODEL / MODULES).exists() else CODE
     hours, notes = results["seconds"] / 3600, corpus_notes(results["corpus"])
     shown_settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(settings))]

@@ -103,17 +103,17 @@ def augmented_inputs(
     for turn in range(settings.copies):
         for start in range(0, len(examples), BATCH):
             chunk = examples[start : start + BATCH]
-            parts = [_parts(each) for each in chunk]
-            flat = [text for each in parts for text in each]
+            parts = [_parts(example) for example in chunk]
+            flat = [text for texts in parts for text in texts]
             keys = [
                 derive_seed(seed, SAMPLING, turn, start + n, m)
-                for n, each in enumerate(parts)
-                for m in range(len(each))
+                for n, texts in enumerate(parts)
+                for m in range(len(texts))
             ]
-            made = iter(replacer(flat, keys))
-            for each in parts:
-                found = [next(made) for _ in each]
-                yield found[0] if len(found) == 1 else found
+            replaced = iter(replacer(flat, keys))
+            for texts in parts:
+                variant = [next(replaced) for _ in texts]
+                yield variant[0] if len(variant) == 1 else variant
 
 
 def _parts(example: Example) -> list[TokenizerInput]:
@@ -145,11 +145,11 @@ class WordReplacer:
         limit = self.model.max_length
         cut: Any = {"max_length": limit, "truncate": "longest_first"} if limit else {}
         encoded = self.tokenizer.encode_batch(list(texts), **cut)
-        chosen = [self._chosen(each, key) for each, key in zip(encoded, keys, strict=True)]
+        chosen = [self._chosen(encoding, key) for encoding, key in zip(encoded, keys, strict=True)]
         filled = self._filled(encoded, chosen, keys)
         return [
-            _written(text, each, dict(zip(places, names, strict=True)))
-            for text, each, places, names in zip(texts, encoded, chosen, filled, strict=True)
+            _written(text, encoding, dict(zip(places, names, strict=True)))
+            for text, encoding, places, names in zip(texts, encoded, chosen, filled, strict=True)
         ]
 
     def _chosen(self, encoded: Encoding, key: int) -> list[int]:
@@ -169,10 +169,10 @@ class WordReplacer:
         mask = self.tokenizer.special.mask
         assert mask is not None and self.model.head is not None
         ids = [
-            [mask if place in places else id for place, id in enumerate(each.ids)]
-            for each, places in zip(encoded, map(set, chosen), strict=True)
+            [mask if place in places else id for place, id in enumerate(encoding.ids)]
+            for encoding, places in zip(encoded, map(set, chosen), strict=True)
         ]
-        batch = Packed.of(ids, [each.types for each in encoded])
+        batch = Packed.of(ids, [encoding.types for encoding in encoded])
         at = [start + place for start, places in zip(batch.bounds, chosen, strict=False) for place in places]
         if not at:
             return [[] for _ in encoded]
@@ -183,7 +183,7 @@ class WordReplacer:
         scores = scores.masked_fill(~self._words, -torch.inf)
         best, tokens = scores.topk(min(self.settings.top_k, int(self._words.sum())), -1)
         shares = best.softmax(-1).double().cumsum(-1)
-        found, row = [], 0
+        rows, row = [], 0
         for places, key in zip(chosen, keys, strict=True):
             drawn = uniform(derive_seed(key, 1), max(1, len(places)))
             names = []
@@ -192,8 +192,8 @@ class WordReplacer:
                 token = int(tokens[row][min(place, tokens.shape[1] - 1)])
                 names.append(self.tokenizer.decode([token], skip_special=False).strip())
                 row += 1
-            found.append(names)
-        return found
+            rows.append(names)
+        return rows
 
 
 def _written(text: Any, encoded: Encoding, names: dict[int, str]) -> Any:

@@ -259,7 +259,7 @@ class MlmTeacherLearner:
     def settings(self) -> JsonObject:
         """The settings of the distillation, without those that change nothing in one and those of the verdict."""
         table = settings_without_verdict(self._settings)
-        return table | {"pretrain": {name: each for name, each in table["pretrain"].items() if name not in UNUSED}}
+        return table | {"pretrain": {name: value for name, value in table["pretrain"].items() if name not in UNUSED}}
 
     def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
         """Return an objective of all losses, the same in each phase.
@@ -276,7 +276,9 @@ class MlmTeacherLearner:
         assert isinstance(masked, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
         self.teacher.to(resolve_device(self.pretrain.train.device or CPU))
-        vocab_size = min(each.config.model.embedding.vocabulary for each in (model, self.teacher))  # without padding
+        vocab_size = min(
+            bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher)
+        )  # without padding
         teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=vocab_size)
         widths = model.config.model.width, self.teacher.config.model.width
         total = sum(map(len, samples))

@@ -212,7 +212,7 @@ def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Any
     notes += [
         f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
     ]
-    notes += [f"without labels, {note}" for note in unlabelled.said]
+    notes += [f"without labels, {note}" for note in unlabelled.notes]
     if unlabelled.examples:
         notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
     if unlabelled.bad:

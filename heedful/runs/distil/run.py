@@ -278,7 +278,7 @@ class TeacherLearner:
         plan = self.student_plan
         task, model = build_task(plan.settings, plan.source, plan.survey, student, plan.labels)
         longest = nlargest(LONGEST_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
-        self._pair(model, *(self._read(each, [], longest)[0] for each in (task, self._teacher_task(task))))
+        self._pair(model, *(self._read(side, [], longest)[0] for side in (task, self._teacher_task(task))))
         self._student = student
 
     @property

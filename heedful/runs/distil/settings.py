@@ -97,26 +97,26 @@ NAMED_BY_STUDENT = {  # settings that the name of a student sets, by its kind
 }
 
 
-def parse_student(given: str) -> StudentSettings:
+def parse_student(name: str) -> StudentSettings:
     """Return the settings of a student by its name on the command line.
 
     >>> parse_student("layers=3").layers, parse_student("mini").size, parse_student("bilstm").kind
     (3, 'mini', 'classic')
     """
-    if found := re.fullmatch(r"layers=(\d{1,3})", given):
-        return LayersStudent(layers=int(found[1]))
-    if given in SIZES:
-        return SizeStudent(size=given)  # type: ignore[arg-type]
-    if given in CLASSIC:
-        return ClassicStudent(reader=CLASSIC[given])
-    if re.fullmatch(r"\w+(=.*)?", given) and not Path(given).exists() and (close := _close(given)):
-        raise HeedfulError(f'"{given}" is not a student{close}')
-    return FolderStudent(model=given)
+    if match := re.fullmatch(r"layers=(\d{1,3})", name):
+        return LayersStudent(layers=int(match[1]))
+    if name in SIZES:
+        return SizeStudent(size=name)  # type: ignore[arg-type]
+    if name in CLASSIC:
+        return ClassicStudent(reader=CLASSIC[name])
+    if re.fullmatch(r"\w+(=.*)?", name) and not Path(name).exists() and (close := _close(name)):
+        raise HeedfulError(f'"{name}" is not a student{close}')
+    return FolderStudent(model=name)
 
 
-def _close(given: str) -> str:
+def _close(name: str) -> str:
     known = [*SIZES, *CLASSIC, "layers=3"]
-    return f"{did_you_mean(given, known)}: use one of {', '.join(known)}, or the folder of a model"
+    return f"{did_you_mean(name, known)}: use one of {', '.join(known)}, or the folder of a model"
 
 
 # -- what is learned ----------------------------------------------------------------------------------------------
@@ -314,16 +314,16 @@ def distil_overrides(
     if student:
         name, table = f"--student {student}", to_mapping(parse_student(student))
         presets[name] = {"student": table}
-        given = {
+        named = {
             path: value
             for path, value in flatten_settings({"student": table})
             if path in NAMED_BY_STUDENT[table["kind"]]
         }
-        flags[name] = given
+        flags[name] = named
     if loss:
         presets[f"--loss {loss}"] = {"loss": to_mapping(_recipe(loss))}
     if unlabelled:
-        places = [str(each) for each in unlabelled]
+        places = [str(file) for file in unlabelled]
         flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}
     return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
 
@@ -356,11 +356,11 @@ def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSett
     return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
 
-def _recipe(given: str) -> LossSettings:
-    if given not in LOSS_PRESETS:
-        close = did_you_mean(given, list(LOSS_PRESETS))
-        raise HeedfulError(f'"{given}" is not a combination of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
-    return LOSS_PRESETS[given]
+def _recipe(name: str) -> LossSettings:
+    if name not in LOSS_PRESETS:
+        close = did_you_mean(name, list(LOSS_PRESETS))
+        raise HeedfulError(f'"{name}" is not a combination of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
+    return LOSS_PRESETS[name]
 
 
 def distil_settings(
@@ -409,27 +409,27 @@ def distil_settings(
     return settings
 
 
-def parse_share(given: str) -> float:
+def parse_share(text: str) -> float:
     """Parse a share of the quality, in percent or as a number.
 
     >>> parse_share("97%"), parse_share("0.9")
     (0.97, 0.9)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", given.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < value <= 1:
-        raise HeedfulError(f'"{given}" is not a share of the quality: write 97% or 0.97')
+        raise HeedfulError(f'"{text}" is not a share of the quality: write 97% or 0.97')
     return value
 
 
-def parse_milliseconds(given: str) -> float:
+def parse_milliseconds(text: str) -> float:
     """Parse a duration into milliseconds.
 
     >>> parse_milliseconds("5ms"), parse_milliseconds("0.5"), parse_milliseconds("1s")
     (5.0, 0.5, 1000.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", given.strip())
-    value = float(found[1]) * (1000 if found[2] == "s" else 1) if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", text.strip())
+    value = float(match[1]) * (1000 if match[2] == "s" else 1) if match else 0.0
     if not value > 0:
-        raise HeedfulError(f'"{given}" is not a duration: write 5ms')
+        raise HeedfulError(f'"{text}" is not a duration: write 5ms')
     return value

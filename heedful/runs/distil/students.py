@@ -71,8 +71,8 @@ def build_student(
             try:
                 return classic_model(settings, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
             except HeedfulError as error:  # it names settings of fine-tuning
-                told = str(error).replace("init.", "student.")
-                raise HeedfulError(told) from None
+                message = str(error).replace("init.", "student.")
+                raise HeedfulError(message) from None
 
 
 def single_stack(config: ModelConfig) -> StackConfig | None:
@@ -118,12 +118,14 @@ def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
     """The layers nearest to `wanted` whose attention is as local as that of the position which they take."""
     period = (stack.global_every or 1) if stack.window is not None else 1
     room = (stack.layers - len(wanted)) // period * period  # by how far all may move up and stay of their kinds
-    found: list[int] = []
+    chosen: list[int] = []
     for place, layer in enumerate(wanted):
-        first = found[-1] + 1 if found else 0
-        alike = [each for each in range(first, place + room + 1) if _near(stack, each) == _near(stack, place)]
-        found.append(min(alike, key=lambda each: (abs(each - layer), each)))
-    return tuple(found)
+        first = chosen[-1] + 1 if chosen else 0
+        alike = [
+            candidate for candidate in range(first, place + room + 1) if _near(stack, candidate) == _near(stack, place)
+        ]
+        chosen.append(min(alike, key=lambda candidate: (abs(candidate - layer), candidate)))
+    return tuple(chosen)
 
 
 def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelBundle:
@@ -207,11 +209,11 @@ def _in_family(family: str, config: BundleConfig) -> BundleConfig:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
     wanted = config.model
     if _parts(family) == (wanted.encoder is None, wanted.decoder is None):
-        found = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
-        if found.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
+        own = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
+        if own.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
             wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
-        if with_dropout(found, wanted) == wanted:
-            return BundleConfig(family=family, model=found)
+        if with_dropout(own, wanted) == wanted:
+            return BundleConfig(family=family, model=own)
     raise HeedfulError(
         f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
         "student of a size, which begins with fresh weights"
@@ -240,11 +242,11 @@ def student_of_size(teacher: ModelBundle, asked: SizeStudent, longest: int | Non
     )
     family = asked.family or _like(teacher.config)
     if family not in FAMILIES or not FAMILIES[family].sizes:
-        known = [name for name, each in FAMILIES.items() if each.sizes]
+        known = [name for name, of_name in FAMILIES.items() if of_name.sizes]
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
-    made = create(config_of_size(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
-    made.source = f"a fresh model of size {asked.size}"
-    return made.eval()
+    student = create(config_of_size(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
+    student.source = f"a fresh model of size {asked.size}"
+    return student.eval()
 
 
 def _like(config: BundleConfig) -> str:
@@ -298,10 +300,10 @@ def _states(settings: StatesSettings, student: StackConfig, teacher: StackConfig
     pairs = settings.pairs or ((student.layers, teacher.layers),)
     if not settings.pairs and settings.layers == "spread":
         pairs = tuple((n, floor(n * teacher.layers / student.layers + 0.5)) for n in range(student.layers + 1))
-    for ours, taught in pairs:
-        if not (0 <= ours <= student.layers and 0 <= taught <= teacher.layers):
+    for layer, taught in pairs:
+        if not (0 <= layer <= student.layers and 0 <= taught <= teacher.layers):
             raise HeedfulError(
-                f"states.pairs has ({ours}, {taught}), but the student has {student.layers} layers and the teacher "
+                f"states.pairs has ({layer}, {taught}), but the student has {student.layers} layers and the teacher "
                 f"{teacher.layers}: give numbers from 0, what enters the first, to these"
             )
     if settings.how == "cosine" or settings.how == "mse":
@@ -314,7 +316,7 @@ def _relations(settings: RelationsSettings, student: StackConfig, teacher: Stack
     heads = settings.heads or teacher.heads
     if settings.layers == "spread" and settings.layer is None and settings.teacher is None:
         pairs = [(n - 1, floor(n * teacher.layers / student.layers + 0.5) - 1) for n in range(1, student.layers + 1)]
-        pairs = [(ours, max(0, taught)) for ours, taught in pairs]
+        pairs = [(layer, max(0, taught)) for layer, taught in pairs]
     else:
         pairs = [
             (
@@ -323,8 +325,8 @@ def _relations(settings: RelationsSettings, student: StackConfig, teacher: Stack
             )
         ]
     for who, numbers, stack in (
-        ("student", [one for one, _ in pairs], student),
-        ("teacher", [one for _, one in pairs], teacher),
+        ("student", [layer for layer, _ in pairs], student),
+        ("teacher", [layer for _, layer in pairs], teacher),
     ):
         if wrong := [number for number in numbers if not 0 <= number < stack.layers]:
             raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")

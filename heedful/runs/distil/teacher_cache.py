@@ -62,14 +62,14 @@ class CachedOutputs:
 
     def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> TeacherOutputs:
         """The outputs for these samples."""
-        found: TeacherOutputs = {}
+        outputs: TeacherOutputs = {}
         for number, key in zip(numbers, keys, strict=True):
             part, place = divmod(number if self._at is None else self._at(number, key), PART)
             file, bounds = self._open(part)
             for name, ends in bounds.items():
                 held = file.get_slice(name)[ends[place] : ends[place + 1]]
-                found.setdefault(name, []).append(held if held.dtype == torch.int32 else held.float())
-        return found
+                outputs.setdefault(name, []).append(held if held.dtype == torch.int32 else held.float())
+        return outputs
 
     def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
         path = self.folder / part_name(part)
@@ -81,7 +81,7 @@ class CachedOutputs:
             raise HeedfulError(
                 f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"
             ) from None
-        return file, {name.removeprefix("sizes."): [0, *accumulate(each.tolist())] for name, each in sizes.items()}
+        return file, {name.removeprefix("sizes."): [0, *accumulate(counts.tolist())] for name, counts in sizes.items()}
 
 
 def part_name(part: int) -> str:
@@ -138,8 +138,8 @@ def cache_teacher_outputs(
                 last = time.monotonic()
                 log(f"the teacher has read {number * PART:,} of {size:,}")
             numbers = range(part * PART, min((part + 1) * PART, count))
-            mine = [samples[each % len(samples)] for each in numbers]
-            keys = [mask_keys[each // len(samples)][each % len(samples)] if mask_keys else 0 for each in numbers]
+            mine = [samples[row % len(samples)] for row in numbers]
+            keys = [mask_keys[row // len(samples)][row % len(samples)] if mask_keys else 0 for row in numbers]
             data = as_bytes(_tensors(teacher, mine, keys, cache_format))
             if not number:
                 _need(folder, len(data) * len(missing))
@@ -152,9 +152,9 @@ def cache_teacher_outputs(
 def _begin(path: Path, about: dict[str, Any]) -> None:
     if path.exists():
         before = json.loads(path.read_bytes())
-        if other := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
+        if changed := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
             raise HeedfulError(
-                f"{path.parent} holds outputs of another teacher, or for other samples: {', '.join(sorted(other))} "
+                f"{path.parent} holds outputs of another teacher, or for other samples: {', '.join(sorted(changed))} "
                 "changed. Remove that folder, or give another one with --output"
             )
         return
@@ -173,21 +173,21 @@ def _need(folder: Path, size: int) -> None:
 
 def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> dict[str, Tensor]:
     """The tensors of a part: values of all samples, concatenated by name, and the number of each sample."""
-    found: dict[str, list[Tensor]] = {}
+    values: dict[str, list[Tensor]] = {}
     for group in split_microbatches([len(sample) for sample in samples], TOKENS):
-        said = teacher.outputs([samples[number] for number in group], [keys[number] for number in group])
+        outputs = teacher.outputs([samples[number] for number in group], [keys[number] for number in group])
         if form.top is not None:
             ids, shares = zip(
-                *(topk_with_rest(each, form.top, form.temperature) for each in said["scores"]), strict=True
+                *(topk_with_rest(scores, form.top, form.temperature) for scores in outputs["scores"]), strict=True
             )
-            said |= {"ids": [each.to(torch.int32) for each in ids], "scores": list(shares)}
-        for name, each in said.items():
-            place = found.setdefault(name, [torch.empty(0)] * len(samples))
-            for number, value in zip(group, each, strict=True):
+            outputs |= {"ids": [row_ids.to(torch.int32) for row_ids in ids], "scores": list(shares)}
+        for name, rows in outputs.items():
+            place = values.setdefault(name, [torch.empty(0)] * len(samples))
+            for number, value in zip(group, rows, strict=True):
                 place[number] = _kept(value.cpu(), form.half)
-    sizes = {f"sizes.{name}": np.array([len(one) for one in each], dtype=np.int32) for name, each in found.items()}
-    return {name: torch.cat(each) for name, each in found.items()} | {
-        name: torch.from_numpy(each) for name, each in sizes.items()
+    sizes = {f"sizes.{name}": np.array([len(row) for row in rows], dtype=np.int32) for name, rows in values.items()}
+    return {name: torch.cat(rows) for name, rows in values.items()} | {
+        name: torch.from_numpy(counts) for name, counts in sizes.items()
     }
 
 

@@ -53,7 +53,7 @@ class Unlabelled:
     examples: tuple[Example, ...]
     bad: int  # rows that cannot be read
     known: int  # examples that are in dev or test
-    said: tuple[str, ...] = ()  # sentences about the files
+    notes: tuple[str, ...] = ()  # sentences about the files
 
 
 def read_unlabelled(
@@ -85,18 +85,18 @@ def read_unlabelled(
     Raises:
         HeedfulError: If a file cannot be read, or there is no text.
     """
-    given: list[Any] = []
-    said: list[str] = []
+    texts: list[Any] = []
+    notes: list[str] = []
     bad = 0
-    for path, _ in list_files([Path(each) for each in files], exclude)[0]:
+    for path, _ in list_files([Path(name) for name in files], exclude)[0]:
         holds = inherit_settings(settings, names, [path])
         if _labelled(path, kind, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
             how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
             source = read_data(path, kind, how, on_bad_row=Skip())
-            given += [each.to_input() for split in source.splits for each in source.examples(split)]
+            texts += [example.to_input() for split in source.splits for example in source.examples(split)]
             bad += sum(source.row_errors.bad.values())
-            said += source.stated
+            notes += source.stated
             continue
         roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.more)}
         columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
@@ -117,23 +117,23 @@ def read_unlabelled(
             except HeedfulError:
                 raise refused from None
         for inputs in several:
-            said += inputs.said
+            notes += inputs.said
             for row in inputs.rows():
-                found, wrong = inputs.ask(row)
+                text, wrong = inputs.ask(row)
                 bad += wrong is not None
-                given += [found] if wrong is None else []
-    if not given and not bad:
+                texts += [text] if wrong is None else []
+    if not texts and not bad:
         raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
-    known = len(given)
+    known = len(texts)
     if kind is PairExample:
-        seen = {hash_text(normalise_text(text)) for each in measured for text in each.texts}
-        given = [
-            each
-            for each in given
-            if not any(hash_text(normalise_text(text)) in seen for text in ([each] if isinstance(each, str) else each))
+        seen = {hash_text(normalise_text(text)) for example in measured for text in example.texts}
+        texts = [
+            pair
+            for pair in texts
+            if not any(hash_text(normalise_text(text)) in seen for text in ([pair] if isinstance(pair, str) else pair))
         ]
-    examples = tuple(kind.from_inputs(given, next(iter(labels), "")))
-    return Unlabelled(examples=examples, bad=bad, known=known - len(given), said=tuple(said))
+    examples = tuple(kind.from_inputs(texts, next(iter(labels), "")))
+    return Unlabelled(examples=examples, bad=bad, known=known - len(texts), notes=tuple(notes))
 
 
 def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
@@ -145,11 +145,11 @@ def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     return suffix in LABELLED or (kind is QuestionExample and suffix == ".json")
 
 
-def without_evaluated(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
+def without_evaluated(unlabelled: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
     """Leave out examples whose text is in dev or test, up to case, punctuation and spaces."""
-    seen = {_letters(each) for each in measured}
-    kept = tuple(each for each in found.examples if _letters(each) not in seen)
-    return replace(found, examples=kept, known=found.known + len(found.examples) - len(kept))
+    seen = {_letters(example) for example in measured}
+    remaining = tuple(example for example in unlabelled.examples if _letters(example) not in seen)
+    return replace(unlabelled, examples=remaining, known=unlabelled.known + len(unlabelled.examples) - len(remaining))
 
 
 def _letters(example: Example) -> int:

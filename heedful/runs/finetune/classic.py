@@ -62,15 +62,15 @@ def classic_model(
         ),
         reader=with_sentence_ends(settings.reader, tokenizer),
     )
-    made = create(BundleConfig(family=FAMILY, model=config), tokenizer, seed=seed)
+    bundle = create(BundleConfig(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
-        made.model.embedding.tokens.weight.data[unknown] = 0.0  # stays untrained where no text has unknown words
-    log(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
+        bundle.model.embedding.tokens.weight.data[unknown] = 0.0  # stays untrained where no text has unknown words
+    log(f"a classic model of {bundle.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
-        log(assign_vectors(made, known, mine))
+        log(assign_vectors(bundle, known, mine))
     if settings.skipgram_steps:
-        log(_learn(made, texts, settings.skipgram_steps, seed))
-    return freeze_embeddings(made) if words.frozen else made
+        log(_learn(bundle, texts, settings.skipgram_steps, seed))
+    return freeze_embeddings(bundle) if words.frozen else bundle
 
 
 def _in_context(settings: ClassicInit, seed: int) -> ModelBundle:
@@ -87,13 +87,13 @@ def _in_context(settings: ClassicInit, seed: int) -> ModelBundle:
         reader=with_sentence_ends(settings.reader, inner.tokenizer),
         frozen=True,
     )
-    made = create(BundleConfig(family=FAMILY, model=config), inner.tokenizer, seed=seed)
-    known, given = inner.named_tensors(), made.named_tensors()
+    bundle = create(BundleConfig(family=FAMILY, model=config), inner.tokenizer, seed=seed)
+    known, fresh = inner.named_tensors(), bundle.named_tensors()
     body = {name for name in known if name.startswith(("embedding.", "encoder."))}
-    assert body == {name for name in given if not name.startswith("over.")}
-    assign(made, {name: (known if name in body else given)[name].detach() for name in given}, "cpu")
-    made.source = f"a classic model over {inner.source}"
-    return made.eval()
+    assert body == {name for name in fresh if not name.startswith("over.")}
+    assign(bundle, {name: (known if name in body else fresh)[name].detach() for name in fresh}, "cpu")
+    bundle.source = f"a classic model over {inner.source}"
+    return bundle.eval()
 
 
 def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, WordVectors | None, list[str]]:
@@ -191,7 +191,7 @@ def freeze_embeddings(loaded: ModelBundle) -> ModelBundle:
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)
     with skip_init():
-        made = ModelBundle(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
-    tensors: dict[str, Tensor] = {name: each.detach() for name, each in loaded.named_tensors().items()}
-    assign(made, tensors, "cpu")
-    return made.eval()
+        bundle = ModelBundle(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
+    tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in loaded.named_tensors().items()}
+    assign(bundle, tensors, "cpu")
+    return bundle.eval()

@@ -24,16 +24,16 @@ UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 def reading_notes(
-    settings: FinetuneSettings, source: Dataset[Any], found: DatasetStats, task: Task, learned: EncodedSplit
+    settings: FinetuneSettings, source: Dataset[Any], stats: DatasetStats, task: Task, learned: EncodedSplit
 ) -> list[str]:
     """Sentences about what encoding the training examples cost, and why another encoder may do better."""
-    said = encoding_notes(learned)
+    notes = encoding_notes(learned)
     if model_name(settings.init) != BUNDLED_ENCODER:
-        return said
-    examples = evenly_spaced(source.examples("train"), found.counts["train"], TEXTS)
+        return notes
+    examples = evenly_spaced(source.examples("train"), stats.counts["train"], TEXTS)
     texts = [text for example in examples for text in example.texts]
     limit = task.limit if settings.max_length is None else None
-    return [*said, *encoder_advice(texts, task.tokenizer, learned, limit)]
+    return [*notes, *encoder_advice(texts, task.tokenizer, learned, limit)]
 
 
 def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedSplit, limit: int | None) -> list[str]:
@@ -45,21 +45,21 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: EncodedS
         learned: What reading all training examples gave.
         limit: Tokens that the encoder reads at once; None: max_length is set.
     """
-    found = []
+    advice = []
     if why := _not_english([text[:CHARACTERS] for text in texts], tokenizer):
-        found.append(
+        advice.append(
             f"the training texts do not look English ({why}), and {BUNDLED_ENCODER} knows English alone: "
             "start from an encoder of their language with --model FOLDER or NAME[@REVISION]"
         )
     long = learned.windowed + learned.truncated
     if limit is not None and long > LONG * learned.examples:
         how = "read in windows" if learned.windowed else "cut"
-        found.append(
+        advice.append(
             f"{long:,} of {learned.examples:,} training examples are longer than the {limit:,} tokens that "
             f"{BUNDLED_ENCODER} reads at once, and are {how}: an encoder that reads more, "
             "given with --model, may do better"
         )
-    return found
+    return advice
 
 
 def _not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
@@ -67,8 +67,10 @@ def _not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
 
     An English vocabulary has most English words as one token, and splits those of other languages.
     """
-    letters = [each for text in texts for each in text if each.isalpha()]
-    foreign = sum(not each.isascii() and not unicodedata.name(each, "").startswith("LATIN") for each in letters)
+    letters = [character for text in texts for character in text if character.isalpha()]
+    foreign = sum(
+        not character.isascii() and not unicodedata.name(character, "").startswith("LATIN") for character in letters
+    )
     if letters and foreign > FOREIGN * len(letters):
         return f"{100 * foreign / len(letters):.0f} % of their letters are not Latin"
     units = sum(len(UNIT.findall(text)) for text in texts)

@@ -131,8 +131,8 @@ class ClassicInit:
         _one_name(self)
         if self.skipgram_steps < 0:
             raise HeedfulError(f"skipgram_steps is {self.skipgram_steps}; expected a whole number from 0")
-        for name, given in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
-            if self.model and given:
+        for name, changed in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
+            if self.model and changed:
                 raise HeedfulError(f"{name} would change nothing: hidden states of model are read; leave one out")
 
 

@@ -104,7 +104,7 @@ def plan_finetune(
     bad = [
         f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
     ]
-    why = training_summary(settings, why, tuple(resolved.given))
+    why = training_summary(settings, why, tuple(resolved.sources))
     return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
 
 

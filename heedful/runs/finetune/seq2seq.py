@@ -56,10 +56,10 @@ def seq2seq_model(
         family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
         family, model = "heedful", transformer_config(init, tokenizer.size)
-    made = create(BundleConfig(family=family, model=model), tokenizer, seed=seed)
+    bundle = create(BundleConfig(family=family, model=model), tokenizer, seed=seed)
     what = "two recurrent nets" if isinstance(init, RecurrentInit) else "a Transformer"
-    log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
-    return made
+    log(f"{what} of {bundle.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
+    return bundle
 
 
 def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | None = None) -> ModelConfig:
@@ -71,16 +71,16 @@ def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | Non
 
 def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfig:
     """BundleConfig of the original Transformer, or of one with other norms or positions."""
-    made = vaswani_config(settings.shape, vocabulary)
+    config = vaswani_config(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
     more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
     more["relation"] = RELATIONS.get(settings.positions)
-    assert made.encoder is not None and made.decoder is not None
+    assert config.encoder is not None and config.decoder is not None
     return replace(
-        made,
-        embedding=replace(made.embedding, positions=places.get(settings.positions)),
-        encoder=replace(made.encoder, **more),
-        decoder=replace(made.decoder, **more),
+        config,
+        embedding=replace(config.embedding, positions=places.get(settings.positions)),
+        encoder=replace(config.encoder, **more),
+        decoder=replace(config.decoder, **more),
     )
 
 

@@ -72,8 +72,8 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
         seconds = budget
     else:
         assert trainer.total_steps is not None
-        tables = {id(each.weight) for each in trainer.loaded.modules() if isinstance(each, nn.Embedding)}
-        weights = sum(each.numel() for each in trainer.loaded.parameters() if id(each) not in tables)
+        tables = {id(module.weight) for module in trainer.loaded.modules() if isinstance(module, nn.Embedding)}
+        weights = sum(weight.numel() for weight in trainer.loaded.parameters() if id(weight) not in tables)
         speed = FLOPS.get(trainer.device.type, FLOPS_OF_OTHERS)
         seconds = 6 * weights * tokens * trainer.total_steps / trainer.order.steps / speed
     return min(SECONDS, max(LEAST, SHARE * seconds))
@@ -168,7 +168,7 @@ class WordBaseline:
         """Predict in the form of an engine's answers."""
         features = self._features(examples)
         if self.kind == "ridge":
-            return [{"numbers": {"score": float(each)}} for each in self._estimator.predict(features)]
+            return [{"numbers": {"score": float(score)}} for score in self._estimator.predict(features)]
         shares = np.zeros((len(examples), len(self.task.labels)))
         columns = self._estimator.classes_ if self.kind == "logistic" else slice(None)
         shares[:, columns] = self._estimator.predict_proba(features)
@@ -215,7 +215,7 @@ def score_words(
     task: Task,
     loaded: ModelBundle,
     source: Dataset[Any],
-    found: DatasetStats,
+    stats: DatasetStats,
     splits: Sequence[str],
     *,
     seed: int,
@@ -231,8 +231,8 @@ def score_words(
     kind = linear_model_of(task)
     assert kind is not None, "linear_model_of tells"
     outputs = len(task.labels) if kind == "logistic_per_label" or len(task.labels) > 2 else 1
-    counts = {split: found.counts[split] for split in ("train", *splits)}
-    rows = rows_of_splits(counts, found.characters, outputs, seconds)
+    counts = {split: stats.counts[split] for split in ("train", *splits)}
+    rows = rows_of_splits(counts, stats.characters, outputs, seconds)
     train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
     words = WordBaseline(task)
     result: JsonObject = {
@@ -251,22 +251,22 @@ def score_words(
     spent = time.perf_counter() - began
     result |= {"words": words.words, "splits": {}}
     for split in sorted(splits, key="dev".__ne__):  # dev is first, where thresholds are fitted
-        given = list(_sampled(source, split, counts[split], rows[split], seed))
+        numbered = list(_sampled(source, split, counts[split], rows[split], seed))
         began = time.perf_counter()
         if split == "dev" and kind == "logistic_per_label" and loaded.thresholds:
-            words.thresholds = _thresholds(words, [example for _, example in given])
-        theirs = measure_words(words, given)
+            words.thresholds = _thresholds(words, [example for _, example in numbered])
+        baseline = measure_words(words, numbered)
         spent += time.perf_counter() - began
         result["splits"][split] = _compared(
-            task, theirs, _as_answered(task, given, read_predictions(folder, split)), given
+            task, baseline, _as_answered(task, numbered, read_predictions(folder, split)), numbered
         )
     return result | {"seconds": round(spent, 2)}
 
 
-def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> EvalMetrics:
+def measure_words(words: WordBaseline, numbered: Sequence[tuple[int, Any]]) -> EvalMetrics:
     """Answer numbered examples and measure the answers."""
     measure = _metric_alone(words.task)
-    for chunk in batched(given, CHUNK):
+    for chunk in batched(numbered, CHUNK):
         examples = [example for _, example in chunk]
         measure = words.task.update_metrics(measure, examples, words.answers(examples), [number for number, _ in chunk])
     return measure
@@ -278,9 +278,9 @@ def _metric_alone(task: Task) -> EvalMetrics:
     return replace(measure, bootstraps={task.metric: measure.bootstraps[task.metric]})
 
 
-def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[JsonObject]) -> EvalMetrics:
+def _as_answered(task: Task, numbered: Sequence[tuple[int, Any]], lines: Iterator[JsonObject]) -> EvalMetrics:
     """Score the model's answers to the same examples, read from its predictions."""
-    measure, examples = _metric_alone(task), dict(given)
+    measure, examples = _metric_alone(task), dict(numbered)
     wanted = (line for line in lines if line["id"] in examples)
     while chunk := list(islice(wanted, CHUNK)):
         ids = [line["id"] for line in chunk]
@@ -288,20 +288,21 @@ def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[J
     return measure
 
 
-def _compared(task: Task, theirs: EvalMetrics, ours: EvalMetrics, given: Sequence[tuple[int, Any]]) -> JsonObject:
-    numbers, mine = task.compute_metrics(theirs), task.compute_metrics(ours)
-    found = {
-        "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},
-        "intervals": theirs.intervals(),
+def _compared(task: Task, baseline: EvalMetrics, model: EvalMetrics, numbered: Sequence[tuple[int, Any]]) -> JsonObject:
+    numbers, mine = task.compute_metrics(baseline), task.compute_metrics(model)
+    scores = {
+        "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)}
+        | {"count": len(numbered)},
+        "intervals": baseline.intervals(),
     }
-    values = [measure.bootstraps[task.metric].values() for measure in (ours, theirs)]
+    values = [measure.bootstraps[task.metric].values() for measure in (model, baseline)]
     difference = {"value": mine[task.metric] - numbers[task.metric]}
-    return found | {"difference": difference | paired_difference(values[0], values[1], count=len(given))}
+    return scores | {"difference": difference | paired_difference(values[0], values[1], count=len(numbered))}
 
 
 def _thresholds(words: WordBaseline, examples: Sequence[Any]) -> dict[str, float]:
     """Each label's threshold with the best F1 on these examples."""
     labels = words.task.labels
-    shares = np.array([list(each["probabilities"].values()) for each in words.answers(examples)])
+    shares = np.array([list(answer["probabilities"].values()) for answer in words.answers(examples)])
     gold = np.array([[label in example.labels for label in labels] for example in examples])
     return {label: best_threshold(shares[:, k], gold[:, k]) for k, label in enumerate(labels)}

@@ -47,17 +47,17 @@ def alignment(loaded: ModelBundle, text: str, written: str) -> Alignment | None:
         return None
     mark = sequence_ends(model, tokenizer)
     assert mark.start is not None
-    given, said = tokenizer.encode_batch([text, written])
-    inner = [id for id, special in zip(said.ids, said.special, strict=True) if not special]
+    source, target = tokenizer.encode_batch([text, written])
+    inner = [id for id, special in zip(target.ids, target.special, strict=True) if not special]
     layer = 0 if model.decoder is None else model.decoder.layers - 1
     trace = Trace(parts=("cross",), layers=[layer])
     with torch.inference_mode():
-        loaded.hidden_states(Packed.of([given.ids], [given.types]), Packed.of([[mark.start, *inner]]), trace=trace)
+        loaded.hidden_states(Packed.of([source.ids], [source.types]), Packed.of([[mark.start, *inner]]), trace=trace)
     looked = trace.attention["cross", layer, 0].weights
     assert looked is not None
-    names = [name for name, special in zip(_names(said, written), said.special, strict=True) if not special]
+    names = [name for name, special in zip(_names(target, written), target.special, strict=True) if not special]
     weights = looked.float().mean(0).numpy()
-    return Alignment(_names(given, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
+    return Alignment(_names(source, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
 
 
 def _names(encoded: Encoding, text: str, loaded: ModelBundle | None = None) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
     lines = islice(read_predictions(folder, split), CANDIDATES)
-    told = sorted(
+    predictions = sorted(
         (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
     )
     loaded = load(folder / RUN_MODEL)
@@ -85,36 +85,36 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     most = (
         LONGEST if loaded.max_length is None else min(LONGEST, loaded.max_length - 1)
     )  # one more token begins the target
-    for _, text, said in told:
-        if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
-            found = alignment(loaded, text, said)
-            if found is None:
+    for _, text, prediction in predictions:
+        if prediction and max(map(len, loaded.tokenizer.encode_batch([text, prediction]))) <= most:
+            plotted = alignment(loaded, text, prediction)
+            if plotted is None:
                 return None
-            chosen.append(found)
+            chosen.append(plotted)
         if len(chosen) == SHOWN:
             break
     about = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
     return draw_alignments(chosen, f"Attention to the source on {split}", about) if chosen else None
 
 
-def draw_alignments(found: Sequence[Alignment], *lines: str) -> Figure:
+def draw_alignments(alignments: Sequence[Alignment], *lines: str) -> Figure:
     """Plot each alignment as a grid of weights, in two columns."""
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
-    size = 0.22 * max(max(len(each.read), len(each.written)) for each in found)
+    columns = min(2, len(alignments))
+    rows = -(-len(alignments) // columns)
+    size = 0.22 * max(max(len(aligned.read), len(aligned.written)) for aligned in alignments)
     figure = new_figure(columns * (size + 1.5), rows * (size + 1.3) + 0.6)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, each in zip(grid, found, strict=False):
-        axes.imshow(each.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
+    for axes, aligned in zip(grid, alignments, strict=False):
+        axes.imshow(aligned.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
         style_axes(axes)
-        for names, put in ((each.read, axes.set_xticks), (each.written, axes.set_yticks)):
+        for names, put in ((aligned.read, axes.set_xticks), (aligned.written, axes.set_yticks)):
             different = list(dict.fromkeys(names))
             shown = drawable_labels(different)
             as_shown = dict(zip(different, shown.names, strict=True))
             text: dict[str, Any] = {"parse_math": False, "fontfamily": list(shown.fonts), "fontsize": 7}
-            turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if names is each.read else {}
+            turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if names is aligned.read else {}
             put(range(len(names)), [as_shown[name] for name in names], **text, **turned)
-    for axes in grid[len(found) :]:
+    for axes in grid[len(alignments) :]:
         axes.set_axis_off()
     set_title(figure, *lines)
     return figure

@@ -120,9 +120,9 @@ def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
     axes.plot(course.eval_steps, course.score, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"))
     axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
-    found = np.flatnonzero(course.eval_steps == course.best)
-    if len(found):
-        best = float(course.score[found[-1]])
+    rows = np.flatnonzero(course.eval_steps == course.best)
+    if len(rows):
+        best = float(course.score[rows[-1]])
         axes.plot([course.best], [best], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
         left = course.best > course.step[-1] / 2
         axes.annotate(

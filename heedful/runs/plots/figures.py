@@ -50,10 +50,10 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
         results = read_results(folder)
     if (folder / JOURNAL).is_file() and (figure := plot_curves(read_journal(folder / JOURNAL), results["metric"])):
         yield "curves", figure
-    found = headline_split(results)
-    if found is None:
+    headline = headline_split(results)
+    if headline is None:
         return
-    split, numbers = found
+    split, numbers = headline
     spec = SPECS.get(results["task"])
     if spec is not None and spec.plots_alignments:
         from heedful.runs.plots.alignments import plot_alignments  # it loads the model
@@ -122,9 +122,9 @@ def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
     order = np.argsort(-wrong, axis=None, kind="stable")
     chosen: dict[int, None] = {}
     for pair in zip(*np.unravel_index(order, wrong.shape), strict=True):
-        for each in pair:
+        for label in pair:
             if len(chosen) < most:
-                chosen[int(each)] = None
+                chosen[int(label)] = None
     return sorted(chosen)
 
 
@@ -143,13 +143,13 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
     """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence."""
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
-    said, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
+    confidence, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
     low, high = wilson(right, count)
     figure = new_figure(5.6, 6.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
     above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
-    above.vlines(said, low, high, color=SKY, lw=2.5, label="95 % interval")
-    above.plot(said, right, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
+    above.vlines(confidence, low, high, color=SKY, lw=2.5, label="95 % interval")
+    above.plot(confidence, right, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
     above.set_ylim(-0.02, 1.02)
     above.set_xlim(-0.02, 1.02)
     above.set_ylabel("share of right answers")
@@ -157,7 +157,7 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
     edges = [as_float(row["low"]) for row in table]
     widths = [as_float(row["high"]) - as_float(row["low"]) for row in table]
     bars = below.bar(edges, count, width=widths, align="edge", color=SKY, edgecolor="white")
-    below.bar_label(bars, [f"{int(each):,}" for each in count], fontsize=7, padding=2, color=INK)
+    below.bar_label(bars, [f"{int(value):,}" for value in count], fontsize=7, padding=2, color=INK)
     below.margins(y=0.25)
     below.set_ylabel("answers")
     below.set_xlabel("confidence: the probability of the answer")
@@ -180,10 +180,10 @@ def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
     return (middle - half) / whole, (middle + half) / whole
 
 
-def plot_scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
+def plot_scores(scores: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
     """Plot precision, recall and F1 of each label, the best on top."""
-    labels = drawable_labels(found)
-    rows = list(zip(labels.names, found.values(), strict=True))
+    labels = drawable_labels(scores)
+    rows = list(zip(labels.names, scores.values(), strict=True))
     rows.sort(key=lambda row: as_float(row[1]["f1"]))
     shown = rows[:MOST_SCORED]
     longest = max(len(name) for name, _ in shown)
@@ -201,7 +201,7 @@ def plot_scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figu
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlim(0, 1.02)
     style_axes(axes, grid="x")
-    sides = [f"{each:.3f}{_of(row)}" for each, (_, row) in zip(f1, shown, strict=True)]
+    sides = [f"{score:.3f}{_of(row)}" for score, (_, row) in zip(f1, shown, strict=True)]
     beside = axes.twinx()
     style_axes(beside)
     beside.set_ylim(axes.get_ylim())
@@ -223,20 +223,20 @@ def _of(row: dict[str, Any]) -> str:
 def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal | None:
     """Two points of the line on which right predictions lie; None for cosines without the range of scores."""
     if not SPECS[results["task"]].predicts_cosines:
-        values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
+        values = [value for pair in pairs if np.isfinite(pair).all() for value in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
-    found = results.get("label_scaling")  # the scores for a cosine of 0 and of 1
-    return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
+    scaling = results.get("label_scaling")  # the scores for a cosine of 0 and of 1
+    return ((scaling["low"], 0.0), (scaling["high"], 1.0)) if scaling else None
 
 
 def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
     """Plot predictions over labels, and the line on which right predictions lie."""
     finite = np.isfinite(pairs).all(1)
-    gold, said = pairs[finite].T
+    gold, predicted = pairs[finite].T
     figure = new_figure(6.0, 6.4)
     axes = figure.subplots()
     alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
-    axes.plot(gold, said, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
+    axes.plot(gold, predicted, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
     if ideal is not None:
         axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="right predictions")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)
@@ -244,7 +244,9 @@ def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None)
     axes.set_xlabel("label")
     axes.set_ylabel("prediction")
     rank = f", Spearman's ρ {numbers['spearman']:.3f}" if "spearman" in numbers else ""
-    count, kept = numbers["count"], int(finite.sum())
-    shown = f"{kept:,} examples" if kept == count else f"{kept:,} of {count:,} examples are shown"
+    count, finite_count = numbers["count"], int(finite.sum())
+    shown = (
+        f"{finite_count:,} examples" if finite_count == count else f"{finite_count:,} of {count:,} examples are shown"
+    )
     set_title(figure, f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}{rank}", shown)
     return figure

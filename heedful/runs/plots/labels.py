@@ -29,7 +29,7 @@ def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
     """
     short = [shortened(_printable(label)) for label in labels]
     fonts, missing = _fonts(set().union(*short))
-    boxed = ["".join(BOX if each in missing else each for each in name) for name in short]
+    boxed = ["".join(BOX if character in missing else character for character in name) for name in short]
     alike = Counter(boxed)
     names = [
         f"{number}: {name}" if BOX in name or alike[name] > 1 or not name else name for number, name in enumerate(boxed)
@@ -53,7 +53,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
 
 def _printable(label: str) -> str:
     """The label on one line, without control characters."""
-    return " ".join("".join(each if each.isprintable() else " " for each in label).split())
+    return " ".join("".join(character if character.isprintable() else " " for character in label).split())
 
 
 def _columns(character: str) -> int:
@@ -82,9 +82,9 @@ def _fonts(needed: set[str]) -> tuple[tuple[str, ...], set[str]]:
             break
         if _covered(files[name], missing):
             used = findfont(FontProperties(family=[name]))  # matplotlib may take another file of that name
-            if found := _covered(used, missing):
+            if covered := _covered(used, missing):
                 fonts.append(name)
-                missing -= found
+                missing -= covered
     return tuple(fonts), missing
 
 
@@ -94,6 +94,6 @@ def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
 
     try:
         font = get_font(path)
-        return {each for each in characters if font.scalable and font.get_char_index(ord(each))}
+        return {character for character in characters if font.scalable and font.get_char_index(ord(character))}
     except (OSError, RuntimeError):
         return set()

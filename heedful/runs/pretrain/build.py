@@ -34,18 +34,18 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
     """Refuse settings that were changed and would change nothing; `from_corpus`: the data is a finished corpus."""
     start, usual = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
     own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
-    of_new_one = [each.name for each in fields(PretrainTokenizer) if each.name != "path"]
+    of_new_one = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
     trained = not (from_corpus or start or settings.tokenizer.path)
     for table, names, used, why in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
         ("tokenizer", of_new_one, trained, f"no tokenizer is trained, {own}"),
-        ("corpus", [each.name for each in fields(CorpusSettings)], not from_corpus, "the corpus was made before"),
+        ("corpus", [field.name for field in fields(CorpusSettings)], not from_corpus, "the corpus was made before"),
         ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
     ):
-        given, known = (getattr(each, table) for each in (settings, usual))
+        table_settings, known = (getattr(source, table) for source in (settings, usual))
         for name in names:
-            if not used and getattr(given, name) != getattr(known, name):
+            if not used and getattr(table_settings, name) != getattr(known, name):
                 raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
 
 
@@ -64,7 +64,9 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
 
 def _family(settings: PretrainSettings) -> str:
     family = settings.model.family or settings.spec.family or DEFAULT_FAMILIES[settings.spec.name]
-    known = [name for name, each in FAMILIES.items() if each.sizes]  # the others have no sizes to pre-train
+    known = [
+        name for name, other_family in FAMILIES.items() if other_family.sizes
+    ]  # the others have no sizes to pre-train
     if family not in known:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
     return family
@@ -98,17 +100,17 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
     model = _usual(family)
     layers, width, heads = settings.model.shape
 
-    def stack(given: StackConfig | None) -> StackConfig | None:
-        if given is None:
+    def stack(config: StackConfig | None) -> StackConfig | None:
+        if config is None:
             return None
         return replace(
-            given,
+            config,
             width=width,
             layers=layers,
             heads=heads,
             head_width=width // heads,
-            inner_width=round(given.inner_width / given.width * width),
-            blocks=None if given.blocks is None else min(given.blocks, layers),
+            inner_width=round(config.inner_width / config.width * width),
+            blocks=None if config.blocks is None else min(config.blocks, layers),
         )
 
     embedding, place = model.embedding, model.embedding.positions
@@ -131,18 +133,18 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         decoder=stack(model.decoder),
         start=None if model.start is None else tokenizer.special.pad,
     )
-    told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
-    return BundleConfig(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
+    own = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+    return BundleConfig(family=family, model=replace(model, initialisation=own.initialisation))  # by its own layers
 
 
 def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
     """The config with the dropout of another one, or with `rate` where the other one has any."""
 
-    def of(given: Any, usual: Any) -> Any:
-        if given is None or usual is None:
-            return given
-        found = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
-        return replace(given, **{name: rate if each and rate is not None else each for name, each in found.items()})
+    def of(config: Any, usual: Any) -> Any:
+        if config is None or usual is None:
+            return config
+        rates = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
+        return replace(config, **{name: rate if own and rate is not None else own for name, own in rates.items()})
 
     parts = ("embedding", "encoder", "decoder", "decoder_embedding")
     return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})
@@ -151,10 +153,10 @@ def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = Non
 def _remade(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
     """The model with another config and the same weights."""
     with skip_init():
-        made = ModelBundle(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
-    assign(made, {name: each.detach() for name, each in loaded.named_tensors().items()}, "cpu")
-    made.other_head_tensors = loaded.other_head_tensors
-    return made.eval()
+        bundle = ModelBundle(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
+    assign(bundle, {name: tensor.detach() for name, tensor in loaded.named_tensors().items()}, "cpu")
+    bundle.other_head_tensors = loaded.other_head_tensors
+    return bundle.eval()
 
 
 def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
@@ -184,19 +186,20 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
     """
     settings, corpus = components.settings, components.corpus
     held = held_out(corpus, settings.eval_fraction)
-    learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
-    if not len(learned) or not len(kept):
+    learned, validation = np.flatnonzero(~held), np.flatnonzero(held)
+    if not len(learned) or not len(validation):
         raise HeedfulError(
             f"the number of documents, {len(corpus):,}, is too small to hold out a share of "
-            f"{settings.eval_fraction:g}: {len(kept)} would be held out. Give more documents, raise eval_fraction, or "
-            "set corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
+            f"{settings.eval_fraction:g}: {len(validation)} would be held out. Give more documents, raise "
+            "eval_fraction, or set corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document "
+            "is one"
         )
     builder, seed = components.builder, settings.train.seed
-    builder.check_documents(len(learned), len(kept))
+    builder.check_documents(len(learned), len(validation))
     shape = _fixed_shape(components)
-    found = [builder.rows(components, learned, length, seed, shape) for length in settings.lengths]
+    phases = [builder.rows(components, learned, length, seed, shape) for length in settings.lengths]
     measured = builder.rows(
-        components, kept, settings.lengths[0], derive_seed(seed, Stream.VALIDATION), validation=True
+        components, validation, settings.lengths[0], derive_seed(seed, Stream.VALIDATION), validation=True
     )
     rows: list[Sample] = []
     left = settings.eval_tokens
@@ -207,7 +210,7 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
             break
         rows.append(measured[number])
         left -= len(rows[-1])
-    return found, rows
+    return phases, rows
 
 
 def _fixed_shape(components: Components) -> FixedShape | None:

@@ -250,12 +250,12 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
         shared = {id(parameter) for parameter in loaded.parameters()}
         own = {name: tensor for name, tensor in generator.named_tensors().items() if id(tensor) not in shared}
         earlier = load(folder, head="masked_lm").named_tensors()
-        if other := [
+        if different := [
             name for name, tensor in own.items() if name not in earlier or earlier[name].shape != tensor.shape
         ]:
             raise HeedfulError(
-                f"{folder} is of another shape than a generator with objective.generator_size = {size:g} ({other[0]} "
-                "differs): set it to the value of that run, or move the folder away to train a new one"
+                f"{folder} is of another shape than a generator with objective.generator_size = {size:g} ("
+                f"{different[0]} differs): set it to the value of that run, or move the folder away to train a new one"
             )
         with torch.no_grad():
             for name, tensor in own.items():

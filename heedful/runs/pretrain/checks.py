@@ -19,7 +19,7 @@ def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequen
     if "mlm" not in settings.kind.split("+"):
         return
     probe = [samples[number] for number in range(min(8, len(samples)))]
-    sequences = settings.train.batch_size * sum(len(each.bounds) - 1 for each in probe) / len(probe)
+    sequences = settings.train.batch_size * sum(len(sample.bounds) - 1 for sample in probe) / len(probe)
     if sequences <= FEW:
         warnings.warn(
             f"a step has about {sequences:.0f} sequences: with {FEW} or fewer, masked language modelling is known to "

@@ -176,13 +176,13 @@ def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> l
         documents: Texts, and whether their line breaks mean something.
         max_chars: Characters of the sample, at most.
     """
-    kept: list[tuple[int, str, bool]] = []
+    sample: list[tuple[int, str, bool]] = []
     size, every = 0, 1
     for number, (text, lines) in enumerate(documents):
         if (key := derive_seed(Stream.TOKENIZER_DOCUMENTS, number)) % every:
             continue
-        kept.append((key, text, lines))
+        sample.append((key, text, lines))
         size += len(text)
-        while size > max_chars and (fewer := [document for document in kept if document[0] % (2 * every) == 0]):
-            kept, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
-    return [text for _, raw, lines in kept if (text := clean_text(raw, lines=lines))]
+        while size > max_chars and (fewer := [document for document in sample if document[0] % (2 * every) == 0]):
+            sample, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
+    return [text for _, raw, lines in sample if (text := clean_text(raw, lines=lines))]

@@ -21,7 +21,7 @@ def measure_share(
     trainer: Trainer, objective: SelfSupervised, held: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
     """Sums and counts over this rank's share of the validation samples, with the same masks each time; probe scores."""
-    found: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
         batch = objective.batch([held[number]], [derive_seed(trainer.settings.seed, Stream.VALIDATION, number)]).to(
@@ -29,11 +29,11 @@ def measure_share(
         )
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
             for name, (total, count) in objective.measure(trainer.loaded, batch).items():
-                before = found.get(name, (0.0, 0.0))
-                found[name] = before[0] + total, before[1] + count
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + total, before[1] + count
     if ranks.is_main:
-        found |= {name: (score, 1.0) for name, score in probe_scores(probes, trainer.loaded).items()}
-    return found
+        sums |= {name: (score, 1.0) for name, score in probe_scores(probes, trainer.loaded).items()}
+    return sums
 
 
 def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
@@ -45,7 +45,7 @@ def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[f
         HeedfulError: If the validation samples have no targets.
     """
     names = list(dict.fromkeys(name for share in shares for name in share))
-    sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}
+    sums = {name: [sum(share.get(name, (0.0, 0.0))[at] for share in shares) for at in (0, 1)] for name in names}
     numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
     terms = [name for name in names if name.endswith("_loss")]
     if not terms or terms[0] not in numbers:

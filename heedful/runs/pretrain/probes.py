@@ -54,7 +54,7 @@ class ProbeSet:
             tagged = [example for example in examples if isinstance(example, TaggedExample)]
             texts = [" ".join(example.words) for example in tagged]
         encoded = tokenizer.encode_batch(list(texts))
-        self.ids, self.types = [each.ids for each in encoded], [each.types for each in encoded]
+        self.ids, self.types = [encoding.ids for encoding in encoded], [encoding.types for encoding in encoded]
         self.rows: list[list[int]] = []  # of a tagging probe: the row of each word's first token, by text
         if probe.kind == "tag":
             chosen: list[str] = []
@@ -87,22 +87,22 @@ class ProbeSet:
         """Mean vectors of texts, or the rows of words, in the order of the targets."""
         device = next(loaded.parameters()).device
         order = sorted(range(len(self.ids)), key=lambda number: len(self.ids[number]))
-        found: list[Tensor] = [torch.zeros(0)] * len(order)
+        vectors: list[Tensor] = [torch.zeros(0)] * len(order)
         batch: list[int] = []
         for place, number in enumerate(order):
             batch.append(number)
-            if sum(len(self.ids[each]) for each in batch) < BATCH_TOKENS and place + 1 < len(order):
+            if sum(len(self.ids[row]) for row in batch) < BATCH_TOKENS and place + 1 < len(order):
                 continue
-            packed = Packed.of([self.ids[each] for each in batch], [self.types[each] for each in batch]).to(device)
+            packed = Packed.of([self.ids[row] for row in batch], [self.types[row] for row in batch]).to(device)
             rows = loaded.hidden_states(packed).float()
             if self.rows:
-                for each, part in zip(batch, packed.unpack(rows), strict=True):
-                    found[each] = part[self.rows[each]]
+                for text, part in zip(batch, packed.unpack(rows), strict=True):
+                    vectors[text] = part[self.rows[text]]
             else:
-                for each, vector in zip(batch, pool(rows, packed, "mean"), strict=True):
-                    found[each] = vector[None]
+                for text, vector in zip(batch, pool(rows, packed, "mean"), strict=True):
+                    vectors[text] = vector[None]
             batch = []
-        return torch.cat(found)
+        return torch.cat(vectors)
 
 
 def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) -> float:
@@ -121,4 +121,4 @@ def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) 
 
 def probe_scores(sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
     """Scores by their names in the journal: probe_NAME."""
-    return {f"probe_{each.probe.name}": each.score(loaded) for each in sets}
+    return {f"probe_{probe_set.probe.name}": probe_set.score(loaded) for probe_set in sets}

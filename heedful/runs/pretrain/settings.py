@@ -205,8 +205,8 @@ def pretrain_overrides(
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
     """Collect what was given by hand; `Overrides` are returned as they are."""
-    places = [str(each) for each in ([data] if isinstance(data, str | Path) else data) if str(each)]
-    if recipes := [each for each in places if each.endswith(".toml")]:
+    places = [str(path) for path in ([data] if isinstance(data, str | Path) else data) if str(path)]
+    if recipes := [path for path in places if path.endswith(".toml")]:
         raise HeedfulError(
             f"{recipes[0]} is a recipe among text files: give it alone, to learn from the text that it names, or "
             f"as --recipe {recipes[0]}, to learn from other text"
@@ -216,20 +216,20 @@ def pretrain_overrides(
         flags[f"DATA {', '.join(places)}"] = {"data": places}
     if objective:
         flags[f"--objective {objective}"] = _objective(objective)
-    for option, given, path in (
+    for option, value, path in (
         ("--size", size, "model.size"),
         ("--model", model, "model.init_from"),
         ("--tokenizer", tokenizer, "tokenizer.path"),
         ("--teacher", teacher, "objective.teacher"),
     ):
-        if given:
-            flags[f"{option} {given}"] = {path: given}
+        if value:
+            flags[f"{option} {value}"] = {path: value}
     return Overrides.of(overrides, recipe=recipe, flags=flags, assignments=assignments)
 
 
-def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
+def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **options: Any) -> PretrainSettings:
     """Return the defaults with overrides laid over them; the arguments are those of `pretrain_overrides`."""
-    overrides = pretrain_overrides(data, **given)
+    overrides = pretrain_overrides(data, **options)
     first = overrides.resolve(pretrain_defaults("mlm", 256, continued=False))
     model, kind = first.settings.model, first.settings.objective.kind
     if first.has("model.size") and model.init_from:

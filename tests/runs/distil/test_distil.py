@@ -645,7 +645,7 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
         read_unlabelled(files, TaggedExample, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
-    assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
+    assert found.notes == ('more.csv: columns: text="text"; not used: "id"',)
 
 
 def test_a_word_is_replaced_without_the_space_before_it() -> None:

@@ -110,7 +110,7 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     overrides = finetune_overrides(recipe=recipe, assignments=["train.max_steps=9", "train.batch_size=5"])
     usual, why = finetune_defaults("classify", 600, random_init=True)
     resolved = resolve_finetune(overrides, usual)
-    assert training_summary(resolved.settings, why, tuple(resolved.given)) == (
+    assert training_summary(resolved.settings, why, tuple(resolved.sources)) == (
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, lr 0.001; "
         "set by hand: train.batch_size, train.optimizer.lr, train.max_steps"
     )
