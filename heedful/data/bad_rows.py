@@ -127,4 +127,4 @@ def shown(value: object) -> str:
     """A value as a message repeats it: short, and nothing that a terminal would obey."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text if len(text) <= 80 else text[:79] + "…"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -37,19 +37,19 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     >>> to_iob2(tags, strict=True)
     ('I-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC', 'B-LOC')
     """
-    found: list[str] = []
+    converted: list[str] = []
     open_: str | None = None  # type of the entity that may continue
     ended: str | None = None  # type of the entity that the last tag ended
     for tag in tags:
         mark, kind = parse_tag(tag)
         if mark not in ("B", "I", "E", "S"):
-            found.append(tag)
+            converted.append(tag)
             open_ = ended = None
             continue
         begins = mark in "BS" or (kind == ended if strict else kind != open_)
-        found.append(("B" if begins else "I") + tag[1:])
+        converted.append(("B" if begins else "I") + tag[1:])
         open_, ended = (kind, None) if mark in "BI" else (None, kind)
-    return tuple(found)
+    return tuple(converted)
 
 
 def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
@@ -60,14 +60,14 @@ def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
     >>> to_scheme(["B-LOC", "O", "B-PER"], ["O", "I-LOC", "B-PER", "I-PER"])
     ('I-LOC', 'O', 'B-PER')
     """
-    found: list[str] = []
+    converted: list[str] = []
     for tag, after in zip(tags, [*tags[1:], OUTSIDE], strict=False):
         ends = after != "I" + tag[1:]
         same = (mark + tag[1:] for mark in SAID.get((tag[:1], ends), ""))
-        found.append(next((each for each in same if each in labels), tag))
-    return tuple(found)
+        converted.append(next((candidate for candidate in same if candidate in labels), tag))
+    return tuple(converted)
 
 
 def unknown_labels(labels: Sequence[str], known: Collection[str], *, tags: bool) -> list[str]:
     """Labels of the data that a model with the known labels cannot predict; tags are compared across schemes."""
-    return [each for each in labels if (to_scheme([each], known)[0] if tags else each) not in known]
+    return [label for label in labels if (to_scheme([label], known)[0] if tags else label) not in known]

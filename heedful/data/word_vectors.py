@@ -46,31 +46,31 @@ def read_vectors(
         others: Maximum number of other words to keep, so that memory does not grow with the file; None: all.
         form: Maps a word of the file to the form that is looked up, such as its lower case; None leaves it out.
     """
-    path, asked, kept = Path(path), frozenset(wanted), 0
-    found: dict[str, np.ndarray] = {}
+    path, asked, other_words = Path(path), frozenset(wanted), 0
+    rows_by_word: dict[str, np.ndarray] = {}
     exact: set[str] = set()
     for written, row in _binary(path) if ".bin" in path.suffixes else _text(path, asked):
         word = form(written)
-        if word is None or word in exact or (word in found and word != written):
+        if word is None or word in exact or (word in rows_by_word and word != written):
             continue
-        if word not in found:
-            if word not in asked and others is not None and kept >= others:
+        if word not in rows_by_word:
+            if word not in asked and others is not None and other_words >= others:
                 continue
-            kept += word not in asked
-        found[word] = row()
+            other_words += word not in asked
+        rows_by_word[word] = row()
         if word == written:
             exact.add(word)
-    if not found:
+    if not rows_by_word:
         raise DataError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
-    return WordVectors(words=tuple(found), rows=np.stack(list(found.values())))
+    return WordVectors(words=tuple(rows_by_word), rows=np.stack(list(rows_by_word.values())))
 
 
 def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
-    width, said, number = 0, None, 0
+    width, count, number = 0, None, 0
     for number, line in enumerate(read_lines([path]), 1):
         parts = line.rstrip(" ").split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
-            said, width = int(parts[0]), int(parts[1])
+            count, width = int(parts[0]), int(parts[1])
             continue
         width = width or len(parts) - 1
         word = " ".join(parts[: len(parts) - width])  # some published words have spaces in them
@@ -80,9 +80,9 @@ def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
             form = f"a word and {width or 'its'} numbers"
             raise DataError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
         yield word, partial(_numbers, parts[len(parts) - width :], f"{path}, line {number}")
-    if said is not None and number - 1 != said:
+    if count is not None and number - 1 != count:
         raise DataError(
-            f"{path}: its first line says {said:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
+            f"{path}: its first line says {count:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
             "mend that line if it is meant so"
         )
 
@@ -102,8 +102,8 @@ def _binary(path: Path) -> Iterator[tuple[str, Row]]:
             count, width = int(head[0]), int(head[1])
             for number in range(1, count + 1):
                 word = bytearray()
-                while len(word) < LONGEST_WORD and (one := file.read(1)) not in (b" ", b""):
-                    word += one
+                while len(word) < LONGEST_WORD and (byte := file.read(1)) not in (b" ", b""):
+                    word += byte
                 row = file.read(4 * width)
                 if len(row) < 4 * width:
                     raise DataError(f"{path} says {count:,} words and ends within number {number:,}: it is cut off")

@@ -99,23 +99,23 @@ def build_corpus(
     if processes is not None and processes < 1:
         raise DataError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
-    found, said = list_files(files, exclude or output_dir)
+    listed, notes = list_files(files, exclude or output_dir)
     with _locked(output_dir):
-        plan = _planned(found, tokenizer, output_dir, settings, on_bad_row)
+        plan = _planned(listed, tokenizer, output_dir, settings, on_bad_row)
         if plan is None:
             return Corpus.open(output_dir)
-        source = DocumentReader([path for path, _ in found], settings, RowErrors(on_bad_row), said)
-        size = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in found)
+        source = DocumentReader([path for path, _ in listed], settings, RowErrors(on_bad_row), notes)
+        size = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in listed)
         count = 1 if size < SMALL else processes or available_cores()
         run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
         with run:
             run.alone() if count == 1 else run.together(count)
         if not run.progress.documents:
-            raise DataError(f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}")
-        names, bad = {str(path): name for path, name in found}, Counter[str]()
+            raise DataError(f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {run.why_none()}")
+        names, bad = {str(path): name for path, name in listed}, Counter[str]()
         for file, rows in source.row_errors.bad.items():  # by the names in the plan
             bad[names.get(file, file)] += rows
-        rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
+        rest = {"stated": source.notes, "cut": source.cut, "bad_rows": dict(bad)}
         finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
         _tidy(output_dir)
     return Corpus.open(output_dir)
@@ -132,7 +132,7 @@ def contains_corpus(folder: Path) -> bool:
 
 
 def _planned(
-    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
+    listed: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
 ) -> dict[str, object] | None:
     """Write the plan of a new build, or check that of an interrupted one; None if the corpus is finished.
 
@@ -145,7 +145,7 @@ def _planned(
         "vocabulary": tokenizer.size,
         "dtype": "<u2" if tokenizer.size <= 1 << 16 else "<u4",
         "settings": to_mapping(settings),
-        "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _digest(path)} for path, name in found],
+        "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _digest(path)} for path, name in listed],
     }
     finished, going = (out / MANIFEST).is_file(), (out / PLAN).is_file()
     if finished or going:
@@ -187,11 +187,11 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name, value in new["settings"].items():
         if (was := (old.get("settings") or {}).get(name)) != value:
             yield f"its setting {name} is {shown(was)}, not {shown(value)}"
-    one, other = old.get("files") or [], new["files"]
-    if [file.get("name") for file in one] != [file["name"] for file in other]:
-        yield f"its files are {shown([file.get('name') for file in one])}, not {shown([f['name'] for f in other])}"
+    before, now = old.get("files") or [], new["files"]
+    if [file.get("name") for file in before] != [file["name"] for file in now]:
+        yield f"its files are {shown([file.get('name') for file in before])}, not {shown([f['name'] for f in now])}"
     else:
-        yield from (f"{shown(b['name'])} has other bytes now" for a, b in zip(one, other, strict=True) if a != b)
+        yield from (f"{shown(b['name'])} has other bytes now" for a, b in zip(before, now, strict=True) if a != b)
 
 
 def _tidy(out: Path) -> None:
@@ -298,8 +298,8 @@ class _Run:
             self._tell(maker.end(number, verdict))
 
     def _ids(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        made = self._tokenizer.ids(texts)
-        return np.concatenate(made), np.array([len(each) for each in made], np.int64)
+        ids = self._tokenizer.ids(texts)
+        return np.concatenate(ids), np.array([len(text_ids) for text_ids in ids], np.int64)
 
     def together(self, processes: int) -> None:
         """Read here, tokenise in workers; at most one chunk waits."""

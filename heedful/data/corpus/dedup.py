@@ -69,11 +69,11 @@ def _signature(words: list[str], known: _Words) -> NDArray[np.uint32]:
         part = numbers[place : place + count]
         shingles[: len(part)] += part * power
     shingles = np.unique(_mixed(shingles))
-    found = np.full(PERMUTATIONS, 2**32 - 1, np.uint32)
+    signature = np.full(PERMUTATIONS, 2**32 - 1, np.uint32)
     for start in range(0, len(shingles), _BLOCK):
         values = (shingles[start : start + _BLOCK] * _FACTORS + _TERMS) >> np.uint64(32)
-        np.minimum(found, values.min(axis=1).astype(np.uint32), out=found)
-    return found
+        np.minimum(signature, values.min(axis=1).astype(np.uint32), out=signature)
+    return signature
 
 
 def lsh_bands(similarity: float) -> tuple[int, int]:
@@ -200,8 +200,8 @@ class _Near:
         for some in np.array_split(pairs, max(len(pairs) // 10_000, 1)):
             near[some[self._alike(signatures[some[:, 0]], self._signatures(some[:, 1])), 0]] = True
         self._among_themselves(signatures, keys, near)
-        kept = np.flatnonzero(~near)
-        self._put(keys[kept], signatures[kept])
+        distinct = np.flatnonzero(~near)
+        self._put(keys[distinct], signatures[distinct])
         return near
 
     def _keys(self, signatures: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -222,7 +222,7 @@ class _Near:
         buckets: dict[int, list[int]] = {}
         for index in np.flatnonzero(shared.any(axis=1) & ~near).tolist():
             mine = number[index][shared[index]].tolist()
-            others = sorted({other for bucket in mine for other in buckets.get(bucket, ())})
+            others = sorted({earlier for bucket in mine for earlier in buckets.get(bucket, ())})
             if others and self._alike(signatures[others], signatures[index]).any():
                 near[index] = True
                 continue
@@ -230,8 +230,8 @@ class _Near:
                 if len(held := buckets.setdefault(bucket, [])) < CHAIN:
                     held.append(index)
 
-    def _alike(self, one: NDArray[np.uint32], other: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        return np.asarray((one == other).sum(axis=-1) >= self._least)
+    def _alike(self, signatures: NDArray[np.uint32], signature: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        return np.asarray((signatures == signature).sum(axis=-1) >= self._least)
 
     def _signatures(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
         if not len(numbers):
@@ -247,6 +247,6 @@ class _Near:
         numbers = np.repeat(np.arange(self._count, self._count + len(keys)), self._bands)
         self._count += len(keys)
         flat = keys.ravel()
-        found, _ = self._table.find(flat)
-        room = np.bincount(found, minlength=len(flat)) < CHAIN
+        stored, _ = self._table.find(flat)
+        room = np.bincount(stored, minlength=len(flat)) < CHAIN
         self._table.put(flat[room], numbers[room])

@@ -75,24 +75,24 @@ def list_files(
         Each path with its name relative to the given folder; notes for the user.
     """
     apart = None if exclude is None else exclude.resolve()
-    found: list[tuple[Path, str]] = []
-    said: list[str] = []
+    listed: list[tuple[Path, str]] = []
+    notes: list[str] = []
     for path in files:
         if not os.path.isdir(path):
             check_file(path)
-            found.append((path, path.name))
+            listed.append((path, path.name))
             continue
-        inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
-        inside = [each for each in inside if apart not in each.resolve().parents]
-        used = [each for each in inside if stem_and_suffix(each)[1] in known]
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        inside = [file for file in inside if apart not in file.resolve().parents]
+        used = [file for file in inside if stem_and_suffix(file)[1] in known]
         if not used:
             raise DataError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
-        found += [(each, str(each.relative_to(path))) for each in used]
+        listed += [(file, str(file.relative_to(path))) for file in used]
         if len(used) < len(inside):
-            said.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
-    if not found:
+            notes.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
+    if not listed:
         raise DataError("no files were given")
-    return found, said
+    return listed, notes
 
 
 def _hidden(place: Path) -> bool:
@@ -118,14 +118,14 @@ class CountingPath(type(Path())):  # type: ignore[misc]
 class DocumentReader:
     """Streams the documents of all files, and reports progress."""
 
-    def __init__(self, files: list[Path], settings: CorpusSettings, row_errors: RowErrors, said: list[str]) -> None:
+    def __init__(self, files: list[Path], settings: CorpusSettings, row_errors: RowErrors, notes: list[str]) -> None:
         for path in files:
             if (suffix := stem_and_suffix(path)[1]) not in ("", *TEXT_SUFFIXES):
                 what = "a kind of file of words with tags, which are no text"
                 raise DataError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
-        self.row_errors, self.said, self.cut = (
+        self.row_errors, self.notes, self.cut = (
             row_errors,
-            list(said),
+            list(notes),
             0,
         )  # number of documents that were split for their size
         self._settings = settings
@@ -175,8 +175,8 @@ class DocumentReader:
                 column = self._settings.text_column
                 settings = DataSettings(columns={"text": column} if column else None)
                 part = open_data_file(path, TextExample, settings, self.row_errors)
-                for said in part.said:
-                    self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
+                for note in part.notes:
+                    self._say(f"{path.name}: {note}" if not note.startswith(path.name) else note)
                 for example in part.read(self.row_errors):
                     assert isinstance(example, TextExample)
                     yield example.text, False
@@ -184,9 +184,9 @@ class DocumentReader:
             self._done += size
 
     def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
-        file, said = detect_encoding(path)
-        for each in said:
-            self._say(each)
+        file, notes = detect_encoding(path)
+        for note in notes:
+            self._say(note)
         form = self._settings.sample_by
         if form == "auto":
             form = layout(read_head(file))
@@ -215,8 +215,8 @@ class DocumentReader:
             yield block
 
     def _say(self, text: str) -> None:
-        if text not in self.said and len(self.said) < 1000:
-            self.said.append(text)
+        if text not in self.notes and len(self.notes) < 1000:
+            self.notes.append(text)
 
 
 def _of_corpus(message: str) -> str:

@@ -83,19 +83,19 @@ def split_sentences(text: str, *, lines: bool = False) -> tuple[list[str], list[
     >>> split_sentences("Dr. No left at 5 p.m. on Monday. “Why?” asked J. Bond.\n\nNobody knew.")
     (['Dr. No left at 5 p.m. on Monday.', ' “Why?” asked J. Bond.', '\n\nNobody knew.'], [True, False, True])
     """
-    found: list[str] = []
+    sentences: list[str] = []
     begins: list[bool] = []
     start, begin = 0, True
     for cut, paragraph in _cuts(text, lines):
         if cut - start <= LONGEST_SEGMENT:
-            found.append(text[start:cut])
+            sentences.append(text[start:cut])
             begins.append(begin)
         else:
             pieces = _pieces(text[start:cut])
-            found += pieces
+            sentences += pieces
             begins += [begin] + [False] * (len(pieces) - 1)
         start, begin = cut, paragraph
-    return found, begins
+    return sentences, begins
 
 
 def _cuts(text: str, lines: bool) -> Iterator[tuple[int, bool]]:
@@ -155,10 +155,10 @@ def _dot_ends(before: str, word: str, after: str) -> bool:
 
 def _pieces(text: str) -> list[str]:
     """Cut a segment that is too long, before a space if there is one in its second half."""
-    found = []
+    pieces = []
     while len(text) > LONGEST_SEGMENT:
         cut = text.rfind(" ", 1, LONGEST_SEGMENT + 1)
         cut = cut if cut > LONGEST_SEGMENT // 2 else LONGEST_SEGMENT
-        found.append(text[:cut])
+        pieces.append(text[:cut])
         text = text[cut:]
-    return [*found, text]
+    return [*pieces, text]

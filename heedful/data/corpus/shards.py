@@ -76,9 +76,9 @@ class Corpus:
         except (LookupError, TypeError) as error:
             raise DataError(f"{folder / MANIFEST}: is damaged: {error}; build the corpus again") from None
         for name, size in sizes.items():
-            found = (folder / name).stat().st_size if (folder / name).is_file() else None
-            if found != size:
-                has = "is missing" if found is None else f"has {found:,} bytes, expected {size:,}"
+            size_on_disk = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if size_on_disk != size:
+                has = "is missing" if size_on_disk is None else f"has {size_on_disk:,} bytes, expected {size:,}"
                 raise DataError(f"{folder / name}: {has}: the corpus is damaged, build it again in a new folder")
         return cls(folder, about)
 
@@ -96,24 +96,24 @@ class Corpus:
     @property
     def digest(self) -> str:
         """SHA-256 of the manifest without times: hashes of files, settings, tokenizer, counts."""
-        said = {name: value for name, value in self.about.items() if name != "seconds"}
-        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        reproducible = {name: value for name, value in self.about.items() if name != "seconds"}
+        return sha256(json.dumps(reproducible, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Copy the tokens [start, stop) of the whole stream, across shards."""
         if not 0 <= start <= stop <= self.count:
             raise DataError(f"tokens {start} to {stop} were asked for, but the corpus has 0 to {self.count}")
-        found = np.empty(stop - start, np.int32)
+        tokens = np.empty(stop - start, np.int32)
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         at = start
         while at < stop:
             first, last = int(self._starts[number]), int(self._starts[number + 1])
             until = min(stop, last)
             if until > at:
-                found[at - start : until - start] = self._shard(number)[at - first : until - first]
+                tokens[at - start : until - start] = self._shard(number)[at - first : until - first]
                 at = until
             number += 1
-        return found
+        return tokens
 
     def _shard(self, number: int) -> Tokens:
         if number not in self._open:
@@ -190,24 +190,24 @@ class ShardWriter:
         filled = np.flatnonzero(lengths)
         paragraph = np.cumsum(begins)[filled]
         counts = np.bincount(owners[filled], minlength=len(self._texts))
-        kept = np.flatnonzero(counts)  # indices of documents
+        documents = np.flatnonzero(counts)  # indices of documents
         tally = self._tally
-        tally["tokens"], tally["segments"], tally["documents"] = int(lengths.sum()), len(filled), len(kept)
-        tally["unknown"] = sum(int((each == self.job.unknown).sum()) for each in tokens if self.job.unknown is not None)
+        tally["tokens"], tally["segments"], tally["documents"] = int(lengths.sum()), len(filled), len(documents)
+        tally["unknown"] = sum(int((ids == self.job.unknown).sum()) for ids in tokens if self.job.unknown is not None)
         if verdict is not None:
             tally["exact"], tally["near"] = int((verdict == 1).sum()), int((verdict == 2).sum())
-        tally["empty"] += len(self._texts) - len(kept) - tally["exact"] - tally["near"]
-        tally["characters"] = sum(len(self._texts[index][0]) for index in kept)
+        tally["empty"] += len(self._texts) - len(documents) - tally["exact"] - tally["near"]
+        tally["characters"] = sum(len(self._texts[index][0]) for index in documents)
         with whole(self.job.folder / shard_name(number)) as file:
-            for each in tokens:
-                file.write(each.data)
+            for ids in tokens:
+                file.write(ids.data)
         with whole(part_path(self.job.folder, number)) as file:
             np.savez(
                 file,
                 lengths=lengths[filled].astype(np.int32),
                 begins=np.diff(paragraph, prepend=0) > 0,
-                counts=counts[kept].astype(np.int64),
-                hashes=self._offer.hashes[kept],
+                counts=counts[documents].astype(np.int64),
+                hashes=self._offer.hashes[documents],
                 sketch=sketch,
                 offered=self._offer.hashes if self.job.judged else self._offer.hashes[:0],
                 signatures=self._offer.signatures,
@@ -226,18 +226,18 @@ class ShardWriter:
         hashes: list[int] = []
         for number, (text, lines) in enumerate(self._texts):
             if verdict is None or verdict[number] == KEEP:
-                found, begin = split_sentences(text, lines=lines)
-                waiting += found
+                sentences, begin = split_sentences(text, lines=lines)
+                waiting += sentences
                 begins += begin
-                owners.append((number, len(found)))
+                owners.append((number, len(sentences)))
                 size += len(text)
             if (size > BATCH or number == len(self._texts) - 1) and waiting:
                 for batch in batch_by_characters(waiting):
-                    made, count = self._ids(batch)
-                    tokens.append(made.astype(self.job.dtype))
+                    ids, count = self._ids(batch)
+                    tokens.append(ids.astype(self.job.dtype))
                     lengths.append(count)
                     self._check()
-                hashes += (hash_document(each.lstrip()) for each in waiting)
+                hashes += (hash_document(segment.lstrip()) for segment in waiting)
                 sketch = merge_sketches(sketch, np.array(hashes, np.uint64))
                 hashes, waiting, size = [], [], 0
         owned = np.repeat(*np.array(owners or [(0, 0)], np.int64).T)
@@ -317,8 +317,8 @@ def finish(folder: Path, parts: int, about: Mapping[str, object]) -> None:
     }
     counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters", "unknown")}
     left_out = {name: tally[name] for name in ("exact", "near", "short", "empty")}
-    said = {"counts": counts, "left_out": left_out, "repeated": repeated, "shards": shards}
-    write_corpus_json(folder / MANIFEST, dict(about) | said)
+    totals = {"counts": counts, "left_out": left_out, "repeated": repeated, "shards": shards}
+    write_corpus_json(folder / MANIFEST, dict(about) | totals)
 
 
 # ---------------------------------------------------------------------------------------------------- files

@@ -104,12 +104,12 @@ def library_ids(backend: tokenizers.Tokenizer) -> Ids:
     """Return a function from texts to token ids without special tokens, by the `tokenizers` library."""
 
     def ids(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        made = backend.encode_batch_fast(texts, add_special_tokens=False)
-        lengths = np.array([len(each) for each in made], np.int64)
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        lengths = np.array([len(encoding) for encoding in encodings], np.int64)
         tokens = np.empty(lengths.sum(), np.int32)
         at = 0
-        for each in made:
-            tokens[at : (at := at + len(each))] = each.ids
+        for encoding in encodings:
+            tokens[at : (at := at + len(encoding))] = encoding.ids
         return tokens, lengths
 
     return ids

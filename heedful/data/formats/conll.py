@@ -89,7 +89,7 @@ def _whole(
 
 
 def _rows(lines: Iterable[str]) -> list[list[str]]:
-    rows = [split_columns(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
+    rows = [split_columns(line) for raw_line in lines if (line := raw_line.strip(" \t\r\v\f"))]
     return [cells for cells in rows if cells[0] != BORDER]
 
 
@@ -108,7 +108,7 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = Fa
         return False
     tags = {cells[tag - 1] for cells in others if len(cells) == len(first)}
     named = first[word - 1].casefold() in WORDS and first[tag - 1].casefold() in TAGS
-    return named and first[tag - 1] not in tags and not any(" " in each for each in tags)
+    return named and first[tag - 1] not in tags and not any(" " in cell for cell in tags)
 
 
 def is_conll(head: str) -> bool:
@@ -129,7 +129,7 @@ class TagScheme:
     malformed_entities: int  # entities that begin with I-, E- or L- in a scheme with B-
 
     @property
-    def said(self) -> str:
+    def note(self) -> str:
         """Sentence for the user."""
         if not self.name:
             return f"tags are plain labels: {len(self.labels)} of them"

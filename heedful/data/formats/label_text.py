@@ -40,15 +40,15 @@ def read_table(file: TextFile, row_errors: RowErrors, several: bool | None) -> T
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{file.shown}: has no rows")
-    said = [f"{file.path.name}: {_form(prefixed, several)}, then its text (format=label-text)"]
+    notes = [f"{file.path.name}: {_form(prefixed, several)}, then its text (format=label-text)"]
     if fine := next((match for line in top if (match := COARSE_AND_FINE.match(_first_word(line)[0][0]))), None):
-        said.append(f'labels are kept whole; label_until=":" makes "{fine[0]}" the coarse label "{fine[1]}"')
+        notes.append(f'labels are kept whole; label_until=":" makes "{fine[0]}" the coarse label "{fine[1]}"')
     return Table(
         shown=file.shown,
         names=("labels" if several else "label", "text"),
         first=first[1],
         rows=rows,
-        said=tuple(said),
+        notes=tuple(notes),
     )
 
 
@@ -97,8 +97,8 @@ def _prefixed(line: str) -> tuple[list[str], str]:
 
 def _head(file: TextFile) -> list[str]:
     head = read_head(file)
-    found = head.split("\n")
-    return [line.strip() for line in (found[:-1] if len(found) > 1 and len(head) > 1000 else found) if line.strip()]
+    lines = head.split("\n")
+    return [line.strip() for line in (lines[:-1] if len(lines) > 1 and len(head) > 1000 else lines) if line.strip()]
 
 
 def has_prefix(top: list[str]) -> bool:

@@ -32,18 +32,18 @@ def parse_list_cell(value: object, name: str) -> object:
         pass
     try:
         with warnings.catch_warnings(action="error"):  # invalid escapes
-            found = ast.literal_eval(text)
+            parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = None
-    if found is None or any(not isinstance(each, str | int | float) for each in found) or _runs_on(text):
+        parsed = None
+    if parsed is None or any(not isinstance(element, str | int | float) for element in parsed) or _runs_on(text):
         raise CellError(
             name,
             f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]',
         )
-    return found
+    return parsed
 
 
 def _runs_on(text: str) -> bool:
     """Whether strings follow each other without a comma, as NumPy prints them; Python would concatenate them."""
     tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
-    return any(one.type == two.type == STRING for one, two in pairwise(tokens))
+    return any(token.type == following.type == STRING for token, following in pairwise(tokens))

@@ -96,7 +96,7 @@ def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
     if not isinstance(impossible, bool):
         raise CellError("is_impossible", f"is {shown(impossible)}, expected true or false")
     answers = _list(raw, "answers")
-    pairs = [(_text(each, "text", f"answers[{n}]."), each.get("answer_start")) for n, each in enumerate(answers)]
+    pairs = [(_text(answer, "text", f"answers[{n}]."), answer.get("answer_start")) for n, answer in enumerate(answers)]
     spans, mended = align_answers(pairs, context, impossible)
     example = QuestionExample(id=str(name), question=text, context=context, answers=spans, impossible=impossible)
     return example, mended

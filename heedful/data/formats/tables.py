@@ -45,7 +45,7 @@ class Table:
     first: Cells
     rows: Callable[[RowErrors], Rows]
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label names of integer columns, by column
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     header: bool | None = None  # the setting `header`; None: not set
 
 
@@ -198,7 +198,7 @@ def read_delimited(
         names=names,
         first=top[header][1],
         rows=rows,
-        said=() if header else (f"{file.path.name}: no header",),
+        notes=() if header else (f"{file.path.name}: no header",),
     )
 
 
@@ -250,15 +250,15 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
                 yield from walk(text, row_errors)
                 text.end()
                 return
-            found = False
+            has_rows = False
             for key in text.keys():  # noqa: SIM118  # iterates, looks nothing up
                 if key == "data" and text.peek() == "[":
-                    found = True
+                    has_rows = True
                     yield from walk(text, row_errors)
                 else:
                     text.value()
             text.end()
-            if not found:
+            if not has_rows:
                 raise NoRowsError(
                     f'{file.shown}: has no rows: it is one object without a list of them under "data" (where each '
                     "line is an object, say --data.format=jsonl)"
@@ -289,8 +289,8 @@ def _named(
         raise NoRowsError(f"{name}: has no rows")
     top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # later rows may have other keys
     names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
-    said = tuple(f"the names of {shown(name)} come with the data" for name in words or {})
-    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, said=said)
+    notes = tuple(f"the names of {shown(name)} come with the data" for name in words or {})
+    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, notes=notes)
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects
@@ -315,15 +315,15 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
     )  # raised for damaged files
 
     def rows(row_errors: RowErrors) -> Rows:
-        number = made = 0
+        number = characters = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
                     for cells in _cells(batch):
                         number += 1
-                        made += _text_size(cells)
-                        if made > FREE and made > MOST_RATIO * packed:
-                            raise _too_much(path, f"{made:,} characters up to row {number:,}")
+                        characters += _text_size(cells)
+                        if characters > FREE and characters > MOST_RATIO * packed:
+                            raise _too_much(path, f"{characters:,} characters up to row {number:,}")
                         yield number, cells
         except HeedfulError:
             raise
@@ -333,7 +333,7 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
     try:
         with ParquetFile(path, pre_buffer=False) as file:
             size = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
-            kept, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
+            datasets_metadata, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
             packed = path.stat().st_size
     except faults as error:
         raise DataError(f"{path}: is no Parquet file that can be read: {error}") from None
@@ -341,7 +341,7 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
         raise _too_much(path, f"{size:,} bytes")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {shown(twice[0])}")
-    return _named(str(path), rows, row_errors, _kept_words(kept))
+    return _named(str(path), rows, row_errors, _kept_words(datasets_metadata))
 
 
 def _text_size(cells: dict[str, object]) -> int:
@@ -351,7 +351,7 @@ def _text_size(cells: dict[str, object]) -> int:
         if isinstance(value, str | bytes):
             size += len(value)
         elif isinstance(value, list):
-            size += sum(len(each) for each in value if isinstance(each, str | bytes))
+            size += sum(len(text) for text in value if isinstance(text, str | bytes))
     return size
 
 
@@ -379,16 +379,16 @@ def _cell(scalar: pyarrow.Scalar) -> object:
     except (ValueError, OverflowError):
         match scalar:
             case pyarrow.StructScalar():
-                return {name: _cell(each) for name, each in scalar.items()}
+                return {name: _cell(field_value) for name, field_value in scalar.items()}
             case pyarrow.ListScalar():
-                return [_cell(each) for each in scalar.values]
+                return [_cell(field_value) for field_value in scalar.values]
         return getattr(scalar, "value", None) or str(scalar)
 
 
-def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:
+def _kept_words(datasets_metadata: bytes | None) -> dict[str, tuple[str, ...]]:
     """Read the label names that the `datasets` library stores in a Parquet file's metadata."""
     try:
-        features = json.loads(kept or b"{}")["info"]["features"]
+        features = json.loads(datasets_metadata or b"{}")["info"]["features"]
         return {name: words for name, feature in features.items() if (words := class_label_names(feature))}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

@@ -74,34 +74,34 @@ def detect_encoding(
     check_file(path)
     if path.suffix.lower() in WORKBOOKS:
         raise DataError(f"{path}: is a workbook: save the sheet as CSV")
-    given = None
+    codec = None
     if encoding is not None:
         try:
-            given = codecs.lookup(encoding).name.removesuffix("-sig")
-            "".encode(given)  # some codecs do not encode text
+            codec = codecs.lookup(encoding).name.removesuffix("-sig")
+            "".encode(codec)  # some codecs do not encode text
         except LookupError:
             raise DataError(f"encoding {shown(encoding)} is not known; say utf-8, cp1252, latin-1, …") from None
     with _unpacked(path) as stream:
         head = stream.read(CHUNK)
     if not head:
         raise NoRowsError(f"{path}: is empty")
-    said = []
-    mark, name = next(((mark, name) for mark, name in MARKS if head.startswith(mark)), (b"", given or "utf-8"))
+    notes = []
+    mark, name = next(((mark, name) for mark, name in MARKS if head.startswith(mark)), (b"", codec or "utf-8"))
     if mark:
-        if given is not None and not name.startswith(given):
-            raise DataError(f"{path}: begins with the byte order mark of {name}, but encoding {given} was given")
-        said = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
-    if not mark and given in ("utf-16", "utf-32"):
-        raise DataError(f"{path}: has no byte order mark: say --data.encoding={given}-le (or -be)")
+        if codec is not None and not name.startswith(codec):
+            raise DataError(f"{path}: begins with the byte order mark of {name}, but encoding {codec} was given")
+        notes = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
+    if not mark and codec in ("utf-16", "utf-32"):
+        raise DataError(f"{path}: has no byte order mark: say --data.encoding={codec}-le (or -be)")
     file = TextFile(path=path, encoding=name, mark=len(mark), longest=longest)
-    if not mark and given is None and head.count(0) > len(head) // 5:
+    if not mark and codec is None and head.count(0) > len(head) // 5:
         raise DataError(
             f"{path}: every few bytes are zero: if this is UTF-16, "
             "say --data.encoding=utf-16-le (or -be), or iconv -f utf-16le -t utf-8"
         )
     if not file.wide and b"\r" in head and b"\n" not in head:
         raise DataError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
-    return file, said
+    return file, notes
 
 
 def check_file(path: Path) -> None:
@@ -260,11 +260,11 @@ def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeE
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
         raise ValueError(f'an object has the key "{twice[:80]}" twice')
-    return found
+    return members
 
 
 class JsonStream:

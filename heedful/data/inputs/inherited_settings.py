@@ -11,7 +11,7 @@ from pathlib import Path
 from heedful.data.bad_rows import RowErrors, Skip
 from heedful.data.formats.text_files import NoRowsError, read_head
 from heedful.data.formats.text_files import detect_encoding as find_file
-from heedful.data.labelled.columns import Given, has_number
+from heedful.data.labelled.columns import KeysByRole, has_number
 from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, open_table, stem_and_suffix
 from heedful.data.labelled.headers import names_known_roles
 from heedful.data.labelled.in_memory import is_in_memory
@@ -38,9 +38,9 @@ def list_data_files(data: object) -> list[Path]:
             except HeedfulError:
                 return []
         case Mapping():
-            return [path for each in data.values() for path in list_data_files(each)]
+            return [path for files in data.values() for path in list_data_files(files)]
         case Sequence():
-            return [path for each in data for path in list_data_files(each)]
+            return [path for files in data for path in list_data_files(files)]
     return []
 
 
@@ -58,9 +58,9 @@ def inherit_settings(
         files: the other files.
         chosen: settings given for the other files, which override the result.
     """
-    theirs = [Path(name) for name in names]
-    known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in theirs}
-    if trained.format and not all(_same_suffix(path, theirs, trained.format) for path in files):
+    run_files = [Path(name) for name in names]
+    known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in run_files}
+    if trained.format and not all(_same_suffix(path, run_files, trained.format) for path in files):
         trained = replace(trained, format=None)
     forms = {format_of(path, chosen.format or trained.format) for path in files}
     if trained.encoding and not _keeps_encoding(forms, known, files):
@@ -78,8 +78,8 @@ def inherit_settings(
     else:
         holds = same or not known
     if not holds:
-        kept = {role: keys for role, keys in (trained.columns or {}).items() if role not in numbers}
-        trained = replace(trained, columns=kept or None, header=None)
+        by_name = {role: keys for role, keys in (trained.columns or {}).items() if role not in numbers}
+        trained = replace(trained, columns=by_name or None, header=None)
     return trained
 
 
@@ -90,18 +90,20 @@ def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]
         settings: settings with which the data was read.
         columns: role to column names; "1", "2", ... without a header.
     """
-    given = dict(settings.columns or {})
-    for role, keys in given.items():
+    columns_by_role = dict(settings.columns or {})
+    for role, keys in columns_by_role.items():
         names = tuple(columns.get(role, ()))
         if has_number(keys) and names and not any(name.isdigit() for name in names):
-            given[role] = names[0] if len(names) == 1 else names
-    return replace(settings, columns=given or None)
+            columns_by_role[role] = names[0] if len(names) == 1 else names
+    return replace(settings, columns=columns_by_role or None)
 
 
-def _same_suffix(path: Path, theirs: Sequence[Path], form: Format) -> bool:
+def _same_suffix(path: Path, run_files: Sequence[Path], form: Format) -> bool:
     """Whether a file has the suffix of those for which the format was set."""
     suffix = stem_and_suffix(path)[1]
-    return suffix in {stem_and_suffix(each)[1] for each in theirs} if theirs else SUFFIXES.get(suffix, form) == form
+    return (
+        suffix in {stem_and_suffix(file)[1] for file in run_files} if run_files else SUFFIXES.get(suffix, form) == form
+    )
 
 
 def _keeps_encoding(forms: Set[Format | None], known: Set[Format | None], files: Sequence[Path]) -> bool:
@@ -121,7 +123,7 @@ def _is_utf8(path: Path) -> bool:
         return False
 
 
-def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: Given) -> bool:
+def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbers: KeysByRole) -> bool:
     """Whether a CSV or TSV file has a header."""
     form = format_of(path, chosen.format or trained.format)
     if form not in ORDERED or not numbers or trained.header:

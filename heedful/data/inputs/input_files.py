@@ -20,7 +20,7 @@ from heedful.data.inputs.tables import CONLL_COLUMNS, open_input_table
 from heedful.data.labelled.class_folders import LAYOUTS, is_named_as_text, list_text_files
 from heedful.data.labelled.columns import (
     Columns,
-    Given,
+    KeysByRole,
     MissingColumnError,
     RowReader,
     find_columns,
@@ -96,36 +96,36 @@ INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the fi
 }
 
 
-def choose_spec(table: Table, kind: str, given: Given) -> tuple[InputSpec, Columns]:
+def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[InputSpec, Columns]:
     """Choose how the rows of a table become inputs of a head.
 
     Args:
         table: the table.
         kind: kind of the head.
-        given: columns given by the user.
+        keys_by_role: columns given by the user.
 
     Raises:
         DataError: If columns are unknown to this head, or a required column is missing.
     """
-    asks = [ask for ask in INPUT_SPECS[kind] if set(given) <= {*ask.needed, *ask.more}]
+    asks = [ask for ask in INPUT_SPECS[kind] if set(keys_by_role) <= {*ask.needed, *ask.more}]
     if not asks:
         roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in INPUT_SPECS[kind]))))
-        wrong = next((role for role in given if role not in roles), None)
+        wrong = next((role for role in keys_by_role if role not in roles), None)
         if wrong is None:
-            raise DataError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
+            raise DataError(f"columns {' and '.join(keys_by_role)} do not go together for this model's {kind} head")
         raise DataError(
             f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
             f"which this model's {kind} head reads"
         )
     for ask in asks:
         try:
-            found = find_columns(table, ask.needed, ask.more, given)
+            columns = find_columns(table, ask.needed, ask.more, keys_by_role)
         except MissingColumnError:
             if ask is asks[-1]:
                 raise
         else:
-            by_cells = guessed_roles(table, found, given)
-            return ask, Columns(kind=TextExample, of=found, unused=unused_columns(table, found), proposed=by_cells)
+            by_cells = guessed_roles(table, columns, keys_by_role)
+            return ask, Columns(kind=TextExample, of=columns, unused=unused_columns(table, columns), proposed=by_cells)
     raise AssertionError
 
 
@@ -174,16 +174,16 @@ class InputFile:
         except NoRowsError as error:
             if row_errors.heard:
                 raise DataError(f"{path}: no row of it can be read, the first is {row_errors.heard[0]}") from None
-            self.said = [str(error)]
+            self.notes = [str(error)]
             return
-        given = dict(settings.columns or {})
+        keys_by_role = dict(settings.columns or {})
         if self.table.names == CONLL_COLUMNS:
-            given.pop("words", None)  # number of a column in the file, not a name
-        self._ask, columns = choose_spec(self.table, kind, given)
+            keys_by_role.pop("words", None)  # number of a column in the file, not a name
+        self._ask, columns = choose_spec(self.table, kind, keys_by_role)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.of)
-        self.said = [*self.table.said, f"{name}: {columns.said}"]
-        self.echo = [f"{name}: {each}" for each in first_cells(self.table, columns)]
+        self.notes = [*self.table.notes, f"{name}: {columns.note}"]
+        self.echo = [f"{name}: {first_cell}" for first_cell in first_cells(self.table, columns)]
         self.form = format_of(path, settings.format)
         if self.form == "parquet":
             from pyarrow.parquet import read_metadata
@@ -230,18 +230,18 @@ class InputFile:
         row_errors, number, self._ended = _Listening(), 0, False
         source = self.table.rows(row_errors)
         while True:
-            found = next(source, None)
+            row = next(source, None)
             for bad in row_errors.heard:
                 number += 1
                 reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
                 yield InputRow(number, bad.line, None, reason, self._within(bad.file))
             row_errors.heard.clear()
-            if found is None:
+            if row is None:
                 self._ended = True
                 return
             number += 1
             self._read = number
-            line, cells = found
+            line, cells = row
             path = str(cells["path"]) if self.is_folder and isinstance(cells, dict) else ""
             yield InputRow(number, line, cells, None, path)
 
@@ -282,21 +282,21 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
     """
     conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
     known = [*TEXT_SUFFIXES, *(conll if kind == "token_classification" else [])]
-    found: list[tuple[Path, str]] = []
+    listed: list[tuple[Path, str]] = []
     for path in files:
         if form == "class-files" and os.path.isdir(path) and (texts := list(list_text_files(path))):
-            found += [(each, str(each.relative_to(path))) for each in texts]
+            listed += [(file, str(file.relative_to(path))) for file in texts]
         elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
-            found += list_files([path], exclude, known)[0]
+            listed += list_files([path], exclude, known)[0]
         elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
             raise DataError(
                 f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
             )
         else:
-            found.append((path, path.absolute().name))
-    if not found:
+            listed.append((path, path.absolute().name))
+    if not listed:
         raise DataError("no files were given")
-    return found
+    return listed
 
 
 def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
@@ -314,38 +314,38 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
     Raises:
         DataError: If a file is given twice, or files have columns of different roles.
     """
-    found = input_files([Path(file) for file in files], settings.format, kind, exclude)
+    listed = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
-    for path, _ in found:
+    for path, _ in listed:
         if path.resolve() in seen:
             raise DataError(f"{path}: is given twice")
         seen.add(path.resolve())
-    names = [name for _, name in found]
-    plain = [format_of(path, settings.format) == "text" for path, _ in found]
+    names = [name for _, name in listed]
+    plain = [format_of(path, settings.format) == "text" for path, _ in listed]
     bare = settings if all(plain) else replace(settings, columns=None)  # columns that are given belong to tables
-    several = [
+    opened = [
         InputFile(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
-        for (path, name), is_plain in zip(found, plain, strict=True)
+        for (path, name), is_plain in zip(listed, plain, strict=True)
     ]
-    filled = [each for each in several if each.table is not None]
-    if other := next((each for each in filled if each.roles != filled[0].roles), None):
+    filled = [inputs for inputs in opened if inputs.table is not None]
+    if differing := next((inputs for inputs in filled if inputs.roles != filled[0].roles), None):
         raise DataError(
-            f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
-            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
+            f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {differing.path} for "
+            f"{', '.join(differing.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
         )
-    return several
+    return opened
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
     """Size and modification time (ns) of a file, or of all texts in a folder."""
     try:
         if os.path.isdir(path):
-            each = [file.stat() for file in list_text_files(path)]
-            return sum(one.st_size for one in each), max((one.st_mtime_ns for one in each), default=0)
-        found = path.stat()
+            stats = [file.stat() for file in list_text_files(path)]
+            return sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
+        stat = path.stat()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 def without_split_settings(settings: DataSettings) -> DataSettings:
@@ -380,9 +380,9 @@ def settings_for_inputs(
     forms = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
     roles = {*(chosen.columns or ())}
     asks = [{*ask.needed, *ask.more} for ask in INPUT_SPECS[kind] if roles <= {*ask.needed, *ask.more}]
-    kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
+    columns = {role: keys for role, keys in (trained.columns or {}).items() if any(role in ask for ask in asks)}
     if not forms:
-        kept = {}
+        columns = {}
     if kind == "token_classification":  # column numbers of CoNLL do not apply to tables
-        kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
-    return without_split_settings(replace(trained, columns=kept or None))
+        columns = {role: keys for role, keys in columns.items() if not has_number(keys)}
+    return without_split_settings(replace(trained, columns=columns or None))

@@ -40,12 +40,12 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
 
 
 def _table(
-    shown: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], row_errors: RowErrors, said: str
+    shown: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], row_errors: RowErrors, note: str
 ) -> Table:
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{shown}: has no rows")
-    return Table(shown=shown, names=names, first=first[1], rows=rows, said=(said,))
+    return Table(shown=shown, names=names, first=first[1], rows=rows, notes=(note,))
 
 
 def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
@@ -90,8 +90,8 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
         elif words:
             yield start, {"words": words, "lines": "".join(lines)}
 
-    said = f"{file.path.name}: words in column {word}, a blank line between sentences (format=conll)"
-    return _table(file.shown, CONLL_COLUMNS, rows, row_errors, said)
+    note = f"{file.path.name}: words in column {word}, a blank line between sentences (format=conll)"
+    return _table(file.shown, CONLL_COLUMNS, rows, row_errors, note)
 
 
 def _reason(cells: list[str], word: int) -> str:
@@ -102,8 +102,8 @@ def _reason(cells: list[str], word: int) -> str:
 
 def squad_table(file: TextFile, row_errors: RowErrors) -> Table:
     """Open SQuAD's JSON as a table with the columns id, question and context; answers are optional."""
-    said = f"{file.path.name}: questions and contexts of SQuAD's JSON"
-    return _table(file.shown, SQUAD_COLUMNS, lambda row_errors: squad.read_inputs(file, row_errors), row_errors, said)
+    note = f"{file.path.name}: questions and contexts of SQuAD's JSON"
+    return _table(file.shown, SQUAD_COLUMNS, lambda row_errors: squad.read_inputs(file, row_errors), row_errors, note)
 
 
 def folder_table(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Table:

@@ -84,17 +84,17 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """Text of the report: notes, each split, then findings across splits."""
-        found = list(self.stated)
+        lines = list(self.stated)
         for name, split in self.splits.items():
-            found += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
-        found += ["", self.doubt] if self.doubt else []
-        found += [""] if self.leaks or self.bad or self.mended else []
+            lines += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
+        lines += ["", self.doubt] if self.doubt else []
+        lines += [""] if self.leaks or self.bad or self.mended else []
         for leak in self.leaks:
-            found.append(_leak_line(leak))
-        found += [f"{count:,} {what}" for what, count in self.mended.items()]
-        found += [f"{file}: {count:,} bad rows left out" for file, count in self.bad.items()]
-        found += [f"  {bad}" for bad in self.bad_rows[:EXAMPLES]]
-        return found
+            lines.append(_leak_line(leak))
+        lines += [f"{count:,} {what}" for what, count in self.mended.items()]
+        lines += [f"{file}: {count:,} bad rows left out" for file, count in self.bad.items()]
+        lines += [f"  {bad}" for bad in self.bad_rows[:EXAMPLES]]
+        return lines
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Tally:
 def words(example: Example) -> int:
     """Count the words of an example; of candidates only the longest counts."""
     if isinstance(example, ChoiceExample):
-        return len(example.prompt.split()) + max(len(each.split()) for each in example.candidates)
+        return len(example.prompt.split()) + max(len(candidate.split()) for candidate in example.candidates)
     return sum(len(text.split()) for text in example.texts)
 
 
@@ -180,7 +180,7 @@ def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
         labels: the number of examples of each label in train.
         examples: the number of examples in all splits.
     """
-    count = sum(each > 0 for each in labels.values())
+    count = sum(count_of_label > 0 for count_of_label in labels.values())
     if count < FEWEST_DOUBTED or 2 * count <= max(examples, sum(labels.values())):
         return ""
     some = ", ".join(shown(label) for label, _ in zip(labels, range(3), strict=False))
@@ -254,7 +254,7 @@ def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limi
         alike=count - len(distinct),
         contradicting=len(at_odds),
         empty=tally.empty,
-        lengths=tuple(int(np.percentile(lengths, each, method="higher")) for each in PERCENTILES) if count else (),
+        lengths=tuple(int(np.percentile(lengths, share, method="higher")) for share in PERCENTILES) if count else (),
         too_long=int((lengths > limit).sum()),
         odd=dict(tally.odd),
         places={what: tuple(some) for what, some in places.items()},
@@ -263,17 +263,17 @@ def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limi
 
 def _leaks(tallies: Mapping[str, _Tally]) -> Iterator[Leak]:
     for first, second in combinations(tallies, 2):
-        one, two = tallies[first], tallies[second]
-        alike, in_one, in_two = np.intersect1d(_numbers(one.alike), _numbers(two.alike), return_indices=True)
-        groups = np.intersect1d(_numbers(one.groups), _numbers(two.groups))
+        left, right = tallies[first], tallies[second]
+        alike, in_one, in_two = np.intersect1d(_numbers(left.alike), _numbers(right.alike), return_indices=True)
+        groups = np.intersect1d(_numbers(left.groups), _numbers(right.groups))
         if len(alike) or len(groups):
             some = np.argsort(in_one)[:EXAMPLES]
             yield Leak(
                 splits=(first, second),
-                texts=len(np.intersect1d(_numbers(one.exact), _numbers(two.exact))),
+                texts=len(np.intersect1d(_numbers(left.exact), _numbers(right.exact))),
                 alike=len(alike),
                 groups=len(groups),
-                places=tuple((one.place(int(in_one[i])), two.place(int(in_two[i]))) for i in some),
+                places=tuple((left.place(int(in_one[i])), right.place(int(in_two[i]))) for i in some),
             )
 
 
@@ -313,5 +313,5 @@ def _leak_line(leak: Leak) -> str:
     text += f" ({leak.texts:,} exactly)"
     if leak.groups:
         text += f", and contexts, prompts or sources: {leak.groups:,}"
-    some = ", ".join(f"{one} = {two}" for one, two in leak.places)
+    some = ", ".join(f"{first_place} = {second_place}" for first_place, second_place in leak.places)
     return text + (f", like {some}" if some else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -38,7 +38,7 @@ class ClassLayout:
 
     layout: Layout
     splits: Classes
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------------- detection
@@ -57,29 +57,29 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
     for file in files if settings.format != "class-folders" else ():
         if _is_text(file) or not settings.format:
             split_files.setdefault(parse_split_name(file)[0], []).append(file)
-    if named := {split: each for split, each in split_files.items() if split}:
-        if not all(len(each) > 1 and all(map(_is_text, each)) for each in named.values()) or not _is_plain(named):
+    if named := {split: members for split, members in split_files.items() if split}:
+        if not all(len(files) > 1 and all(map(_is_text, files)) for files in named.values()) or not _is_plain(named):
             return None
         return ClassLayout(layout="class-files", splits=_by_file(named))
     split_folders: dict[str, list[Path]] = {}
-    for each in folders:
-        split_folders.setdefault(parse_split_name(each)[0], []).append(each)
+    for path in folders:
+        split_folders.setdefault(parse_split_name(path)[0], []).append(path)
     others = split_folders.pop("", [])
     if split_folders and ("train" in split_folders or not others):
-        found = find_in_paths({split: tuple(each) for split, each in split_folders.items()}, settings, kind)
-        unused = [*others, *files] if found else []
-        return found and ClassLayout(layout=found.layout, splits=found.splits, said=(*found.said, *_unused(unused)))
+        classes = find_in_paths({split: tuple(members) for split, members in split_folders.items()}, settings, kind)
+        return classes and replace(classes, notes=(*classes.notes, *_unused([*others, *files])))
     return find_in_paths({"train": (folder,)}, settings, kind)
 
 
 def find_in_paths(
-    given: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
+    places_by_split: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
 ) -> ClassLayout | None:
     """Find class files or class folders among the paths of each split; None if they have neither layout."""
     paths = {
-        split: [Path(place) for place in places if isinstance(place, str | Path)] for split, places in given.items()
+        split: [Path(place) for place in places if isinstance(place, str | Path)]
+        for split, places in places_by_split.items()
     }
-    if not _may_be(settings, kind) or any(len(paths[split]) < len(places) for split, places in given.items()):
+    if not _may_be(settings, kind) or any(len(paths[split]) < len(places) for split, places in places_by_split.items()):
         return None
     files = [path for some in paths.values() for path in some]
     directories = [os.path.isdir(path) for path in files]
@@ -89,7 +89,7 @@ def find_in_paths(
         return None
     wanted = settings.format == "class-files"
     if not wanted and (
-        any(len(each) < 2 for each in paths.values())
+        any(len(paths_of_split) < 2 for paths_of_split in paths.values())
         or not all(map(_is_text, files))
         or (kind is None and any(stem_and_suffix(path)[1] for path in files))
         or not _is_plain(paths)
@@ -106,11 +106,11 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
     """List the folders and files in a folder, sorted, without hidden ones and those that describe the data."""
     try:
         with os.scandir(folder) as entries:
-            found = sorted((Path(entry.path), entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+            paths = sorted((Path(entry.path), entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
-    files = [path for path, is_folder in found if not is_folder and path.name.casefold() not in IGNORED]
-    return [path for path, is_folder in found if is_folder], files
+    files = [path for path, is_folder in paths if not is_folder and path.name.casefold() not in IGNORED]
+    return [path for path, is_folder in paths if is_folder], files
 
 
 def _is_text(file: Path) -> bool:
@@ -140,7 +140,7 @@ def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
 def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> ClassLayout | None:
     splits: Classes = {}
     files: dict[str, list[Path]] = {}
-    said: list[str] = []
+    notes: list[str] = []
     for split, folders in paths.items():
         inside = {folder: _inside(folder) for folder in folders}
         if len(folders) > 1 and not any(within for within, _ in inside.values()):  # each folder is a class
@@ -148,21 +148,21 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
             continue
         for within, beside in inside.values():
             classes = [
-                each for each in within if each.name.casefold() not in UNLABELLED and _holds_texts(each, settings)
+                path for path in within if path.name.casefold() not in UNLABELLED and _holds_texts(path, settings)
             ]
             if classes and settings.format != "class-files":
-                splits.setdefault(split, []).extend((each.name, each) for each in classes)
-                said += _unused([each for each in (*within, *beside) if each not in classes])
+                splits.setdefault(split, []).extend((path.name, path) for path in classes)
+                notes += _unused([path for path in (*within, *beside) if path not in classes])
             elif settings.format != "class-folders":
                 files.setdefault(split, []).extend(filter(_is_text, beside))
-                said += _unused([*within, *(each for each in beside if not _is_text(each))])
+                notes += _unused([*within, *(path for path in beside if not _is_text(path))])
     if splits and not files and sum(map(len, splits.values())) > 1:
-        return ClassLayout(layout="class-folders", splits=splits, said=tuple(said))
+        return ClassLayout(layout="class-folders", splits=splits, notes=tuple(notes))
     if splits or not all(files.values()) or not files:
         return None
-    if settings.format is None and (any(len(each) < 2 for each in files.values()) or not _are_alike(files)):
+    if settings.format is None and (any(len(members) < 2 for members in files.values()) or not _are_alike(files)):
         return None
-    return ClassLayout(layout="class-files", splits=_by_file(files), said=tuple(said))
+    return ClassLayout(layout="class-files", splits=_by_file(files), notes=tuple(notes))
 
 
 def _are_alike(files: Mapping[str, list[Path]]) -> bool:
@@ -197,13 +197,13 @@ def _by_file(files: Mapping[str, Sequence[Path]]) -> Classes:
     words = {path: _words(stem_and_suffix(path)[0]) for several in files.values() for path in several}
     shortest = min(map(len, words.values()))
     start = min(_shared(words.values()), shortest - 1)
-    stop = min(_shared([each[::-1] for each in words.values()]), shortest - 1 - start)
+    stop = min(_shared([words_of_name[::-1] for words_of_name in words.values()]), shortest - 1 - start)
     splits: Classes = {}
     for split, several in files.items():
         labels: dict[str, Path] = {}
         for path in several:
-            kept = words[path][start : len(words[path]) - stop]
-            label = "".join(f"{mark}{word}" for mark, word in kept)[len(kept[0][0]) :]
+            distinct = words[path][start : len(words[path]) - stop]
+            label = "".join(f"{mark}{word}" for mark, word in distinct)[len(distinct[0][0]) :]
             if label in labels:
                 raise DataError(f"{labels[label]} and {path}: both would be the class {shown(label)}")
             labels[label] = path
@@ -219,8 +219,8 @@ def _shared(several: Collection[Sequence[object]]) -> int:
 
 def _words(name: str) -> list[tuple[str, str]]:
     """Split a file's name into (separator, word), without the names of splits."""
-    found = re.findall(r"([._\-\s]*)([^._\-\s]+)", name)
-    return [(mark, word) for mark, word in found if word.casefold() not in SPLITS] or [("", name)]
+    parts = re.findall(r"([._\-\s]*)([^._\-\s]+)", name)
+    return [(mark, word) for mark, word in parts if word.casefold() not in SPLITS] or [("", name)]
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -236,20 +236,20 @@ def open_classes(
         raise DataError(f"{name}: labels are the names of classes, but this task needs {kind.about} in each example")
     check_no_columns(str(name), "texts whose labels are names of files or folders", settings)
     read = _lines_of if places.layout == "class-files" else _files_of
-    found: dict[str, tuple[DataFile, ...]] = {}
+    files_by_split: dict[str, tuple[DataFile, ...]] = {}
     for split, classes in places.splits.items():
         labels = sort_labels({label for label, _ in classes})
-        found[split] = tuple(
+        files_by_split[split] = tuple(
             DataFile(
                 shown=str(path),
                 kind=LabelledExample,
                 read=partial(read, path, label, settings),
-                said=(SAID[places.layout], *places.said),
+                notes=(SAID[places.layout], *places.notes),
                 labels=labels,
             )
             for label, path in classes
         )
-    return found
+    return files_by_split
 
 
 SAID: dict[Layout, str] = {

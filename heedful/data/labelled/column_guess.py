@@ -86,13 +86,13 @@ def guess_columns(table: Table, roles: Sequence[str], taken: Sequence[str] = ())
     if [*roles] == ["text"] and len(free) == 1 and not columns["text"]:
         columns["text"] = (free[0] + 1,)
     doubts = [n for n in free if table.header is None and n < len(first) and _differs(first[n].strip(), cells[n])]
-    found = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
+    doubtful = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
     doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say "
     doubt += "--data.header=true if it does"
     return ColumnGuess(
         columns={role: columns[role] for role in roles},
         values={number + 1: len({*values}) for number, values in cells.items()},
-        doubt=f"{doubt}, else columns by number: {_settings(columns)}" if found else "",
+        doubt=f"{doubt}, else columns by number: {_settings(columns)}" if doubtful else "",
     )
 
 
@@ -126,7 +126,7 @@ def _are_row_numbers(values: Sequence[str]) -> bool:
         numbers = [int(value) for value in values]
     except ValueError:
         return False
-    return all(two - one == 1 for one, two in pairwise(numbers))
+    return all(following - number == 1 for number, following in pairwise(numbers))
 
 
 def _is_number(value: str) -> bool:

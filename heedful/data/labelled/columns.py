@@ -30,7 +30,7 @@ from heedful.data.labelled.column_guess import ColumnGuess, guess_columns, has_n
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
 Key = str | int  # name of a column, or its number from 1
-Given = Mapping[str, Key | Sequence[Key]]
+KeysByRole = Mapping[str, Key | Sequence[Key]]
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
@@ -103,7 +103,7 @@ class Columns:
     proposed: tuple[str, ...] = ()  # roles whose columns were guessed from their cells
 
     @property
-    def said(self) -> str:
+    def note(self) -> str:
         """Sentence for the user."""
         text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
         if self.proposed:
@@ -116,19 +116,19 @@ def _said(name: str) -> str:
     return f"column {name}" if name.isdigit() else shown(name)
 
 
-def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
+def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRole) -> bool:
     """Whether the first row of a file names its columns.
 
     Args:
         cells: the first row.
         header: the setting; None: decide by the names.
-        given: columns given by the user.
+        keys_by_role: columns given by the user.
     """
     if header is not None:
         return header
     names = [cell.strip().casefold() for cell in cells]
-    for role, each in given.items():
-        for key in column_keys(each):
+    for role, keys in keys_by_role.items():
+        for key in column_keys(keys):
             if not isinstance(key, int) and not key.isdigit():
                 return True
             if 0 < int(key) <= len(names):
@@ -144,39 +144,39 @@ def _speaks(name: str, role: str) -> bool:
     return name in COLUMN_NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
 
 
-def resolve_columns(table: Table, kind: type[Example] | None, given: Given) -> Columns:
+def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: KeysByRole) -> Columns:
     """Resolve the columns of a table.
 
     Args:
         table: the table.
         kind: class of the examples; None: the first class whose columns are present.
-        given: columns given by the user.
+        keys_by_role: columns given by the user.
 
     Raises:
         MissingColumnError: If a role has no column.
         DataError: If a column is unknown, or several columns could have a role.
     """
     if kind is not None:
-        return _resolve(table, kind, given)
-    for role, keys in given.items():
+        return _resolve(table, kind, keys_by_role)
+    for role, keys in keys_by_role.items():
         if role not in COLUMN_NAMES:
             close = did_you_mean(role, list(COLUMN_NAMES))
             raise DataError(f"column {shown(role)} is not one of {', '.join(COLUMN_NAMES)}{close}")
         _given(table, keys)
-    guesses = [guess for guess in GUESSES if set(given) <= {*guess.needed, *guess.optional}]
+    guesses = [guess for guess in GUESSES if set(keys_by_role) <= {*guess.needed, *guess.optional}]
     if not guesses:
-        raise DataError(f"columns {', '.join(given)}: no kind of example has all of them")
+        raise DataError(f"columns {', '.join(keys_by_role)}: no kind of example has all of them")
     for guess in guesses:
-        if guess is TextExample and not given and has_no_header(table) and len(table.names) > 1:
+        if guess is TextExample and not keys_by_role and has_no_header(table) and len(table.names) > 1:
             continue  # one of its columns is probably a label
         try:
-            found = _resolve(table, guess, given)
+            guessed = _resolve(table, guess, keys_by_role)
         except MissingColumnError:
             continue
         else:
-            if guess is not MultiLabelExample or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
-                return found
-    raise _missing(table, "text", None if given else guess_columns(table, ("text", "label")))
+            if guess is not MultiLabelExample or isinstance(table.first, list) or _is_list(table, guessed, "labels"):
+                return guessed
+    raise _missing(table, "text", None if keys_by_role else guess_columns(table, ("text", "label")))
 
 
 def _is_list(table: Table, columns: Columns, role: str) -> bool:
@@ -184,14 +184,13 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
     return isinstance(table.first.get(columns.of[role][0]), list)
 
 
-def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
-    found = find_columns(table, kind.needed, kind.optional, given)
-    if kind is ChoiceExample and not {"prompt", "question"} & set(found):
+def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Columns:
+    names_by_role = find_columns(table, kind.needed, kind.optional, keys_by_role)
+    if kind is ChoiceExample and not {"prompt", "question"} & set(names_by_role):
         raise _missing(table, "prompt")
-    columns = Columns(
-        kind=kind, of=found, unused=unused_columns(table, found), proposed=guessed_roles(table, found, given)
-    )
-    if kind is PairExample and "score" not in {*found, *given}:
+    unused, proposed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
+    columns = Columns(kind=kind, of=names_by_role, unused=unused, proposed=proposed)
+    if kind is PairExample and "score" not in {*names_by_role, *keys_by_role}:
         _refuse_verdict(table, columns.unused)
     return columns
 
@@ -213,21 +212,21 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
 
 
 def find_columns(
-    table: Table, needed: tuple[str, ...], more: tuple[str, ...], given: Given
+    table: Table, needed: tuple[str, ...], more: tuple[str, ...], keys_by_role: KeysByRole
 ) -> dict[str, tuple[str, ...]]:
     """Find the columns of required and optional roles."""
     roles = (*needed, *more)
-    for role in given:
+    for role in keys_by_role:
         if role not in roles:
             raise DataError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
-    chosen = {role: _given(table, keys) for role, keys in given.items()}
+    chosen = {role: _given(table, keys) for role, keys in keys_by_role.items()}
     for role, names in chosen.items():
         if len(names) > 1 and role not in SEVERAL:
             raise DataError(
                 f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
                 f"which, as {column_option(role, names[0])}"
             )
-    found: dict[str, tuple[str, ...]] = {}
+    names_by_role: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     lacking = [role for role in needed if role not in chosen]
     proposal = guess_columns(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
@@ -237,26 +236,28 @@ def find_columns(
         names = chosen[role] if role in chosen else _by_name(table, role, taken)
         if not names and role in needed:
             raise _missing(table, role, proposal)
-        if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
+        if len(names) > 1 and role not in keys_by_role and not NUMBERED.fullmatch(names[0]):
             raise _AmbiguousError(
                 f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
                 f"say which, as {column_option(role, names[0])}"
             )
         if names:
-            found[role] = names
+            names_by_role[role] = names
             taken |= set(names)
-    return found
+    return names_by_role
 
 
-def unused_columns(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def unused_columns(table: Table, names_by_role: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The columns without a role."""
-    taken = {name for names in found.values() for name in names}
+    taken = {name for names in names_by_role.values() for name in names}
     return tuple(name for name in table.names if name not in taken)
 
 
-def guessed_roles(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
+def guessed_roles(
+    table: Table, names_by_role: Mapping[str, tuple[str, ...]], keys_by_role: KeysByRole
+) -> tuple[str, ...]:
     """The roles that were neither given by the user nor found in a header."""
-    return tuple(role for role in found if role not in given) if has_no_header(table) else ()
+    return tuple(role for role in names_by_role if role not in keys_by_role) if has_no_header(table) else ()
 
 
 def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
@@ -275,19 +276,19 @@ def column_option(role: str, name: str) -> str:
     return f"--data.columns.{role}={quote(name)}"
 
 
-def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
+def column_keys(keys: Key | Sequence[Key]) -> tuple[Key, ...]:
     """The names or numbers of one role's columns, as a tuple."""
-    return (given,) if isinstance(given, str | int) else tuple(given)
+    return (keys,) if isinstance(keys, str | int) else tuple(keys)
 
 
-def has_number(given: Key | Sequence[Key]) -> bool:
+def has_number(keys: Key | Sequence[Key]) -> bool:
     """Whether some column is given by number."""
-    return any(isinstance(key, int) or key.isdigit() for key in column_keys(given))
+    return any(isinstance(key, int) or key.isdigit() for key in column_keys(keys))
 
 
-def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
-    found = []
-    for key in column_keys(given):
+def _given(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
+    names = []
+    for key in column_keys(keys):
         if isinstance(key, str) and key.isdigit() and key not in table.names:
             key = int(key)
         if isinstance(key, int):
@@ -296,15 +297,15 @@ def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
             name = table.names[key - 1]
             if table.names.count(name) > 1:
                 raise DataError(f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart")
-            found.append(name)
+            names.append(name)
         elif key in table.names:
-            found.append(key)
+            names.append(key)
         else:
             raise DataError(
                 f"{table.shown}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
                 f"{did_you_mean(key, table.names)}"
             )
-    return tuple(found)
+    return tuple(names)
 
 
 def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> MissingColumnError:
@@ -349,13 +350,13 @@ class RowReader:
 
     def values(self, cells: Cells, role: str) -> list[tuple[object, str]]:
         """Values of a role's columns, with the names of the columns."""
-        found = []
+        values = []
         for key, name in self._at[role]:
             try:
-                found.append((cells[key], name))
+                values.append((cells[key], name))
             except (LookupError, TypeError):
                 raise CellError(name, "is missing") from None
-        return found
+        return values
 
     def value(self, cells: Cells, role: str) -> object:
         """Value of the role's first column."""
@@ -394,7 +395,7 @@ class RowReader:
             return tuple(part.strip() for part in parts)
         if not isinstance(value, list | tuple):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
-        return tuple(self.checked(each, f"{name}[{index}]") for index, each in enumerate(value))
+        return tuple(self.checked(text, f"{name}[{index}]") for index, text in enumerate(value))
 
     def label(self, value: object, name: str, words: Sequence[str]) -> str:
         """A label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name."""
@@ -420,9 +421,9 @@ class RowReader:
         value: Any
         value, name = self.values(cells, role)[0]
         try:
-            found = float(value.strip() if isinstance(value, str) else value)
-            if isinstance(value, bool) or not math.isfinite(found) or "_" in str(value):
+            number = float(value.strip() if isinstance(value, str) else value)
+            if isinstance(value, bool) or not math.isfinite(number) or "_" in str(value):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise CellError(name, f"is {shown(value)}, expected a number") from None
-        return found
+        return number

@@ -119,7 +119,7 @@ class DataFile:
     shown: str
     kind: type[Example]
     read: Callable[[RowErrors], Iterator[Example]]
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
     labels: tuple[str, ...] = ()  # label names that come with the data, in order
     more: frozenset[str] = frozenset()  # optional columns that change what a task computes
     columns: Mapping[str, tuple[str, ...]] = field(
@@ -138,9 +138,9 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
     return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
 
 
-def format_of(path: Path, said: Format | None) -> Format | None:
+def format_of(path: Path, form: Format | None) -> Format | None:
     """The format of a file: as set, else by its suffix; None if that is unknown."""
-    return said or SUFFIXES.get(stem_and_suffix(path)[1])
+    return form or SUFFIXES.get(stem_and_suffix(path)[1])
 
 
 def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors) -> DataFile:
@@ -148,10 +148,10 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
         check_file(path)
         return from_table(read_parquet(path, row_errors), kind, settings)
-    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or _found(file, kind)
     if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
-        return _squad(file, kind, settings, said)
+        return _squad(file, kind, settings, notes)
     if form == "conll":
         _refuse_kind(file, kind, TaggedExample, "words with tags")
         word, tag = (column_number(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
@@ -160,14 +160,14 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
         read: Callable[[RowErrors], Iterator[Example]] = partial(
             conll.read_sentences, file, word=word, tag=tag, header=header
         )
-        said += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
+        notes += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
         places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
-        return DataFile(shown=file.shown, kind=TaggedExample, read=read, said=(*said, places))
+        return DataFile(shown=file.shown, kind=TaggedExample, read=read, notes=(*notes, places))
     if form == "label-text":
         check_no_columns(file.shown, "a label and a text on each line", settings, ("labels",))
         any_number = kind is MultiLabelExample or "labels" in (settings.columns or {})
         several = True if any_number else False if kind is LabelledExample else None
-        return from_table(label_text.read_table(file, row_errors, several), kind, settings, said)
+        return from_table(label_text.read_table(file, row_errors, several), kind, settings, notes)
     if form == "text":
         _refuse_kind(file, kind, TextExample, "plain text")
         check_no_columns(file.shown, "plain text", settings)
@@ -175,9 +175,9 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
             shown=file.shown,
             kind=TextExample,
             read=lambda row_errors: read_texts(file, row_errors),
-            said=(*said, TEXT),
+            notes=(*notes, TEXT),
         )
-    return from_table(_rows_of(file, form, settings, row_errors), kind, settings, said)
+    return from_table(_rows_of(file, form, settings, row_errors), kind, settings, notes)
 
 
 def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
@@ -186,7 +186,7 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
         check_file(path)
         return read_parquet(path, row_errors)
-    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
     if form in (None, "text") and settings.format is None and label_text.is_label_text(file, sure=True):
         form = "label-text"
@@ -196,13 +196,13 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         return label_text.read_table(file, row_errors, None)
     if form == "text":
         table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda row_errors: _as_rows(file, row_errors))
-        return replace(table, said=(*said, TEXT))
+        return replace(table, notes=(*notes, TEXT))
     if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
         what = "SQuAD's JSON" if form == "json" else form
         raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
     table = _rows_of(file, form, settings, row_errors)
     names = tuple(table.first) if isinstance(table.first, dict) else table.names  # later keys are reported by row
-    return replace(table, names=names, said=(*said, *table.said))
+    return replace(table, names=names, notes=(*notes, *table.notes))
 
 
 def _as_rows(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
@@ -227,7 +227,7 @@ def from_object(
 
 
 def from_table(
-    table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None
+    table: Table, kind: type[Example] | None, settings: DataSettings, notes: list[str] | None = None
 ) -> DataFile:
     """Use a table as part of a split."""
     columns = resolve_columns(table, kind, settings.columns or {})
@@ -238,13 +238,13 @@ def from_table(
     def read(row_errors: RowErrors) -> Iterator[Example]:
         return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
-    stated = (*(said or ()), *table.said, columns.said)
+    stated = (*(notes or ()), *table.notes, columns.note)
     more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
     return DataFile(
         shown=table.shown,
         kind=columns.kind,
         read=read,
-        said=stated,
+        notes=stated,
         labels=_words(table, columns),
         more=more,
         columns=columns.of,
@@ -277,8 +277,8 @@ def _found(file: TextFile, kind: type[Example] | None) -> Format:
         columns = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
         if kind in (None, TaggedExample) and (columns or (kind is TaggedExample and not named)):
             return "conll"
-    if form in (None, "text") and (found := _found_labelled(file, kind, guess=kind is not None or form is None)):
-        return found
+    if form in (None, "text") and (labelled := _found_labelled(file, kind, guess=kind is not None or form is None)):
+        return labelled
     if form is None:
         raise _unknown(file)
     return form
@@ -308,12 +308,12 @@ def _unknown(file: TextFile) -> HeedfulError:
 
 
 def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors) -> Table:
-    delimiter, said = settings.delimiter or ("\t" if form == "tsv" else ","), []
+    delimiter, notes = settings.delimiter or ("\t" if form == "tsv" else ","), []
     if settings.delimiter is None and form == "csv":
         first = read_head(file).split("\n", 1)[0]
-        if "," not in first and (other := max(";\t", key=first.count)) in first:
-            delimiter = other
-            said = [f"{file.path.name}: cells are separated by {'tabs' if other == chr(9) else 'semicolons'}"]
+        if "," not in first and (separator := max(";\t", key=first.count)) in first:
+            delimiter = separator
+            notes = [f"{file.path.name}: cells are separated by {'tabs' if separator == chr(9) else 'semicolons'}"]
     quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
     table = read_delimited(
         file,
@@ -328,8 +328,8 @@ def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettin
         and any(map(has_number, (settings.columns or {}).values()))
     ):
         check_header(table)
-    said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
-    return replace(table, said=(*said, *table.said), header=settings.header)
+    notes += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
+    return replace(table, notes=(*notes, *table.notes), header=settings.header)
 
 
 def is_json_lines(file: TextFile) -> bool:
@@ -348,13 +348,13 @@ def is_squad(file: TextFile) -> bool:
     return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
 
 
-def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, said: list[str]) -> DataFile:
+def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
     _refuse_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
     check_no_columns(file.shown, "SQuAD's JSON", settings)
     second = '"is_impossible"' in read_head(file)
     name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
     read: Callable[[RowErrors], Iterator[Example]] = lambda row_errors: squad.read_questions(file, row_errors)  # noqa: E731
-    return DataFile(shown=file.shown, kind=QuestionExample, read=read, said=(*said, name))
+    return DataFile(shown=file.shown, kind=QuestionExample, read=read, notes=(*notes, name))
 
 
 def check_no_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
@@ -375,7 +375,7 @@ def column_number(file: TextFile, settings: DataSettings, role: str, usual: int)
     return key
 
 
-def _refuse_kind(file: TextFile, kind: type[Example] | None, made: type[Example], holds: str) -> None:
-    if kind not in (None, made):
+def _refuse_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], holds: str) -> None:
+    if kind not in (None, file_kind):
         assert kind is not None
         raise DataError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")

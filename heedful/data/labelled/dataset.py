@@ -39,7 +39,7 @@ class Dataset(Generic[Kind]):
         self,
         kind: type[Kind],
         parts: Mapping[str, tuple[DataFile, ...]],
-        said: Sequence[str],
+        notes: Sequence[str],
         settings: DataSettings,
         row_errors: RowErrors,
     ) -> None:
@@ -49,7 +49,7 @@ class Dataset(Generic[Kind]):
         self.layout: class_folders.Layout | None = None  # set if labels are names of files or folders
         self.known: tuple[str, ...] = ()  # labels of a model; (): the labels of the first split are known
         self._parts = dict(parts)
-        self._said = tuple(said)
+        self._notes = tuple(notes)
         self.has_generated_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
 
     @property
@@ -93,26 +93,26 @@ class Dataset(Generic[Kind]):
     @cached_property
     def stated(self) -> tuple[str, ...]:
         """Sentences for the user about what was detected."""
-        said = list(self._said)
+        notes = list(self._notes)
         if self.kind is TaggedExample:
-            said.append(self._scheme.said)
+            notes.append(self._scheme.note)
         if labels := self.labels:
             more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
-            said.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
+            notes.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
         if self.has_generated_dev:
             share, seed = f"{100 * self.settings.dev_fraction:g} %", self.settings.seed
-            said.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
-        return tuple(said)
+            notes.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
+        return tuple(notes)
 
     def examples(self, split: str) -> Iterator[Kind]:
         """Yield the examples of a split in the order of its files; an unknown label makes a bad row."""
         if split not in self.splits:
             has = ", ".join(self.splits)
             raise DataError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
-        made = self.has_generated_dev and split in ("train", "dev")
+        generated = self.has_generated_dev and split in ("train", "dev")
         fraction, seed = self.settings.dev_fraction, self.settings.seed
         first, named = self._first_split, self._named
-        whole = "train" if made else split
+        whole = "train" if generated else split
         known = frozenset(self.known or (self.labels if named or whole != first else ()))
         tags = self.kind is TaggedExample and bool(self.known)
         for number, example in enumerate(self._whole(whole)):
@@ -123,7 +123,7 @@ class Dataset(Generic[Kind]):
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
                 self.row_errors.reject(bad, number=number, stage="label")
-            elif not made or in_dev_split(example, fraction, seed) == (split == "dev"):
+            elif not generated or in_dev_split(example, fraction, seed) == (split == "dev"):
                 yield example
 
     @property
@@ -142,7 +142,7 @@ class Dataset(Generic[Kind]):
 
     @cached_property
     def _scheme(self) -> conll.TagScheme:
-        return conll.detect_scheme(each for each in self._raw(self._first_split) if isinstance(each, TaggedExample))
+        return conll.detect_scheme(self._raw(self._first_split))
 
     def _whole(self, split: str) -> Iterator[Kind]:
         """Yield the examples of a split before the dev split is separated, with tags in IOB2."""
@@ -182,7 +182,7 @@ def cut_labels(part: DataFile, mark: str | None) -> DataFile:
             if isinstance(example, LabelledExample):
                 yield replace(example, label=example.label.partition(mark)[0])
             elif isinstance(example, MultiLabelExample):
-                yield replace(example, labels=tuple(dict.fromkeys(each.partition(mark)[0] for each in example.labels)))
+                yield replace(example, labels=tuple(dict.fromkeys(text.partition(mark)[0] for text in example.labels)))
 
     labels = tuple(dict.fromkeys(label.partition(mark)[0] for label in part.labels))
     return replace(part, read=read, labels=labels)
@@ -230,38 +230,38 @@ def read(
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
-            parts, said = glue.open_task(folder, task, kind, settings, row_errors)
-            return _source(parts, said, settings, row_errors)
+            parts, notes = glue.open_task(folder, task, kind, settings, row_errors)
+            return _source(parts, notes, settings, row_errors)
         if settings.format == "glue":
             raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
-        given: dict[str, tuple[object, ...]] = {"train": (folder,)}
-        classes, said = class_folders.find_in_folder(folder, settings, kind), []
+        places_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
+        classes, notes = class_folders.find_in_folder(folder, settings, kind), []
         if classes is None and settings.format not in class_folders.LAYOUTS:
-            files, said = find_split_files(folder)
-            given = dict(files)
+            files, notes = find_split_files(folder)
+            places_by_split = dict(files)
     else:
-        given, said = _splits(data)
-        classes = class_folders.find_in_paths(given, settings, kind)
+        places_by_split, notes = _splits(data)
+        classes = class_folders.find_in_paths(places_by_split, settings, kind)
     if classes is not None:
-        return _of_classes(classes, said, settings, kind, row_errors)
+        return _of_classes(classes, notes, settings, kind, row_errors)
     if settings.format in class_folders.LAYOUTS:
         raise DataError(
-            f"{', '.join(str(place) for places in given.values() for place in places)}: has no "
+            f"{', '.join(str(place) for places in places_by_split.values() for place in places)}: has no "
             f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
         )
-    found: dict[str, tuple[DataFile, ...]] = {}
+    files_by_split: dict[str, tuple[DataFile, ...]] = {}
     first: DataFile | None = None
-    for split, places in given.items():
+    for split, places in places_by_split.items():
         opened: list[DataFile] = []
         for place in places:
             try:
                 part = cut_labels(_open(split, place, kind, settings, row_errors), settings.label_until)
             except MissingColumnError as missing:
-                if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
+                if not (split.startswith("test") and len(places_by_split) > 1 and missing.role in TARGETS):
                     raise
-                said.append(f"{split}: has no {missing.role}, so it is left out")
+                notes.append(f"{split}: has no {missing.role}, so it is left out")
                 opened.clear()
                 break
             kind = kind or part.kind
@@ -279,26 +279,26 @@ def read(
                 )
             opened.append(part)
         if opened:
-            found[split] = tuple(opened)
+            files_by_split[split] = tuple(opened)
     assert kind is not None
-    each = [(split, text) for split, parts in found.items() for part in parts for text in part.said]
-    said += dict.fromkeys(text for _, text in each)
-    return _source(found, said, settings, row_errors)
+    file_notes = [(split, text) for split, parts in files_by_split.items() for part in parts for text in part.notes]
+    notes += dict.fromkeys(text for _, text in file_notes)
+    return _source(files_by_split, notes, settings, row_errors)
 
 
 def _of_classes(
     classes: class_folders.ClassLayout,
-    said: Sequence[str],
+    notes: Sequence[str],
     settings: DataSettings,
     kind: type[Example] | None,
     row_errors: RowErrors,
 ) -> Dataset[Example]:
-    found = {
+    files_by_split = {
         split: tuple(cut_labels(part, settings.label_until) for part in parts)
         for split, parts in class_folders.open_classes(classes, settings, kind).items()
     }
-    stated = dict.fromkeys(text for parts in found.values() for part in parts for text in part.said)
-    source = _source(found, [*said, *stated], settings, row_errors)
+    stated = dict.fromkeys(text for parts in files_by_split.values() for part in parts for text in part.notes)
+    source = _source(files_by_split, [*notes, *stated], settings, row_errors)
     source.layout = classes.layout
     return source
 
@@ -334,11 +334,11 @@ def _refuse_unused(source: Dataset[Example]) -> None:
     forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
     tables = forms & {"csv", "tsv", "glue"}
     columns = tables or (source.kind is TaggedExample and forms & {"conll", "text"})
-    given = "dev" in source.places
+    has_dev = "dev" in source.places
     has_labels = source.kind in (LabelledExample, MultiLabelExample)
     for name, asked, why in (
-        ("dev_fraction", given and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
-        ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
+        ("dev_fraction", has_dev and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
+        ("seed", has_dev and settings.seed != DEFAULT.seed, "a dev split is given"),
         ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
         ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
         ("quoting", settings.quoting is not None and not tables, "no file is CSV or TSV"),
@@ -350,10 +350,10 @@ def _refuse_unused(source: Dataset[Example]) -> None:
 
 
 def _source(
-    parts: Mapping[str, tuple[DataFile, ...]], said: Sequence[str], settings: DataSettings, row_errors: RowErrors
+    parts: Mapping[str, tuple[DataFile, ...]], notes: Sequence[str], settings: DataSettings, row_errors: RowErrors
 ) -> Dataset[Example]:
     kind = next(iter(parts.values()))[0].kind
-    return Dataset(kind, parts, [f"each example is {kind.about}", *said], settings, row_errors)
+    return Dataset(kind, parts, [f"each example is {kind.about}", *notes], settings, row_errors)
 
 
 def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
@@ -368,8 +368,8 @@ def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
     places = _places(data)
     paths = [Path(place) for place in places if isinstance(place, str | Path)]
     if len(places) == len(paths) > 1:
-        files, said = assign_splits(paths)
-        return dict(files), said
+        files, notes = assign_splits(paths)
+        return dict(files), notes
     return {"train": places}, []
 
 
@@ -378,7 +378,7 @@ def _places(data: object) -> tuple[object, ...]:
     if (
         isinstance(places, Sequence)
         and places
-        and all(isinstance(each, str | Path) or is_in_memory(each) for each in places)
+        and all(isinstance(place, str | Path) or is_in_memory(place) for place in places)
     ):
         return tuple(places)
     raise DataError(

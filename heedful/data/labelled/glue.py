@@ -35,7 +35,7 @@ class GlueLayout:
     header: bool = True
     kind: type[Example] = LabelledExample
     files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)
-    said: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ LAYOUTS: dict[str, GlueLayout] = {
     "RTE": GlueLayout(columns=_SENTENCES | {"label": "label"}),
     "WNLI": GlueLayout(
         columns=_SENTENCES | {"label": "label"},
-        said="WNLI: dev repeats sentences of train with other labels, so that few models are better than the majority",
+        note="WNLI: dev repeats sentences of train with other labels, so that few models are better than the majority",
     ),
 }
 EXTRAS = {
@@ -87,21 +87,21 @@ def open_task(
         assert kind is not None
         raise DataError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
     check_no_columns(str(folder), f"GLUE's {task}", settings)
-    found: dict[str, tuple[DataFile, ...]] = {}
-    said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
+    opened: dict[str, tuple[DataFile, ...]] = {}
+    notes = [f"GLUE's {task}; quotes are characters like others", *([layout.note] if layout.note else [])]
     for split, name in layout.files.items():
         extra = EXTRAS.get(task) if split == "test" else None
         if extra is not None and (folder / extra.file).is_file():
-            said.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
-            found[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, row_errors),)
+            notes.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
+            opened[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, row_errors),)
         elif (folder / name).is_file() and split.startswith("test"):
-            said.append(f"{name}: its labels are hidden, so it is left out")
+            notes.append(f"{name}: its labels are hidden, so it is left out")
         elif (folder / name).is_file():
-            found[split] = (_part(folder / name, task, layout.columns, layout.header, settings, row_errors),)
-    if task == "MRPC" and {"train", "dev"} <= set(found) and (folder / ORIGINAL).is_file():
-        said += _complete(folder, found, settings, row_errors)
-    said += dict.fromkeys(each for some in found.values() for part in some for each in part.said)
-    return found, said
+            opened[split] = (_part(folder / name, task, layout.columns, layout.header, settings, row_errors),)
+    if task == "MRPC" and {"train", "dev"} <= set(opened) and (folder / ORIGINAL).is_file():
+        notes += _complete(folder, opened, settings, row_errors)
+    notes += dict.fromkeys(note for some in opened.values() for part in some for note in part.notes)
+    return opened, notes
 
 
 def _part(
@@ -113,7 +113,7 @@ def _part(
     row_errors: RowErrors,
     wanted: Callable[[Cells], bool] | None = None,
 ) -> DataFile:
-    table, resolved, said = _table(path, task, columns, header, settings, row_errors)
+    table, resolved, notes = _table(path, task, columns, header, settings, row_errors)
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
         if wanted is None:
@@ -121,23 +121,23 @@ def _part(
         chosen = replace(table, rows=lambda row_errors: (row for row in table.rows(row_errors) if wanted(row[1])))
         return read_examples(chosen, resolved, row_errors, settings.max_row_bytes)
 
-    return DataFile(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
+    return DataFile(shown=table.shown, kind=resolved.kind, read=read, notes=tuple(notes))
 
 
 def _table(
     path: Path, task: str, columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
-    file, said = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
     least = max(numbers) if numbers else None
     table = read_delimited(file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
     resolved = resolve_columns(table, LAYOUTS[task].kind, columns)
-    shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).said
-    return table, resolved, [*said, f"{path.name}: {shown}"]
+    shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
+    return table, resolved, [*notes, f"{path.name}: {shown}"]
 
 
 def _complete(
-    folder: Path, found: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
+    folder: Path, opened: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
 ) -> list[str]:
     """Add to train the pairs that the original file has and neither train nor dev has."""
 
@@ -158,7 +158,7 @@ def _complete(
         return (cells[1], cells[2]) in lacking
 
     more = _part(folder / ORIGINAL, "MRPC", _MRPC, True, settings, row_errors, wanted)
-    found["train"] = (*found["train"], more)
+    opened["train"] = (*opened["train"], more)
     named = ", ".join(" / ".join(pair) for pair in sorted(lacking)[:3])
     return [
         f"train.tsv lacks {len(lacking)} of the pairs in {ORIGINAL} that dev.tsv has not: taken from there ({named})"

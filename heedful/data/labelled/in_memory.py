@@ -91,8 +91,8 @@ def _paired(inputs: list[Any], targets: list[object], kind: type[Example] | None
         and isinstance(inputs[0], list | tuple)
     )
     rows = [
-        ({first: given[0], "text_pair": given[1]} if pairs else {first: given}) | {second: target}
-        for given, target in zip(inputs, targets, strict=True)
+        ({first: engine_input[0], "text_pair": engine_input[1]} if pairs else {first: engine_input}) | {second: target}
+        for engine_input, target in zip(inputs, targets, strict=True)
     ]
     return InMemoryRows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
 

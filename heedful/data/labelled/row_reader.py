@@ -45,13 +45,13 @@ def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     else:
         ((value, name),) = values
         value = parse_list_cell(value, name)
-        each = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
-        if not isinstance(each, list | tuple):
-            if each is None or isinstance(each, str):
-                each = []
+        label_values = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
+        if not isinstance(label_values, list | tuple):
+            if label_values is None or isinstance(label_values, str):
+                label_values = []
             else:
                 raise CellError(name, f"is {shown(value)}, expected a list of labels")
-        labels = [read.label(one, name, words) for one in each]
+        labels = [read.label(label_value, name, words) for label_value in label_values]
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
@@ -62,10 +62,10 @@ def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
 def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
     value = parse_list_cell(value, name)
-    each = value.split() if isinstance(value, str) else value
-    if not isinstance(each, list | tuple):
-        raise CellError(name, "is missing" if each is None else f"is {shown(value)}, expected a list of tags")
-    tags = tuple(read.label(one, f"{name}[{index}]", read.words["tags"]) for index, one in enumerate(each))
+    tag_values = value.split() if isinstance(value, str) else value
+    if not isinstance(tag_values, list | tuple):
+        raise CellError(name, "is missing" if tag_values is None else f"is {shown(value)}, expected a list of tags")
+    tags = tuple(read.label(tag, f"{name}[{index}]", read.words["tags"]) for index, tag in enumerate(tag_values))
     if len(tags) != len(words):
         raise CellError(name, f"has {len(tags)} tags for {len(words)} words")
     yield {"words": words, "tags": tags}
@@ -81,8 +81,8 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
     pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
-    said = read.value(cells, "impossible") if read.has("impossible") else not pairs
-    spans, mended = align_answers(pairs, context, said in (True, 1, "1", "true", "True"))
+    impossible = read.value(cells, "impossible") if read.has("impossible") else not pairs
+    spans, mended = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
     question = read.text(cells, "question")
     asked = str(read.value(cells, "id")) if read.has("id") else ""
     fields = {"id": asked, "question": question, "context": context, "answers": spans, "impossible": not spans}
@@ -93,7 +93,7 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):  # one passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
-        lists = [each for each in (options, answers) if isinstance(each, list) and len(each) == len(asked)]
+        lists = [values for values in (options, answers) if isinstance(values, list) and len(values) == len(asked)]
         if len(lists) < 2:
             raise CellError(read.name("answer"), f"expected {len(asked)} answers and lists of options, one a question")
         for number, (ask, some, answer) in enumerate(zip(asked, *lists, strict=True)):
@@ -101,7 +101,7 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
             ask = read.checked(ask, read.name("question") + where)
             if not isinstance(some, list):
                 raise CellError(read.name("candidates") + where, f"is {shown(some)}, expected a list of texts")
-            candidates = tuple(read.checked(each, read.name("candidates") + where) for each in some)
+            candidates = tuple(read.checked(candidate, read.name("candidates") + where) for candidate in some)
             yield _choice(read, cells, ask, candidates, answer, ())
         return
     ask = read.text(cells, "question") if read.has("question") else None
@@ -141,19 +141,19 @@ def right_one(answer: object, candidates: Sequence[str], marks: Sequence[object]
     """Index of the correct candidate, given as that index, a letter from A, its mark or its text."""
     if isinstance(answer, str):
         answer = answer.strip()
-        found = {number for number, mark in enumerate(marks) if mark == answer}
+        matches = {number for number, mark in enumerate(marks) if mark == answer}
         if not marks:
-            found |= {number for number, candidate in enumerate(candidates) if candidate.strip() == answer}
+            matches |= {number for number, candidate in enumerate(candidates) if candidate.strip() == answer}
             letter = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
             number = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
-            found |= {each for each in (letter, number) if 0 <= each < len(candidates)}
-        if len(found) != 1:
-            raise CellError(name, f"is {shown(answer)}, which is {'several' if found else 'none'} of the candidates")
-        answer = found.pop()
+            matches |= {index for index in (letter, number) if 0 <= index < len(candidates)}
+        if len(matches) != 1:
+            raise CellError(name, f"is {shown(answer)}, which is {'several' if matches else 'none'} of the candidates")
+        answer = matches.pop()
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(candidates):
-        given = "is missing" if answer is None else f"is {shown(answer)}"
+        state = "is missing" if answer is None else f"is {shown(answer)}"
         raise CellError(
-            name, f"{given}, expected 0 to {len(candidates) - 1}, a letter from A, or the text of a candidate"
+            name, f"{state}, expected 0 to {len(candidates) - 1}, a letter from A, or the text of a candidate"
         )
     return answer
 
@@ -187,15 +187,15 @@ def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest
     fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
     for ordinal, (line, cells) in enumerate(table.rows(row_errors)):
         try:
-            found = list(fields(read, cells))
+            fields_of_examples = list(fields(read, cells))
         except CellError as wrong:
             text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
             bad = BadRow(file=table.shown, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
             row_errors.reject(bad, number=ordinal, stage="cells")
             continue
-        for each in found:
-            repairs = each.pop("mended", ())
+        for example_fields in fields_of_examples:
+            repairs = example_fields.pop("mended", ())
             assert isinstance(repairs, list | tuple)
             for number, what in enumerate(repairs):
                 row_errors.count_repair(what, table.shown, line, ordinal * 1000 + min(number, 999))
-            yield columns.kind(file=table.shown, line=line, **each)
+            yield columns.kind(file=table.shown, line=line, **example_fields)

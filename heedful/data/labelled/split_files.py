@@ -37,27 +37,27 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
         files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
-    found: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
+    files_by_split: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
     for path in files:
         if path.name.casefold() in IGNORED:
             continue
         split, rank = parse_split_name(path)
         if split:
-            found.setdefault(split, {}).setdefault(rank, []).append(path)
-    if not found:
+            files_by_split.setdefault(split, {}).setdefault(rank, []).append(path)
+    if not files_by_split:
         raise DataError(
             f"{folder}: has no file for train, dev or test: call them train.csv, dev.csv and test.csv "
             "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself; where each class is "
             "a folder with a text in each file, or a file, say --data.format=class-folders or class-files"
         )
-    order = [split for split in dict.fromkeys(SPLITS.values()) if split in found]
-    chosen = {split: _chosen(folder, split, found[split]) for split in order}
+    order = [split for split in dict.fromkeys(SPLITS.values()) if split in files_by_split]
+    chosen = {split: _chosen(folder, split, files_by_split[split]) for split in order}
     used = {path for paths in chosen.values() for path in paths}
-    said = [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in chosen.items()]
+    notes = [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in chosen.items()]
     others = [path.name for path in files if path not in used]
     if others:
-        said.append(f"not used: {', '.join(others[:10])}{' and more' if len(others) > 10 else ''}")
-    return chosen, said
+        notes.append(f"not used: {', '.join(others[:10])}{' and more' if len(others) > 10 else ''}")
+    return chosen, notes
 
 
 def parse_split_name(path: Path) -> tuple[str, str]:
@@ -96,8 +96,8 @@ def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
             "do: say it of each, as train=FILE dev=FILE"
         )
     order = [split for split in dict.fromkeys(SPLITS.values()) if split in splits]
-    found = {split: tuple(path for path, of in zip(files, splits, strict=True) if of == split) for split in order}
-    return found, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in found.items()]
+    assigned = {split: tuple(path for path, of in zip(files, splits, strict=True) if of == split) for split in order}
+    return assigned, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in assigned.items()]
 
 
 def parse_data_arguments(words: Sequence[Path]) -> Path | Sequence[Path] | Mapping[str, Sequence[Path]]:
@@ -106,16 +106,16 @@ def parse_data_arguments(words: Sequence[Path]) -> Path | Sequence[Path] | Mappi
     >>> parse_data_arguments([Path("a.csv")]), parse_data_arguments([Path("train=a.csv"), Path("valid=b.csv")])
     (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
     """
-    found: dict[str, list[Path]] = {}
+    files_by_split: dict[str, list[Path]] = {}
     for word in words:
         name, equals, file = str(word).partition("=")
         if equals and file and name.casefold() in SPLITS and not os.path.exists(word):
-            found.setdefault(SPLITS[name.casefold()], []).append(Path(file))
-    if not found:
+            files_by_split.setdefault(SPLITS[name.casefold()], []).append(Path(file))
+    if not files_by_split:
         return words[0] if len(words) == 1 else words
-    if sum(map(len, found.values())) < len(words):
+    if sum(map(len, files_by_split.values())) < len(words):
         raise DataError("some files are given as SPLIT=FILE, some are not: say it of each, as train=FILE dev=FILE")
-    return found
+    return files_by_split
 
 
 def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[Path, ...]:
@@ -123,8 +123,8 @@ def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[
     shards = [SHARD.fullmatch(stem_and_suffix(path)[0]) for path in paths]
     of = {shard.group(3) for shard in shards if shard}
     if ("" not in names and len(names) > 1) or (len(paths) > 1 and (len(of) != 1 or not all(shards))):
-        each = ", ".join(path.name for some in names.values() for path in some)
-        raise DataError(f"{folder}: {each} could each be the {split} split: give the files, as train=FILE dev=FILE")
+        shown = ", ".join(path.name for some in names.values() for path in some)
+        raise DataError(f"{folder}: {shown} could each be the {split} split: give the files, as train=FILE dev=FILE")
     if of and int(of.pop()) != len(paths):
         raise DataError(f"{folder}: {len(paths)} shards of the {split} split are there, but they speak of more")
     return tuple(paths)

@@ -107,34 +107,34 @@ def _unlearned(
     """Labels of other splits that the first split lacks; of tags only those that begin an entity."""
     first, *others = splits
     inside = ("I-",) if source.kind is TaggedExample else ()
-    found = {
+    missing = {
         split: Counter(
-            {each: n for each, n in labels[split].items() if not labels[first][each] and each[:2] not in inside}
+            {label: n for label, n in labels[split].items() if not labels[first][label] and label[:2] not in inside}
         )
         for split in others
     }
-    return {split: lacking for split, lacking in found.items() if lacking}
+    return {split: lacking for split, lacking in missing.items() if lacking}
 
 
-def split_warnings(found: DatasetStats) -> list[str]:
+def split_warnings(stats: DatasetStats) -> list[str]:
     """Warnings about empty splits, labels missing in train, and unanswerable questions."""
-    said = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
-    for split, labels in found.unlearned.items():
+    warnings = [f"{split} has no examples and is left out" for split in stats.counts if split not in stats.splits]
+    for split, labels in stats.unlearned.items():
         some = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
-        said.append(f"{split} has labels that nothing is learned of, since no example of train has them: {some}")
-    if found.unanswered and not found.impossible:
-        splits = " and ".join(found.unanswered)
-        said.append(
+        warnings.append(f"{split} has labels that nothing is learned of, since no example of train has them: {some}")
+    if stats.unanswered and not stats.impossible:
+        splits = " and ".join(stats.unanswered)
+        warnings.append(
             f"{splits} has questions without answers, and neither train nor dev has: to tell them is not learned, and "
             "only where they are measured may there be no answer, above a threshold of 0"
         )
-    return said
+    return warnings
 
 
-def dev_split_problem(source: Dataset[Example], found: DatasetStats) -> str:
+def dev_split_problem(source: Dataset[Example], stats: DatasetStats) -> str:
     """Why no dev split can be generated from train; "" if it can, or a dev split was given."""
-    train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
-    if source.has_generated_dev and train and dev and "dev" in found.alike:
+    train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
+    if source.has_generated_dev and train and dev and "dev" in stats.alike:
         return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
     if not source.has_generated_dev or (train and dev):
         return ""
@@ -143,18 +143,18 @@ def dev_split_problem(source: Dataset[Example], found: DatasetStats) -> str:
     return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
 
 
-def check_learnable(source: Dataset[Example], found: DatasetStats) -> None:
+def check_learnable(source: Dataset[Example], stats: DatasetStats) -> None:
     """Raise DataError if nothing can be learned: a single label, constant scores, or scores beyond float32."""
-    if source.kind in (LabelledExample, MultiLabelExample) and len(found.labels) < (
+    if source.kind in (LabelledExample, MultiLabelExample) and len(stats.labels) < (
         2 if source.kind is LabelledExample else 1
     ):
-        named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
-        made = (
+        named = " and ".join(f'the label "{label}"' for label in stats.labels) or "no label"
+        remedy = (
             "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.has_generated_dev else ""
         )
-        raise DataError(f"all examples of train have {named}: there is nothing to tell apart{made}")
+        raise DataError(f"all examples of train have {named}: there is nothing to tell apart{remedy}")
     doubt = (
-        label_column_warning(found.labels, sum(found.counts.values()))
+        label_column_warning(stats.labels, sum(stats.counts.values()))
         if source.kind in (LabelledExample, MultiLabelExample)
         else ""
     )
@@ -162,14 +162,14 @@ def check_learnable(source: Dataset[Example], found: DatasetStats) -> None:
         raise DataError(doubt)
     if source.labels == (OUTSIDE,):
         raise DataError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
-    if source.kind is ScoredExample and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
-        raise DataError(f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}")
-    if found.low is not None and found.low == found.high:
+    if source.kind is ScoredExample and max(map(abs, (stats.low or 0.0, stats.high or 0.0))) > LARGEST:
+        raise DataError(f"scores of train go from {stats.low:g} to {stats.high:g}: scale them down below {LARGEST:g}")
+    if stats.low is not None and stats.low == stats.high:
         more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
         more = more if source.kind is PairExample else ""
-        raise DataError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
-    if source.kind is ScoredExample and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
+        raise DataError(f"all scores of train are {stats.low:g}: nothing can be learned from them{more}")
+    if source.kind is ScoredExample and stats.deviation < FINE * max(map(abs, (stats.low or 0.0, stats.high or 0.0))):
         raise DataError(
-            f"scores of train go from {found.low:.12g} to {found.high:.12g}, too far from 0 for what they "
-            f"differ by, as weights are in float32: subtract {found.mean:.12g}, or what is near it, from all of them"
+            f"scores of train go from {stats.low:.12g} to {stats.high:.12g}, too far from 0 for what they "
+            f"differ by, as weights are in float32: subtract {stats.mean:.12g}, or what is near it, from all of them"
         )

@@ -124,7 +124,7 @@ def predict_files(
     if settings.format == "conll":
         _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)
-    stated = tuple(dict.fromkeys(text for each in several for text in (*each.said, *each.echo)))
+    stated = tuple(dict.fromkeys(text for each in several for text in (*each.notes, *each.echo)))
     try:
         with open_output(folder, plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, on_progress)

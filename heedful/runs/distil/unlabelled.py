@@ -117,7 +117,7 @@ def read_unlabelled(
             except HeedfulError:
                 raise refused from None
         for inputs in several:
-            notes += inputs.said
+            notes += inputs.notes
             for row in inputs.rows():
                 text, wrong = inputs.ask(row)
                 bad += wrong is not None

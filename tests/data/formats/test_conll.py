@@ -81,11 +81,11 @@ def test_every_scheme_keeps_the_entities(parts: list[tuple[str, int]]) -> None:
 
 
 def test_what_tags_say() -> None:
-    assert detect_scheme([tagged("NN", "VB", "O")]).said == "tags are plain labels: 3 of them"
+    assert detect_scheme([tagged("NN", "VB", "O")]).note == "tags are plain labels: 3 of them"
     assert detect_scheme([tagged("PER", "O")]).labels == ("O", "PER")
-    assert detect_scheme([tagged("I-X", "O")]).said == "tags are IO or IOB1, read as IOB2"
+    assert detect_scheme([tagged("I-X", "O")]).note == "tags are IO or IOB1, read as IOB2"
     noisy = detect_scheme([tagged("B-X", "O", "I-X"), tagged("B-X", "I-Y")])
-    assert noisy.said == "tags are IOB2; 2 entities do not begin as they should and are read as conlleval reads them"
+    assert noisy.note == "tags are IOB2; 2 entities do not begin as they should and are read as conlleval reads them"
     assert detect_scheme([tagged("B-X", "M-X", "E-X")]).name == "IOBES"
     with pytest.raises(
         HeedfulError, match=r'a\.conll:1: the tag "PER" is neither O nor of a form like B-x, but others'

@@ -55,7 +55,7 @@ def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
         (13, ["RB"]),
     ]
     assert "".join(row.cells["lines"] for row in inputs.rows() if isinstance(row.cells, dict)) == COLUMNS
-    assert any("words in column 2" in each for each in inputs.said)
+    assert any("words in column 2" in each for each in inputs.notes)
 
 
 def test_squad_needs_no_answers(tmp_path: Path) -> None:
