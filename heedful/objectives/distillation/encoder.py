@@ -33,10 +33,10 @@ from heedful.objectives.distillation.encoder_teacher import AlignedWords, Encode
 from heedful.objectives.distillation.vector_cache import VectorCache
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.random_numbers import uniform
+from heedful.objectives.sentence_windows import FIRST_TEXT, SECOND_START
 from heedful.random_streams import Stream
 
 TERMS = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
-SECOND, WINDOW_A, WINDOW_B = 0, 1, 2  # columns of a row's targets: see objectives.sentence_windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,14 +93,14 @@ class EncoderDistillation(MaskedLM):
         """Return a masked batch with the words and texts that the teacher's targets belong to."""
         masked = super().batch(samples, keys)
         packed = pack_samples(samples)
-        parts = [self._columns(sample) for sample in samples]
-        columns = np.concatenate(parts) if parts else np.zeros((0, 3), dtype=np.int64)
+        parts = [self._targets(sample) for sample in samples]
+        targets_of_texts = np.concatenate(parts) if parts else np.zeros((0, 3), dtype=np.int64)
         starts = np.array(packed.bounds[:-1], dtype=np.int64)
-        second = columns[:, SECOND]
+        second = targets_of_texts[:, SECOND_START]
         is_pair = second > 0
         bounds = np.sort(np.concatenate([starts, (starts + second)[is_pair], [packed.bounds[-1]]]))
         texts = np.arange(len(starts)) + np.concatenate([[0], np.cumsum(is_pair)[:-1]]).astype(np.int64)[: len(starts)]
-        windows = columns[:, WINDOW_A:][np.stack([np.ones_like(is_pair), is_pair], 1)]
+        windows = targets_of_texts[:, FIRST_TEXT:][np.stack([np.ones_like(is_pair), is_pair], 1)]
         runs = self.vectors is None or "hidden_states" in self.names
         words = None
         if runs and self.names != ("mlm",):
@@ -141,12 +141,12 @@ class EncoderDistillation(MaskedLM):
                     terms[name] = Term(name, self._pair_losses(rows, batch, targets, vectors))
         return tuple(terms.values())
 
-    def _columns(self, sample: Sample) -> NDArray[np.int64]:
-        """The target columns of a row, [sequences, 3]; zeros (single texts) for a sample without a target."""
+    def _targets(self, sample: Sample) -> NDArray[np.int64]:
+        """Return WindowPlan.targets of a row, [sequences, 3]; a sample without a target has single texts alone."""
         if sample.target is None:
             return np.zeros((len(sample.bounds) - 1, 3), dtype=np.int64)
-        columns: NDArray[np.int64] = sample.target
-        return columns
+        targets: NDArray[np.int64] = sample.target
+        return targets
 
     def _vectors(self, targets: EncoderTargets, taught: Tensor | None, rows: Tensor) -> Tensor:
         """The teacher's vector of each text."""

@@ -103,8 +103,8 @@ class TeacherRun:
             seed=seed,
             neighbours=None if held_out else self._neighbours(corpus, documents, pair.room(self.shortest) // 2),
         )
-        rows = WindowRows(corpus, single, planned.ranges, size, seed, planned.columns, shape, pair=pair)
-        rows.windows = planned.windows
+        rows = WindowRows(corpus, single, planned.ranges, size, seed, planned.targets, shape, pair=pair)
+        rows.windows = planned.texts
         return rows
 
     def _neighbours(self, corpus: Corpus, documents: NDArray[np.int64], room: int) -> Neighbours | None:
@@ -117,7 +117,7 @@ class TeacherRun:
         texts = sample_texts(corpus, documents, asked.neighbour_texts, room, windows, self.train.seed)
         if len(texts) < 2:
             return None
-        cache = self._filled(place, corpus, texts, "texts among which nearest ones are looked up")
+        cache = self._filled(place, corpus, texts, "texts of which the nearest are paired")
         path = place / "nearest.npy"
         if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()

@@ -273,7 +273,7 @@ def planned(neighbours: Neighbours | None = None) -> WindowPlan:
 
 def rows_of(made: WindowPlan) -> PackedRows:
     single, pair = SpecialTokenTemplate.of(FEW, pair=False), SpecialTokenTemplate.of(FEW, pair=True)
-    return PackedRows(corpus(), single, made.ranges, 220, 3, made.columns, pair=pair)
+    return PackedRows(corpus(), single, made.ranges, 220, 3, made.targets, pair=pair)
 
 
 def text(start: int, stop: int) -> str:
@@ -290,15 +290,15 @@ def test_windows_cover_every_document_and_pairs_are_neighbours_or_from_anywhere(
     for (start, stop), is_short in zip(flat.tolist(), short.tolist(), strict=True):
         assert not is_short or text(start, stop).count(".") <= 2
     made = planned()
-    offset, one, two = made.columns.T
+    offset, one, two = made.targets.T
     pairs = np.flatnonzero(offset)
     next_to = made.ranges[pairs, 0, 1] == made.ranges[pairs, 1, 0]
     assert 0.25 < next_to.mean() < 0.75, "about half of the pairs are neighbours"
-    assert (made.windows[one[pairs], 0] == made.ranges[pairs, 0]).all()
-    assert (made.windows[two[pairs], 0] == made.ranges[pairs, 1]).all()
+    assert (made.texts[one[pairs], 0] == made.ranges[pairs, 0]).all()
+    assert (made.texts[two[pairs], 0] == made.ranges[pairs, 1]).all()
     singles = np.flatnonzero(offset == 0)
     seen = np.concatenate([one[singles], one[pairs], two[pairs]])
-    assert set(seen.tolist()) == set(range(len(made.windows)))
+    assert set(seen.tolist()) == set(range(len(made.texts)))
     assert (planned().ranges == made.ranges).all(), "a plan is a function of its seed"
 
 
@@ -306,8 +306,8 @@ def test_pairs_with_the_nearest_text() -> None:
     pool = sample_texts(corpus(), np.arange(len(corpus())), 20, 40, WINDOWS, 3)
     nearest = np.roll(np.arange(len(pool)), 1)
     made = planned(Neighbours(texts=pool, nearest=nearest))
-    count = len(made.windows) - len(pool)
-    pairs = made.columns[made.columns[:, 0] > 0]
+    count = len(made.texts) - len(pool)
+    pairs = made.targets[made.targets[:, 0] > 0]
     near = pairs[pairs[:, 1] >= count, 1:] - count
     assert 0.15 < len(near) / len(pairs) < 0.75, "others are drawn as often, and fit less often"
     assert (nearest[near[:, 0]] == near[:, 1]).all()
@@ -373,7 +373,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
     weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
     live = distillation(teacher, FEW, 8, weight_by_term=weights)
-    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), made.windows)
+    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), made.texts)
     calls: list[int] = []
 
     def stop(done: int, count: int) -> None:
@@ -386,7 +386,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     first = {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")}
     assert len(first) == 2
     cached.fill(live.free)
-    again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.windows)
+    again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.texts)
     again.fill(live.free)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert path.read_bytes() == (tmp_path / "cache" / path.name).read_bytes()
@@ -401,7 +401,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
         assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
     with pytest.raises(HeedfulError, match="another teacher, corpus or plan"):
-        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.windows).fill(live.free)
+        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.free)
 
 
 @pytest.mark.parametrize(
