@@ -8,7 +8,7 @@ from typing import Any
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
-from heedful.families.names import CONCAT, NameTable, name_maps
+from heedful.families.names import CONCAT, NameTable, name_rows
 from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
 
 MEMORY = "memories and gaps of the first code were never trained"
@@ -49,8 +49,8 @@ def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable
 
 
 def _pretraining(head: Pretraining) -> NameTable:
-    order = name_maps(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
-    return _masked(head, "head.masked").joined(NameTable(rows=order))
+    order = name_rows(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
+    return _masked(head, "head.masked").merged_with(NameTable(rows=order))
 
 
 def size(layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ FAMILY = Family(
     write=write,
     ignored_keys=bert.IGNORED_KEYS | {"classifier_dropout_prob"},
     body=lambda model: NameTable(
-        rows=name_maps(
+        rows=name_rows(
             ("albert.embeddings.word_embeddings", "embedding.tokens"),
             ("albert.embeddings.position_embeddings", "embedding.positions"),
             ("albert.embeddings.token_type_embeddings", "embedding.types"),

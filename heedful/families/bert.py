@@ -8,7 +8,7 @@ from typing import Any
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import CONCAT, REVERSE, NameTable, name_maps
+from heedful.families.names import CONCAT, REVERSE, NameTable, name_rows
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -137,7 +137,7 @@ def body(model: ModelConfig, prefix: str) -> NameTable:
     relative = isinstance(encoder and encoder.relation, Shaw)
     layer, block = f"{prefix}encoder.layer.{{}}.", "encoder.blocks.{}."
     return NameTable(
-        rows=name_maps(
+        rows=name_rows(
             (f"{prefix}embeddings.word_embeddings", "embedding.tokens"),
             (f"{prefix}embeddings.position_embeddings", "embedding.positions"),
             (f"{prefix}embeddings.token_type_embeddings", "embedding.types"),
@@ -174,7 +174,7 @@ def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable
 
 def _pretraining(head: Pretraining) -> NameTable:
     tokens = _masked(head, "head.masked")
-    following = name_maps(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
+    following = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
     return NameTable(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from heedful.errors import HeedfulError
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family, HeadMap
-from heedful.families.names import NameTable, name_maps
+from heedful.families.names import NameTable, name_rows
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig, NextToken, TokenClasses
 from heedful.settings import from_mapping as read_settings
@@ -46,7 +46,7 @@ FAMILY = Family(
     prefix="",
     read=read,
     write=write,
-    body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
+    body=lambda model: NameTable(rows=name_rows(("{any}", "{any}"))),
     heads={
         "HeedfulClassicModel": HeadMap(head=type(None), read=lambda reader, model: None),
         **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses, NextToken)},

@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.families import bert, head_maps
 from heedful.families.family import Family
-from heedful.families.names import CONCAT, NameTable, name_maps
+from heedful.families.names import CONCAT, NameTable, name_rows
 from heedful.model.config import MaskedTokens
 
 NAMES = {  # our name -> key of config.json, which lacks the eps of the norms, 1e-12
@@ -26,7 +26,7 @@ NAMES = {  # our name -> key of config.json, which lacks the eps of the norms, 1
 
 
 def _masked(head: MaskedTokens) -> NameTable:
-    named = name_maps(
+    named = name_rows(
         ("vocab_transform", "head.dense"), ("vocab_layer_norm", "head.norm"), ("vocab_projector", "head.decoder")
     )
     tied = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
@@ -48,7 +48,7 @@ FAMILY = Family(
     write=partial(bert.write, names=NAMES),
     ignored_keys=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
     body=lambda model: NameTable(
-        rows=name_maps(
+        rows=name_rows(
             ("distilbert.embeddings.word_embeddings", "embedding.tokens"),
             ("distilbert.embeddings.position_embeddings", "embedding.positions"),
             ("distilbert.embeddings.LayerNorm", "embedding.norm"),

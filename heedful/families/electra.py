@@ -8,7 +8,7 @@ from typing import Any
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader, read_activation
 from heedful.families.family import Family, HeadMap
-from heedful.families.names import NameTable, name_maps
+from heedful.families.names import NameTable, name_rows
 from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
@@ -25,16 +25,16 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 def body(model: ModelConfig) -> NameTable:
     """Return BERT's names, and the projection of the embeddings."""
-    project = NameTable(rows=name_maps(("electra.embeddings_project", "embedding.project")))
-    return bert.body(model, "electra.").joined(project)
+    project = NameTable(rows=name_rows(("electra.embeddings_project", "embedding.project")))
+    return bert.body(model, "electra.").merged_with(project)
 
 
 def _masked(head: MaskedTokens) -> NameTable:
-    named = name_maps(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
+    named = name_rows(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
     decoder = "generator_lm_head.bias" if head.tied else "generator_lm_head"
     decoder_name = "head.decoder.bias" if head.tied else "head.decoder"
     tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if head.tied else {}
-    return NameTable(rows=(*named, *name_maps((decoder, decoder_name))), tied=tied)
+    return NameTable(rows=(*named, *name_rows((decoder, decoder_name))), tied=tied)
 
 
 def _summary(reader: ConfigReader) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _summary(reader: ConfigReader) -> dict[str, Any]:
     return {"activation": "gelu", "dropout": reader.number("summary_last_dropout", 0.1)}
 
 
-_REPLACED = name_maps(
+_REPLACED = name_rows(
     ("discriminator_predictions.dense", "head.first.dense"),
     ("discriminator_predictions.dense_prediction", "head.out"),
 )

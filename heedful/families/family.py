@@ -98,7 +98,7 @@ class Family:
         body = self.body(model)
         if head is None or (isinstance(head, SentenceEmbedding) and not head.keeps_pooler):
             return body
-        return body.joined(self.heads[self.architecture(model, head)].table(head))
+        return body.merged_with(self.heads[self.architecture(model, head)].table(head))
 
     def table_name(self, name: str, bare: bool) -> str:
         """Return the table's name for a name in a folder; `bare`: no name in the folder has the family's prefix."""

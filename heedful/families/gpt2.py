@@ -10,7 +10,7 @@ from typing import Any
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family, HeadMap
-from heedful.families.names import TRANSPOSE, NameMap, NameTable, name_maps
+from heedful.families.names import TRANSPOSE, NameRow, NameTable, name_rows
 from heedful.model.config import (
     EmbeddingConfig,
     Learned,
@@ -88,7 +88,7 @@ def _double(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
 
 def _double_table(head: NextTokenAndChoice) -> NameTable:
     tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", module="head.tokens").table(head)
-    return tokens.joined(NameTable(rows=name_maps(("multiple_choice_head.summary", "head.choice.out"))))
+    return tokens.merged_with(NameTable(rows=name_rows(("multiple_choice_head.summary", "head.choice.out"))))
 
 
 def size(layers: int, width: int) -> dict[str, Any]:
@@ -124,14 +124,14 @@ FAMILY = Family(
     ),
     body=lambda model: NameTable(
         rows=(
-            *name_maps(
+            *name_rows(
                 ("transformer.wte", "embedding.tokens"),
                 ("transformer.wpe", "embedding.positions"),
                 (f"{_LAYER}ln_1", f"{_BLOCK}attention_norm"),
                 (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
                 ("transformer.ln_f", "decoder.norm"),
             ),
-            *(NameMap((f"{_LAYER}{hf}",), f"{_BLOCK}{name}", TRANSPOSE) for hf, name in _LINEAR.items()),
+            *(NameRow((f"{_LAYER}{hf}",), f"{_BLOCK}{name}", TRANSPOSE) for hf, name in _LINEAR.items()),
         ),
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.families.config_reader import ConfigReader, read_activation
 from heedful.families.family import HeadMap
-from heedful.families.names import NameMap, NameTable, name_maps
+from heedful.families.names import NameRow, NameTable, name_rows
 from heedful.model.config import (
     Choice,
     Classes,
@@ -33,7 +33,7 @@ def bare() -> HeadMap:
 def pooled(*named: Named) -> HeadMap:
     """Return the model with its pooler."""
     return HeadMap(
-        head=Pooled, read=lambda reader, model: Pooled(), table=lambda head: NameTable(rows=name_maps(*named))
+        head=Pooled, read=lambda reader, model: Pooled(), table=lambda head: NameTable(rows=name_rows(*named))
     )
 
 
@@ -42,7 +42,7 @@ def next_sentence(*named: Named) -> HeadMap:
     return HeadMap(
         head=NextSentenceScores,
         read=lambda reader, model: NextSentenceScores(),
-        table=lambda head: NameTable(rows=name_maps(*named)),
+        table=lambda head: NameTable(rows=name_rows(*named)),
     )
 
 
@@ -76,12 +76,12 @@ def masked_table(
 
     Its bias has two names; untied, only the decoder's own is read.
     """
-    named = name_maps((lm + dense, f"{module}.dense"), (lm + norm, f"{module}.norm"))
+    named = name_rows((lm + dense, f"{module}.dense"), (lm + norm, f"{module}.norm"))
     weight, bias = f"{lm}decoder.weight", f"{lm}decoder.bias"
     if head.tied:
-        bias_row = NameMap((f"{lm}bias",), f"{module}.decoder.bias")
+        bias_row = NameRow((f"{lm}bias",), f"{module}.decoder.bias")
         return NameTable(rows=(*named, bias_row), tied={weight: f"{tokens}.weight", bias: f"{lm}bias"})
-    return NameTable(rows=(*named, NameMap((f"{lm}decoder",), f"{module}.decoder")), copied={f"{lm}bias": bias})
+    return NameTable(rows=(*named, NameRow((f"{lm}decoder",), f"{module}.decoder")), copied={f"{lm}bias": bias})
 
 
 def classes(
@@ -111,7 +111,7 @@ def classes(
         return _write_labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
 
     return HeadMap(
-        head=Classes, read=read, write=write, table=lambda head: NameTable(rows=name_maps(*named)), prefix=prefix
+        head=Classes, read=read, write=write, table=lambda head: NameTable(rows=name_rows(*named)), prefix=prefix
     )
 
 
@@ -133,7 +133,7 @@ def token_classes(
         head=TokenClasses,
         read=read,
         write=lambda head: _write_labels(head) | ({key: head.dropout} if key else {}),
-        table=lambda head: NameTable(rows=name_maps(*named)),
+        table=lambda head: NameTable(rows=name_rows(*named)),
         prefix=prefix,
         encoder_only=encoder_only,
     )
@@ -155,7 +155,7 @@ def choice(
         head=Choice,
         read=read,
         write=lambda head: {key: head.dropout} if key else {},
-        table=lambda head: NameTable(rows=name_maps(*named)),
+        table=lambda head: NameTable(rows=name_rows(*named)),
     )
 
 
@@ -172,7 +172,7 @@ def span(
         head=SpanScores,
         read=read,
         write=lambda head: {key: head.dropout} if key else {},
-        table=lambda head: NameTable(rows=name_maps(*(named or (("qa_outputs", "head.out"),)))),
+        table=lambda head: NameTable(rows=name_rows(*(named or (("qa_outputs", "head.out"),)))),
     )
 
 
@@ -189,8 +189,8 @@ def vocabulary(head: type, *, lm: str, tokens: str, module: str = "head", **fixe
 
     def table(config: Any) -> NameTable:
         if not config.tied:
-            return NameTable(rows=name_maps((lm, f"{module}.decoder")))
-        bias = name_maps((f"{lm}.bias", f"{module}.decoder.bias")) if config.bias else ()
+            return NameTable(rows=name_rows((lm, f"{module}.decoder")))
+        bias = name_rows((f"{lm}.bias", f"{module}.decoder.bias")) if config.bias else ()
         return NameTable(rows=bias, tied={f"{lm}.weight": f"{tokens}.weight"})
 
     return HeadMap(head=head, read=read, write=lambda config: {"tie_word_embeddings": config.tied}, table=table)

@@ -6,7 +6,7 @@ from typing import Any
 
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family, HeadMap
-from heedful.families.names import NameTable, name_maps
+from heedful.families.names import NameTable, name_rows
 from heedful.model.config import (
     Choice,
     Classes,
@@ -59,7 +59,7 @@ FAMILY = Family(
     prefix="",
     read=read,
     write=write,
-    body=lambda model: NameTable(rows=name_maps(("{any}", "{any}"))),
+    body=lambda model: NameTable(rows=name_rows(("{any}", "{any}"))),
     heads={
         "HeedfulModel": HeadMap(head=type(None), read=lambda reader, model: None),
         **{f"HeedfulFor{name}": _entry(head) for name, head in HEADS.items()},

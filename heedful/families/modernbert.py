@@ -7,7 +7,7 @@ from typing import Any
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import NameTable, name_maps
+from heedful.families.names import NameTable, name_rows
 from heedful.model.config import (
     EmbeddingConfig,
     MaskedTokens,
@@ -144,10 +144,10 @@ def _summary(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _masked(head: MaskedTokens) -> NameTable:
-    named = name_maps(("head.dense", "head.dense"), ("head.norm", "head.norm"))
+    named = name_rows(("head.dense", "head.dense"), ("head.norm", "head.norm"))
     if not head.tied:
-        return NameTable(rows=(*named, *name_maps(("decoder", "head.decoder"))))
-    bias = name_maps(("decoder.bias", "head.decoder.bias")) if head.bias else ()
+        return NameTable(rows=(*named, *name_rows(("decoder", "head.decoder"))))
+    bias = name_rows(("decoder.bias", "head.decoder.bias")) if head.bias else ()
     return NameTable(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
 
 
@@ -198,7 +198,7 @@ FAMILY = Family(
         }
     ),
     body=lambda model: NameTable(
-        rows=name_maps(
+        rows=name_rows(
             ("model.embeddings.tok_embeddings", "embedding.tokens"),
             ("model.embeddings.norm", "embedding.norm"),
             (f"{_LAYER}attn.Wqkv", f"{_BLOCK}attention.qkv"),

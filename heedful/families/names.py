@@ -1,8 +1,9 @@
 """Maps the tensor names of Hugging Face's checkpoints to ours and back.
 
 A table has one row for each name: (HF name or names, our name, operation). Names are those of modules, ".weight" and
-".bias" follow along; {} is a layer number; several HF names that are concatenated into one of ours are a tuple. Every
-tensor is claimed by exactly one row, in both directions; nothing is matched by substring.
+".bias" follow along; {} is a layer number and {any} any text, and the names of a row have as many of them; several HF
+names that are concatenated into one of ours are a tuple. Every tensor is claimed by exactly one row, in both
+directions; nothing is matched by substring.
 """
 
 from __future__ import annotations
@@ -28,30 +29,36 @@ class TensorOp(NamedTuple):
 
 
 IDENTITY = TensorOp(lambda hf: hf[0], lambda tensor, count: [tensor])
-CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # one below the other: q, k, v
-TRANSPOSE = TensorOp(  # a matrix [in, out]; vectors stay
+CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # along dimension 0: q, k, v
+TRANSPOSE = TensorOp(  # a matrix [in, out], as GPT-2's Conv1D has it; vectors stay
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
 )
-REVERSE = TensorOp(lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)])  # rows from last to first
-RESHAPE = TensorOp(lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]])  # a vector as [1, 1, width]
+REVERSE = TensorOp(
+    lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)]
+)  # rows reversed: BERT's relative distances
+FLATTEN = TensorOp(  # a vector that is saved as [1, 1, width]: XLNet's query
+    lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]]
+)
 
 
-def split_heads_in(heads: int) -> TensorOp:
-    """Return the operation from projections to heads, [width, heads, head width] each, to [heads x head width, width]
-    matrices, one below the other."""
+def merge_input_heads(heads: int) -> TensorOp:
+    """Return the operation from XLNet's q, k and v, [width, heads, head width] each, to one matrix.
+
+    The matrices, [heads x head width, width] each, are concatenated along dimension 0.
+    """
     return TensorOp(
         lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
         lambda tensor, count: [projection.T.unflatten(1, (heads, -1)) for projection in tensor.chunk(count)],
     )
 
 
-def split_heads_out(heads: int) -> TensorOp:
-    """Return the operation from a projection of heads, [width, heads, head width], to [width, heads x head width]."""
+def merge_output_heads(heads: int) -> TensorOp:
+    """Return the operation from XLNet's output, [width, heads, head width], to [width, heads x head width]."""
     return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 
-class NameMap(NamedTuple):
+class NameRow(NamedTuple):
     """One row of a table: HF names, our name, and the operation between the tensors."""
 
     hf: tuple[str, ...]
@@ -63,28 +70,28 @@ class NameMap(NamedTuple):
 class NameTable:
     """The names of one model with one head."""
 
-    rows: tuple[NameMap, ...]
-    tied: Mapping[str, str] = field(default_factory=dict)  # second name -> the name it always equals; not saved
-    copied: Mapping[str, str] = field(default_factory=dict)  # unused name -> the name it is saved as a copy of
-    ignored: frozenset[str] = frozenset()  # buffers that older versions saved; {} is a layer number here too
+    rows: tuple[NameRow, ...]
+    tied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not saved -> HF name of the same tensor
+    copied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not read -> HF name it is a copy of
+    ignored: frozenset[str] = frozenset()  # HF names of tensors that are not used, which older versions saved
 
     def skips(self, name: str) -> bool:
         """Return whether an HF tensor of that name is not read."""
         return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
 
-    def joined(self, more: NameTable) -> NameTable:
+    def merged_with(self, other: NameTable) -> NameTable:
         """Return the rows of both tables."""
         return NameTable(
-            rows=self.rows + more.rows,
-            tied={**self.tied, **more.tied},
-            copied={**self.copied, **more.copied},
-            ignored=self.ignored | more.ignored,
+            rows=self.rows + other.rows,
+            tied={**self.tied, **other.tied},
+            copied={**self.copied, **other.copied},
+            ignored=self.ignored | other.ignored,
         )
 
 
-def name_maps(*rows: tuple[Any, ...]) -> tuple[NameMap, ...]:
+def name_rows(*rows: tuple[Any, ...]) -> tuple[NameRow, ...]:
     """Make rows from plain tuples; a single HF name needs no tuple of its own."""
-    return tuple(NameMap((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
+    return tuple(NameRow((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
 
 
 @cache
@@ -94,7 +101,7 @@ def name_pattern(template: str) -> re.Pattern[str]:
     return re.compile(escaped + r"(\.weight|\.bias)?")
 
 
-OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, before 2019
+OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in checkpoints that come from TensorFlow
 
 
 def modern_name(name: str) -> str:
@@ -104,7 +111,7 @@ def modern_name(name: str) -> str:
 
 
 def claims(table: NameTable, name: str) -> bool:
-    """Return whether a table knows an HF name."""
+    """Return whether an HF name is that of a row, tied, copied or ignored."""
     if name in table.tied or table.skips(name):
         return True
     return any(name_pattern(template).fullmatch(name) for row in table.rows for template in row.hf)
@@ -118,24 +125,24 @@ def to_our_names(table: NameTable, hf_tensors: Mapping[str, Tensor]) -> dict[str
         if name in table.tied or table.skips(name):
             continue
         matches = [
-            (number, part, match.groups(""))
-            for number, row in enumerate(table.rows)
-            for part, template in enumerate(row.hf)
+            (row_index, part_index, match.groups(""))
+            for row_index, row in enumerate(table.rows)
+            for part_index, template in enumerate(row.hf)
             if (match := name_pattern(template).fullmatch(name))
         ]
         if len(matches) != 1:
             unclaimed.append(f"{name} (claimed {len(matches)} times)")
             continue
-        number, part, groups = matches[0]
-        parts_of[number, groups][part] = tensor
+        row_index, part_index, groups = matches[0]
+        parts_of[row_index, groups][part_index] = tensor
     if unclaimed:
         raise ModelError(f"tensors that no single row of the name table claims: {_shortened(unclaimed)}")
     tensors = {}
-    for (number, (*layers, suffix)), parts in parts_of.items():
-        row = table.rows[number]
+    for (row_index, (*layers, suffix)), parts in parts_of.items():
+        row = table.rows[row_index]
         name = _fill(row.name, layers) + suffix
-        if missing := [hf_name for part, hf_name in enumerate(row.hf) if part not in parts]:
-            raise ModelError(f"{name} lacks its parts {_shortened(missing)}")
+        if missing := [_fill(template, layers) + suffix for part, template in enumerate(row.hf) if part not in parts]:
+            raise ModelError(f"tensors that {name} is made of are missing: {_shortened(missing)}")
         tensors[name] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
     return tensors
 

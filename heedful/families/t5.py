@@ -11,7 +11,7 @@ from typing import Any
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family, HeadMap
-from heedful.families.names import CONCAT, NameMap, NameTable, name_maps
+from heedful.families.names import CONCAT, NameRow, NameTable, name_rows
 from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
 MLPS = {  # value of feed_forward_proj -> activation, gated
@@ -91,11 +91,11 @@ def write(model: ModelConfig) -> dict[str, Any]:
     )
 
 
-def _side(side: str, mlp: int, gated: bool) -> tuple[NameMap, ...]:
+def _side(side: str, mlp: int, gated: bool) -> tuple[NameRow, ...]:
     """Return the names of encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
     layer, block = f"{side}.block.{{}}.layer.", f"{side}.blocks.{{}}."
     attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
-    return name_maps(
+    return name_rows(
         (f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{side}.relations.0.table"),
         (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", CONCAT),
         (f"{attention}o", f"{block}attention.out"),
@@ -107,7 +107,7 @@ def _side(side: str, mlp: int, gated: bool) -> tuple[NameMap, ...]:
     )
 
 
-_CROSS = name_maps(
+_CROSS = name_rows(
     ("decoder.block.{}.layer.1.EncDecAttention.q", "decoder.blocks.{}.cross.q"),
     (tuple(f"decoder.block.{{}}.layer.1.EncDecAttention.{x}" for x in "kv"), "decoder.blocks.{}.cross.kv", CONCAT),
     ("decoder.block.{}.layer.1.EncDecAttention.o", "decoder.blocks.{}.cross.out"),
@@ -118,7 +118,7 @@ _CROSS = name_maps(
 def body(model: ModelConfig) -> NameTable:
     """Return the names of the embedding, the encoder, and the decoder if there is one."""
     assert model.encoder is not None
-    tokens, gated = name_maps(("shared", "embedding.tokens")), model.encoder.gated
+    tokens, gated = name_rows(("shared", "embedding.tokens")), model.encoder.gated
     tied = {"encoder.embed_tokens.weight": "shared.weight"}
     if model.decoder is None:
         return NameTable(rows=(*tokens, *_side("encoder", 1, gated)), tied=tied)

@@ -7,7 +7,7 @@ from typing import Any
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import RESHAPE, NameMap, NameTable, name_maps, split_heads_in, split_heads_out
+from heedful.families.names import FLATTEN, NameRow, NameTable, merge_input_heads, merge_output_heads, name_rows
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 
 
@@ -69,12 +69,12 @@ def body(model: ModelConfig) -> NameTable:
     names = {"r_w_bias": "content_bias", "r_r_bias": "place_bias", "r_s_bias": "type_bias", "seg_embed": "same_type"}
     return NameTable(
         rows=(
-            NameMap(("transformer.mask_emb",), "embedding.query", RESHAPE),
-            NameMap(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", split_heads_in(heads)),
-            NameMap((f"{attention}o",), f"{block}attention.out.weight", split_heads_out(heads)),
-            NameMap((f"{attention}r",), f"{relation}place.weight", split_heads_in(heads)),
-            *(NameMap((f"{attention}{hf}",), f"{relation}{name}") for hf, name in names.items()),
-            *name_maps(
+            NameRow(("transformer.mask_emb",), "embedding.query", FLATTEN),
+            NameRow(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", merge_input_heads(heads)),
+            NameRow((f"{attention}o",), f"{block}attention.out.weight", merge_output_heads(heads)),
+            NameRow((f"{attention}r",), f"{relation}place.weight", merge_input_heads(heads)),
+            *(NameRow((f"{attention}{hf}",), f"{relation}{name}") for hf, name in names.items()),
+            *name_rows(
                 ("transformer.word_embedding", "embedding.tokens"),
                 (f"{attention}layer_norm", f"{block}attention_norm"),
                 (f"{layer}ff.layer_1", f"{block}mlp.up"),

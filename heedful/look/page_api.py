@@ -243,9 +243,9 @@ class PageAPI:
         return {
             "places": similarity.occurrences,
             "layers": [encode_tensor(layer) for layer in similarity.layers],
-            "names": similarity.names,
+            "names": similarity.layer_names,
             "neighbours": similarity.neighbours,
-            "static": similarity.static,
+            "static": similarity.static_neighbours,
             "unknown": similarity.static_error,
         }
 

@@ -41,14 +41,14 @@ class ContextualSimilarity:
     """Cosine similarities of all occurrences of a word. A word's vector is the mean of its tokens' vectors."""
 
     occurrences: list[Occurrence]
-    layers: list[Float[Tensor, "occurrences occurrences"]]  # before the first block and after each
-    names: list[str]  # of the layers
-    neighbours: list[list[Neighbour]]  # of each occurrence: the nearest tokens of its text after the last layer
-    static: list[Neighbour]  # of the vector in the embedding table
-    static_error: str  # why there is no static vector
+    layers: list[Float[Tensor, "occurrences occurrences"]]  # before the first layer and after each
+    layer_names: list[str]
+    neighbours: list[list[Neighbour]]  # of each occurrence: the nearest tokens of its input after the last layer
+    static_neighbours: list[Neighbour]  # of the word's vector in the embedding table
+    static_error: str  # why there is no static vector; "": there is one
 
 
-def occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
+def find_occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
     """Return the text and the token positions of each occurrence of a word, ignoring case."""
     if not word.strip():
         raise RequestError("the word is empty: give one that occurs in the texts")
@@ -68,36 +68,41 @@ def occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]
 
 def check_occurs(inspections: Sequence[Inspection], word: str) -> None:
     """Raise a RequestError if a word occurs in none of the texts."""
-    if not any(occurrences(inspection, word) for inspection in inspections):
+    if not any(find_occurrences(inspection, word) for inspection in inspections):
         raise RequestError(f'"{word}" occurs in none of the texts: give texts that contain it')
 
 
 def contextual_similarity(inspections: Sequence[Inspection], word: str) -> ContextualSimilarity:
-    """Compare the hidden states of all occurrences of a word, layer by layer."""
+    """Compare the hidden states of all occurrences of a word, layer by layer.
+
+    Args:
+        inspections: Texts, all read by one model.
+        word: The word.
+    """
     check_occurs(inspections, word)
-    names: list[str] = []
+    layer_names: list[str] = []
     vectors: list[list[Tensor]] = []  # by occurrence and layer
-    places: list[Occurrence] = []
-    others: list[list[tuple[str, Tensor]]] = []  # other tokens of the text, after the last layer
+    occurrences: list[Occurrence] = []
+    others: list[list[tuple[str, Tensor]]] = []  # other tokens of the input, after the last layer
     for inspection in inspections:
-        names, states = _layer_states(inspection)
-        for text, positions in occurrences(inspection, word):
+        layer_names, states = _layer_states(inspection)
+        for text, positions in find_occurrences(inspection, word):
             vectors.append([state[positions].mean(0) for state in states])
             offsets = [inspection.encoded.offsets[position] for position in positions]
-            places.append({"text": text, "start": offsets[0][0], "stop": offsets[-1][1]})
+            occurrences.append({"text": text, "start": offsets[0][0], "stop": offsets[-1][1]})
             others.append(_other_tokens(inspection, states[-1], positions))
     layers = [F.normalize(torch.stack(layer), dim=-1) for layer in zip(*vectors, strict=True)]
-    static, static_error = list[Neighbour](), ""
+    static_neighbours, static_error = list[Neighbour](), ""
     try:
-        static = neighbours(inspections[0].loaded, word)
+        static_neighbours = nearest_words(inspections[0].loaded, word)
     except HeedfulError as error:
         static_error = str(error)
     return ContextualSimilarity(
-        occurrences=places,
+        occurrences=occurrences,
         layers=[layer @ layer.T for layer in layers],
-        names=names,
+        layer_names=layer_names,
         neighbours=[_nearest(word_states[-1], tokens) for word_states, tokens in zip(vectors, others, strict=True)],
-        static=static,
+        static_neighbours=static_neighbours,
         static_error=static_error,
     )
 
@@ -105,25 +110,25 @@ def contextual_similarity(inspections: Sequence[Inspection], word: str) -> Conte
 def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor, "tokens width"]]]:
     """Return names and values of the token embeddings and the hidden states after each layer."""
     model = inspection.loaded.model
-    part = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
-    if part is not None:
-        states = inspection.hidden_states(part)
-        return ["in the embedding", *(f"after block {layer}" for layer in range(len(states) - 1))], states
+    stack = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
+    if stack is not None:
+        states = inspection.hidden_states(stack)
+        return ["in the embeddings", *(f"after layer {layer}" for layer in range(len(states) - 1))], states
     with torch.no_grad():
         embeddings = model.embedding(inspection.source)
         if isinstance(model, RecurrentSeq2SeqModel):
             states = [embeddings, model.reading(embeddings, inspection.source.bounds)]
-            return ["in the embedding", "after the recurrent network"], states
+            return ["in the embeddings", "after the recurrent network"], states
     if not isinstance(model, ClassicModel) or model.over is None:
-        return ["in the embedding"], [embeddings]
+        return ["in the embeddings"], [embeddings]
     layer = "self-attention" if isinstance(model.over, SelfAttentionMean) else "the recurrent network"
-    return ["in the embedding", f"after {layer}"], [embeddings, inspection.last_hidden_state]
+    return ["in the embeddings", f"after {layer}"], [embeddings, inspection.last_hidden_state]
 
 
 def _other_tokens(
     inspection: Inspection, states: Float[Tensor, "tokens width"], positions: list[int]
 ) -> list[tuple[str, Tensor]]:
-    """Return the tokens of a text that are neither special nor part of the word."""
+    """Return the tokens of the input that are neither special nor part of the word."""
     tokens = enumerate(inspection.sides["source"])
     return [
         (token["text"], states[position])
@@ -155,17 +160,17 @@ def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    encoded = tokenizer.encode(word)
+    encoded = tokenizer.encode(word)  # no space before it: byte-level vocabularies tell the two apart
     ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
     if not ids:
-        raise RequestError(f'"{word}" has no tokens: give a word')
+        raise RequestError(f'"{word}" has no tokens: give a word with letters')
     if tokenizer.special.unknown in ids:
         raise RequestError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
-    loaded.flush()
+    loaded.flush()  # in training, rows of the table may have updates that were not made yet
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 
-def neighbours(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> list[Neighbour]:
+def nearest_words(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> list[Neighbour]:
     """Return the tokens whose static vectors are most similar to that of a word."""
     vector, ids = static_vector(loaded, word)
     return nearest_tokens(loaded, vector, set(ids), count)

@@ -148,10 +148,11 @@ def sample_texts(
     parts: list[Ranges] = []
     total = 0
     short = WindowSettings(short_window_prob=1.0, max_sentences=settings.max_sentences)
-    for index in epoch_order(len(documents), derive_seed(seed, Stream.TEXT_POOL), 0).tolist():
+    pool_seed = derive_seed(seed, Stream.TEXT_POOL)
+    for index in epoch_order(len(documents), pool_seed, 0).tolist():
         if total >= count:
             break
-        windows, _, _ = cut_documents(corpus, documents[index : index + 1], room, short, derive_seed(seed, Stream.TEXT_POOL))
+        windows, _, _ = cut_documents(corpus, documents[index : index + 1], room, short, pool_seed)
         windows = windows[windows[:, 0, 1] - windows[:, 0, 0] >= MIN_NEIGHBOUR_TOKENS]
         parts.append(windows)
         total += len(windows)

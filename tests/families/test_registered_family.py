@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES, head_maps, register, unregister
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
-from heedful.families.names import CONCAT, NameMap, NameTable, name_maps
+from heedful.families.names import CONCAT, NameRow, NameTable, name_rows
 from heedful.model.config import EmbeddingConfig, ModelConfig, Sinusoidal, StackConfig
 from tests.support.model_folders import VOCABULARY
 
@@ -55,8 +55,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
 LAYER, BLOCK = "net.layer{}.", "encoder.blocks.{}."
 BODY = NameTable(
     rows=(
-        NameMap((f"{LAYER}q", f"{LAYER}k", f"{LAYER}v"), f"{BLOCK}attention.qkv", CONCAT),
-        *name_maps(
+        NameRow((f"{LAYER}q", f"{LAYER}k", f"{LAYER}v"), f"{BLOCK}attention.qkv", CONCAT),
+        *name_rows(
             ("net.words", "embedding.tokens"),
             (f"{LAYER}norm1", f"{BLOCK}attention_norm"),
             (f"{LAYER}o", f"{BLOCK}attention.out"),

@@ -293,10 +293,10 @@ def test_static_vectors_have_analogies_and_neighbours() -> None:
     assert best["text"] == "not" and best["cosine"] == pytest.approx(1.0)
     with pytest.raises(HeedfulError, match='"king" is not in the vocabulary'):
         analogy(plain, "good", "king", "very")
-    for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the recurrent network"])):
+    for loaded, names in ((plain, ["in the embeddings"]), (net, ["in the embeddings", "after the recurrent network"])):
         inside = Inspection(loaded, "the film was good . the end was not good")
         similarity = contextual_similarity([inside], "good")
-        assert similarity.names == names and len(similarity.occurrences) == 2 and not similarity.static_error
+        assert similarity.layer_names == names and len(similarity.occurrences) == 2 and not similarity.static_error
         rows = loaded.hidden_states(inside.source) if loaded is net else loaded.model.embedding(inside.source)
         cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
         assert torch.isclose(similarity.layers[-1][0, 1], cosine)

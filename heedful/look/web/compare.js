@@ -108,7 +108,7 @@ async function sideBySide(context, chosen) {
   ];
   if (found.cosines) {
     const { shape, values } = unpack(found.cosines);
-    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after block ${each - 1}` : "embedding"));
+    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after layer ${each - 1}` : "embeddings"));
     const names = found.tokens.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
     const moved = values.map((each) => Math.max(0, 1 - each));
     const furthest = reach(moved);
