@@ -76,7 +76,13 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
     ]
     known = setting_paths(cls)
     others = [f"`{alias.name}`" for alias in ALIASES.values() if alias.accepted and alias.path(known) == setting.path]
-    cells = (f"`{setting.path}`", _type(setting.type), _default(setting.default), meaning, ", ".join(flags + others))
+    cells = (
+        f"`{setting.path}`",
+        _type(setting.annotation),
+        _default(setting.default),
+        meaning,
+        ", ".join(flags + others),
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -139,17 +139,17 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Completio
     assignments: dict[str, CompletionItem] = {}
     for cls in command.settings_classes():
         for setting in describe_settings(cls):
-            path, members = setting.path, get_args(setting.type)
+            path, members = setting.path, get_args(setting.annotation)
             if path == "data.columns":
                 rows |= {f"{path}.{role}": CompletionItem(f"--{path}.{role}", "", setting.doc) for role in COLUMN_NAMES}
             if path == "data.columns" or (setting.table and not setting.choices):
                 continue
             values = " ".join(map(str, setting.choices))
-            if setting.type is bool:
+            if setting.annotation is bool:
                 values = f"{NO_VALUE} true false"
             elif bool in members:
                 values = "true false"
-            elif not values and str in (setting.type, *members):
+            elif not values and str in (setting.annotation, *members):
                 values = ANY_FILE
             before = rows.setdefault(path, CompletionItem(f"--{path}", values, setting.doc))
             if before.values != values:  # another kind has a setting with this path

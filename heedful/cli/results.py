@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.cli.output import escape, note, print_table
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
 
 UNITLESS = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # not in %
 JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes of metrics that only --json shows
 
 
-def show_results(results: Mapping[str, Any]) -> None:
+def show_results(results: JsonObject) -> None:
     """Print the content of a run's results.json."""
     from heedful.runs.card.baseline import baseline_lines, baseline_warning
 

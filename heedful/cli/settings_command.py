@@ -145,7 +145,7 @@ class SettingsCommand(TyperCommand):
             except SettingError as error:
                 first = first or error
             else:
-                return any(setting.path == path and setting.type is bool for setting in describe_settings(cls))
+                return any(setting.path == path and setting.annotation is bool for setting in describe_settings(cls))
         self._refuse(name, source, first)
 
     def _refuse(self, name: str, source: str, error: SettingError | None) -> NoReturn:

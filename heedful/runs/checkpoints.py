@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 from heedful.atomic_io import remove
 from heedful.errors import RunError
@@ -15,22 +15,39 @@ CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside 
 LAST = "last"  # in CHECKPOINTS
 
 
+class ScoredStep(TypedDict):
+    """A step, and the metric of its weights."""
+
+    step: int
+    metric_value: float | None
+
+
+class CheckpointEntry(TypedDict):
+    """An entry of results.json: the best and the last weights, and which of them the model has."""
+
+    model: Literal["best", "last"]
+    best: ScoredStep | None
+    last: ScoredStep
+
+
 def checkpoint_entry(
     best_step: int, best: float | None, last_step: int, last: float | None, load_best: bool
-) -> dict[str, dict[str, Any] | str | None]:
+) -> CheckpointEntry:
     """The entry of results.json: step and metric of the best and the last weights, and which of them the model has."""
-    chosen = "best" if load_best and best is not None else "last"
-    best_entry = None if best is None else {"step": best_step, "metric_value": best}
+    chosen: Literal["best", "last"] = "best" if load_best and best is not None else "last"
+    best_entry: ScoredStep | None = None if best is None else {"step": best_step, "metric_value": best}
     return {"model": chosen, "best": best_entry, "last": {"step": last_step, "metric_value": last}}
 
 
-def small_dev_note(entry: Mapping[str, Any], metric: str, interval: Mapping[str, float] | None) -> str:
+def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, float] | None) -> str:
     """A sentence if dev is too small to prefer the best checkpoint to the last one; "" if it is not.
 
     It is too small if the 95 % interval of the metric is wider than the gain of the best checkpoint over the last one.
     """
     best, last = entry["best"], entry["last"]
-    if entry["model"] != "best" or best["step"] == last["step"] or last["metric_value"] is None or interval is None:
+    if entry["model"] != "best" or best is None or best["step"] == last["step"] or interval is None:
+        return ""
+    if best["metric_value"] is None or last["metric_value"] is None:
         return ""
     gain, width = best["metric_value"] - last["metric_value"], interval["high"] - interval["low"]
     if width <= gain:

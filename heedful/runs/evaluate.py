@@ -6,12 +6,12 @@ import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from heedful.checkpoint import ModelBundle, load
 from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import Dataset, DataSettings, Raise, read
 from heedful.data.bad_rows import BadRowPolicy
+from heedful.data.examples import Example
 from heedful.data.labelled.statistics import compute_stats
 from heedful.data.tag_schemes import unknown_labels
 from heedful.device import resolve_device
@@ -155,13 +155,15 @@ def load_in_precision(
     return open_in_precision(run, taken, revision=revision, device=place).loaded, taken
 
 
-def _keep_data(predictions: Path, source: Dataset[Any]) -> None:
+def _keep_data(predictions: Path, source: Dataset[Example]) -> None:
     for places in source.places.values():
         if any(Path(place).exists() and predictions.samefile(place) for place in places):
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def open_for_model(loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def open_for_model(
+    loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy
+) -> Dataset[Example]:
     """Open data for the task of the model's head; labels are matched by name, whatever their order.
 
     Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
@@ -170,7 +172,7 @@ def open_for_model(loaded: ModelBundle, data: object, settings: DataSettings, on
     Raises:
         HeedfulError: If the model knows none of the labels, or bad rows are not to be skipped.
     """
-    source: Dataset[Any] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
+    source: Dataset[Example] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     unknown = unknown_labels(source.labels, known, tags=task_class_of(loaded) is Tag)
@@ -216,7 +218,7 @@ def run_generation(run: str | Path) -> Seq2SeqSettings:
 
 def build_eval_task(
     loaded: ModelBundle,
-    source: Dataset[Any],
+    source: Dataset[Example],
     split: str,
     long_inputs: LongInputs = LONG,
     generation: Seq2SeqSettings = GENERATION,

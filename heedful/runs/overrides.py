@@ -12,13 +12,16 @@ from copy import copy
 from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
 from heedful.runs.settings_schema import Kind, describe_settings, setting_paths
 from heedful.settings import exclusive_paths, from_mapping, is_set, load_mapping, merge, to_mapping
-from heedful.toml_json import DEEPEST, as_json, cut, parse, to_plain_data
+from heedful.toml_json import DEEPEST, Json, as_json, cut, parse, to_plain_data
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings")
 SUGGESTED = 5  # paths that an error lists
@@ -28,7 +31,7 @@ class Entry(NamedTuple):
     """One value and where it was given."""
 
     path: tuple[str, ...]
-    value: Any
+    value: Json
     source: str  # for errors about the value: an assignment, a flag, the file of a recipe
     text: str  # as it was given
 
@@ -87,7 +90,7 @@ class Overrides:
             self._given += _entries({name: value}, f"{name}={as_json(value)}")
         self._last: list[Entry] = []
         self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
-        self._resolved: list[tuple[Any, Resolved[Any]]] = []
+        self._resolved: list[tuple[object, Resolved[Any]]] = []
 
     @classmethod
     def of(cls, values: Overrides | Mapping[str, object] | None, **others: Any) -> Overrides:
@@ -182,7 +185,7 @@ def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
 # -- settings by path -----------------------------------------------------------------------------------
 
 
-def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_settings(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Settings by their whole names.
 
     >>> list(flatten_settings({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
@@ -195,7 +198,7 @@ def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield prefix + name, value
 
 
-def changed_settings(settings: Any, usual: Any) -> list[str]:
+def changed_settings(settings: DataclassInstance, usual: DataclassInstance) -> list[str]:
     """List settings that differ from others, as arguments of a command.
 
     >>> from heedful.train.settings import AdamW
@@ -206,7 +209,7 @@ def changed_settings(settings: Any, usual: Any) -> list[str]:
     return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
 
 
-def setting_at(settings: Any, path: str) -> Any:
+def setting_at(settings: object, path: str) -> object:
     """Return the value at a path, None if there is no such setting."""
     for name in path.split("."):
         settings = getattr(settings, name, None)
@@ -224,12 +227,13 @@ def replace_setting(settings: Settings, path: str, value: object) -> Settings:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, source: str) -> dict[str, Any]:
-    plain: dict[str, Any] = to_plain_data(_as_data(value), (), source)
+def _plain(table: Mapping[str, object], source: str) -> dict[str, Json]:
+    plain = to_plain_data(_as_data(table), (), source)
+    assert isinstance(plain, dict)
     return plain
 
 
-def _as_data(value: Any) -> Any:
+def _as_data(value: object) -> object:
     """Dataclasses as tables, paths as text."""
     if isinstance(value, Mapping):
         return {key: _as_data(item) for key, item in value.items()}
@@ -240,7 +244,7 @@ def _as_data(value: Any) -> Any:
     return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _entries(table: Mapping[str, Any], source: str) -> list[Entry]:
+def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
     """The values of a table; dots in its own keys, not in those of tables inside it, separate the parts of a path."""
     return [
         Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
@@ -249,7 +253,7 @@ def _entries(table: Mapping[str, Any], source: str) -> list[Entry]:
     ]
 
 
-def _leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
     if isinstance(value, dict) and value:
         for key, branch in value.items():
             yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
@@ -269,7 +273,7 @@ def _assignment(assignment: str) -> list[Entry]:
     return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(text: str) -> Json:
     try:
         value = parse(f"value = {text}", "TOML", text)
         return to_plain_data(value["value"], (), text) if len(value) == 1 else text
@@ -404,13 +408,15 @@ def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
 # -- laying over ----------------------------------------------------------------------------------------------------
 
 
-def _nested(entries: Sequence[Entry]) -> dict[str, Any]:
+def _nested(entries: Sequence[Entry]) -> dict[str, Json]:
     """The table that entries make."""
-    root: dict[str, Any] = {}
+    root: dict[str, Json] = {}
     for entry in sorted(entries, key=lambda entry: len(entry.path)):
         table = root
         for part in entry.path[:-1]:
-            table = table.setdefault(part, {})
+            inner = table.setdefault(part, {})
+            assert isinstance(inner, dict), "duplicates are refused"
+            table = inner
         if entry.value != {}:
             table[entry.path[-1]] = entry.value
         else:
@@ -418,7 +424,7 @@ def _nested(entries: Sequence[Entry]) -> dict[str, Any]:
     return root
 
 
-def _has(table: Any, path: Sequence[str]) -> bool:
+def _has(table: object, path: Sequence[str]) -> bool:
     """Whether a table has a value at a path, and not none."""
     for part in path:
         table = table.get(part) if isinstance(table, dict) else None

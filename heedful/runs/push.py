@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from heedful.errors import HeedfulError
 from heedful.runs.card.finetuned import MISTAKES_HEADING
 from heedful.runs.results import RESULTS
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 MODEL, CARD = "model", "README.md"
 UPLOADED = (  # names in the model's folder
@@ -39,6 +42,8 @@ EXAMPLES = ("predictions-*.jsonl",)  # files of a run that quote texts of its da
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 NEW = {".gitattributes"}  # files of a repository that has just been made
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +151,7 @@ def push(planned: PushPlan) -> str:
     return str(commit.commit_url)
 
 
-def _create(api: Any, planned: PushPlan) -> None:
+def _create(api: HfApi, planned: PushPlan) -> None:
     """Create the repository, or check that the one which exists is empty and as private as asked."""
     if not api.repo_exists(planned.repository):
         api.create_repo(planned.repository, private=planned.private)
@@ -161,7 +166,7 @@ def _create(api: Any, planned: PushPlan) -> None:
         raise HeedfulError(f"{planned.repository} exists and is public: make it private on the hub, or give --public")
 
 
-def _on_hub(planned: PushPlan, call: Callable[[], Any]) -> Any:
+def _on_hub(planned: PushPlan, call: Callable[[], T]) -> T:
     """Call the hub, and raise its errors as HeedfulErrors."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from heedful.runs.aliases import canonical_task
 from heedful.runs.settings_schema import Setting, describe_settings
 from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
 from heedful.toml_json import toml_lines
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from heedful.runs.distil.settings import DistilSettings
+    from heedful.runs.finetune.settings import FinetuneSettings
+    from heedful.runs.pretrain.settings import PretrainSettings
 
 EXAMPLES = 1_000  # for which defaults are shown that follow from the size of the data
 RUNS = ("pretrain", "distil")
@@ -20,7 +27,7 @@ def template_names() -> list[str]:
     return [*task_names(), *RUNS]
 
 
-def template_settings(name: str) -> Any:
+def template_settings(name: str) -> FinetuneSettings | PretrainSettings | DistilSettings:
     """Default settings of a task of finetune, of pretrain, or of distil.
 
     Raises:
@@ -55,7 +62,7 @@ def recipe_template(name: str) -> str:
     return comment_out(template_settings(name), head)
 
 
-def comment_out(settings: Any, head: Sequence[str]) -> str:
+def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
     """Return a TOML file of settings in which each is commented out, below the lines of a head."""
     known = {
         setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
@@ -80,11 +87,11 @@ def _comment(setting: Setting | None) -> str:
     return f"  # {setting.doc}{choices}"
 
 
-def _is_chosen(setting: Setting, settings: Any) -> bool:
+def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
     """Whether a setting belongs to the kinds of the defaults."""
     for condition in setting.when:
         path, kind = condition.split(" = ")
-        value = settings
+        value: object = settings
         for part in path.split("."):
             value = getattr(value, part, None)
         if f'"{value}"' != kind:
@@ -92,7 +99,7 @@ def _is_chosen(setting: Setting, settings: Any) -> bool:
     return True
 
 
-def _other_kinds(settings: Any, table: str) -> Iterator[str]:
+def _other_kinds(settings: DataclassInstance, table: str) -> Iterator[str]:
     """Comments with the settings of kinds that are not the default of a table."""
     by_kind: dict[str, list[str]] = {}
     for setting in describe_settings(settings):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
 from heedful.errors import RunError
 from heedful.train.journal import read_journal
@@ -75,16 +76,16 @@ def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
     return read_journal(path) if path.is_file() else iter(())
 
 
-def as_float(value: Any) -> float:
+def as_float(value: object) -> float:
     """Convert a JSON value, "NaN" and "Infinity" included; NaN for anything that is not a number.
 
     >>> as_float("-Infinity"), as_float(None)
     (-inf, nan)
     """
     try:
-        return float(value)
+        return float(value) if isinstance(value, str | SupportsFloat) else math.nan
     except (TypeError, ValueError):
-        return float("nan")
+        return math.nan
 
 
 def seed_entry(results: JsonObject) -> JsonObject:

@@ -29,6 +29,7 @@ from heedful.runs.timing import measure_latency, peak_memory
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
+from heedful.train.settings import TrainSettings
 
 CARD = "README.md"
 Settings = TypeVar("Settings")
@@ -76,7 +77,9 @@ class Run:
 
         All ranks have to call it. `train_path` is the path of the `TrainSettings` in `settings`.
         """
-        train = resolve_precision(setting_at(settings, train_path), self.folder, self.ranks, self.reporter.message)
+        train = setting_at(settings, train_path)
+        assert isinstance(train, TrainSettings)
+        train = resolve_precision(train, self.folder, self.ranks, self.reporter.message)
         return replace_setting(pin_models(settings, self.folder), train_path, train)
 
     @contextmanager

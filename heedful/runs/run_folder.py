@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from heedful._version import __version__
 from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, escape_cell
+from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, has_fast_bfloat16, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
@@ -204,9 +205,9 @@ def init_run_folder(folder: Path, settings: object) -> None:
 def init_labelled_run(
     folder: Path,
     settings: object,
-    source: Dataset[Any],
+    source: Dataset[Example],
     counts: Mapping[str, int],
-    reopen: Callable[[Quarantine], Dataset[Any]],
+    reopen: Callable[[Quarantine], Dataset[Example]],
 ) -> None:
     """Write settings, environment and facts about the data, or check that the run in the folder has the same ones.
 
@@ -253,7 +254,7 @@ def init_labelled_run(
     write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them
 
 
-def _hashes(source: Dataset[Any]) -> dict[str, str]:
+def _hashes(source: Dataset[Example]) -> dict[str, str]:
     """SHA-256 by short name: of each file, and of the examples of data that is not in files."""
     hashes = {}
     for split, paths in source.places.items():
@@ -268,7 +269,7 @@ def _hashes(source: Dataset[Any]) -> dict[str, str]:
     return hashes
 
 
-def _short_names(source: Dataset[Any], split: str) -> list[str]:
+def _short_names(source: Dataset[Example], split: str) -> list[str]:
     """The files of a split, relative to the folder that holds all files of the data."""
     files = [Path(path).absolute() for paths in source.places.values() for path in paths if os.path.exists(path)]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""

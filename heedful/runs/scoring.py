@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import numpy as np
 import torch
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle
+from heedful.data.examples import Example
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
 from heedful.runs.results import JsonObject
@@ -32,7 +32,9 @@ TIE_BREAKERS = {  # numbers that decide between equal metric values, the first t
 HIDDEN = ("vectors", "vector")  # parts of an answer that are too long to read
 
 
-def engine_for(task: Task | None, loaded: ModelBundle, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
+def engine_for(
+    task: Task | None, loaded: ModelBundle, precision: torch.dtype
+) -> Callable[[list[object]], list[Answer]]:
     """Return the engine of a model, with matrix products in a precision (autocast)."""
     engine = Engine(
         loaded,
@@ -40,7 +42,7 @@ def engine_for(task: Task | None, loaded: ModelBundle, precision: torch.dtype) -
         cut=task.cut if task is not None else None,
     )
 
-    def ask(inputs: list[Any]) -> list[Answer]:
+    def ask(inputs: list[object]) -> list[Answer]:
         device = next(loaded.parameters()).device.type
         with torch.autocast(device, torch.bfloat16) if precision == torch.bfloat16 else nullcontext():
             return engine(inputs)
@@ -51,7 +53,7 @@ def engine_for(task: Task | None, loaded: ModelBundle, precision: torch.dtype) -
 def measure_split(
     task: Task,
     loaded: ModelBundle,
-    examples: Iterable[Any],
+    examples: Iterable[Example],
     *,
     precision: torch.dtype = torch.float32,
     ranks: Ranks = SINGLE_PROCESS,
@@ -99,7 +101,7 @@ class PredictionFile:
         self._file = self._stack.enter_context(TemporaryFile(dir=self.path.parent))
         return self
 
-    def write(self, task: Task, number: int, example: Any, answer: Answer, scored: ScoredAnswer) -> None:
+    def write(self, task: Task, number: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
         """Write the line of one example."""
         shown = {name: value for name, value in answer.items() if name not in HIDDEN}
         line = {"id": number, "input": task.engine_input(example), **scored._asdict(), "answer": shown}
@@ -133,7 +135,7 @@ def _line(table: JsonObject) -> bytes:
     return text.encode(errors="backslashreplace") + b"\n"
 
 
-def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Any]) -> dict[str, float]:
+def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> dict[str, float]:
     """Return the thresholds with the best F1 on these examples, in float32."""
     return task.calibrate(engine_for(task, loaded, torch.float32), examples)
 

@@ -16,9 +16,12 @@ import types
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
 
 from heedful.settings import cache_by_class, type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Kind = Literal["table", "dict", "value"]  # a dict has keys of any name
 
@@ -28,9 +31,9 @@ class Setting:
     """One setting; where several kinds of a table have it, there is one entry for each of them."""
 
     path: str  # from the root, as "train.batch_size"
-    type: Any  # the annotation
-    default: Any  # dataclasses.MISSING if it has to be given
-    choices: tuple[Any, ...] = ()  # values of a Literal
+    annotation: object  # the type
+    default: object  # dataclasses.MISSING if it has to be given
+    choices: tuple[object, ...] = ()  # values of a Literal
     when: tuple[str, ...] = ()  # kinds that have it, as 'train.schedule.kind = "cosine"'; (): always
     owner: type
     table: bool = False  # a table of settings, or its absence
@@ -48,11 +51,11 @@ class Setting:
         return _comments(self.owner).get(self.name, usual)
 
 
-def describe_settings(settings: Any) -> list[Setting]:
+def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> list[Setting]:
     """List all settings of a dataclass, or of an instance, whose values are the defaults."""
-    is_class = isinstance(settings, type)
-    cls: Any = settings if is_class else type(settings)
-    return list(_walk(cls, None if is_class else settings, "", ()))
+    if isinstance(settings, type):
+        return list(_walk(settings, None, "", ()))
+    return list(_walk(type(settings), settings, "", ()))
 
 
 @cache_by_class
@@ -63,32 +66,36 @@ def setting_paths(cls: type) -> dict[str, Kind]:
         parts = setting.path.split(".")
         for depth in range(1, len(parts)):
             kinds[".".join(parts[:depth])] = "table"
-        is_dict = any(get_origin(member) is dict for member in _members(setting.type))
+        is_dict = any(get_origin(member) is dict for member in _members(setting.annotation))
         kind: Kind = "table" if setting.table else "dict" if is_dict else "value"
         kinds.setdefault(setting.path, kind)
     return kinds
 
 
-def _walk(cls: type, instance: Any, prefix: str, when: tuple[str, ...]) -> Iterator[Setting]:
+def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tuple[str, ...]) -> Iterator[Setting]:
     hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
         hint, default = hints[field.name], _default(field) if instance is None else getattr(instance, field.name)
         path = prefix + field.name
-        tables: list[Any] = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+        tables = [member for member in _members(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)]
         choices = tuple(value for member in _members(hint) for value in _literals(member))
         if not tables:
-            yield Setting(path=path, type=hint, default=default, choices=choices, when=when, owner=cls)
+            yield Setting(path=path, annotation=hint, default=default, choices=choices, when=when, owner=cls)
             continue
         if len(tables) < len(_members(hint)):  # none, or another value in place of a table
-            yield Setting(path=path, type=hint, default=default, choices=choices, when=when, owner=cls, table=True)
+            yield Setting(
+                path=path, annotation=hint, default=default, choices=choices, when=when, owner=cls, table=True
+            )
         kinds, several = [kind for table in tables for kind in _kinds(table)], len(tables) > 1
         if several:
             default_kind = getattr(default, "kind", MISSING)
             name = f"{path}.kind"
             of_kinds = Literal[tuple(kinds)]  # type: ignore[valid-type]
-            yield Setting(path=name, type=of_kinds, default=default_kind, choices=tuple(kinds), when=when, owner=cls)
+            yield Setting(
+                path=name, annotation=of_kinds, default=default_kind, choices=tuple(kinds), when=when, owner=cls
+            )
         for table in tables:
             inner = default if type(default) is table else None
             conditions = (*when, *(f'{path}.kind = "{kind}"' for kind in _kinds(table))) if several else when
@@ -97,19 +104,19 @@ def _walk(cls: type, instance: Any, prefix: str, when: tuple[str, ...]) -> Itera
                     yield setting
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _members(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _literals(hint: Any) -> tuple[Any, ...]:
+def _literals(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _kinds(table: Any) -> tuple[str, ...]:
+def _kinds(table: type) -> tuple[object, ...]:
     return _literals(get_type_hints(table).get("kind"))
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(field: dataclasses.Field[object]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

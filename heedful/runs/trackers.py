@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -34,7 +34,7 @@ class Tracker(Protocol):
         """End the run: finished, or interrupted and to be resumed."""
 
 
-Opener = Callable[[Path, str, int, dict[str, Any]], Tracker]  # run folder, stored run id, step, flat settings
+Opener = Callable[[Path, str, int, Mapping[str, object]], Tracker]  # run folder, stored run id, step, flat settings
 
 
 def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class _Csv:
 
     run_id = ""
 
-    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         from heedful.runs.results import JOURNAL
         from heedful.runs.run_folder import journal_csv, write_file
 
@@ -79,8 +79,8 @@ class _TensorBoard:
 
     run_id = ""
 
-    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
-        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(
+    def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1
         )
         if not step:
@@ -98,7 +98,7 @@ class _TensorBoard:
 class _Wandb:
     """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and its other variables are respected."""
 
-    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -123,7 +123,7 @@ class _Wandb:
 class _Mlflow:
     """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are respected."""
 
-    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -154,7 +154,7 @@ class _Mlflow:
 class _Trackio:
     """A run of Trackio, a local dashboard (`trackio show`); TRACKIO_DIR is respected."""
 
-    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         import trackio
 
         self.run_id = run_id or str(folder.absolute()).strip("/").replace("/", "-")

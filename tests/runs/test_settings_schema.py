@@ -46,7 +46,7 @@ def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
         "bare",
     ]  # fmt: skip
     name, kind, colour = found["name", ()], found["shape.kind", ()], found["colour", ()]
-    assert (name.type, name.default, name.doc) == (str, MISSING, "what it is called")
+    assert (name.annotation, name.default, name.doc) == (str, MISSING, "what it is called")
     assert (kind.default, kind.choices) == ("square", ("circle", "square"))
     assert (colour.default, colour.choices, colour.doc) == (None, ("red", "blue"), "None: none")
     side = found["shape.side", ('shape.kind = "square"',)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from heedful.runs.card.markdown import format_number
 from heedful.runs.results import JsonObject, as_float, headline_split
@@ -11,7 +10,7 @@ from heedful.runs.results import JsonObject, as_float, headline_split
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 
 
-def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> JsonObject:
+def baseline_before_training(splits: Mapping[str, JsonObject]) -> JsonObject:
     """Return the model's scores before training, in the form of a baseline."""
     scores = {
         split: {
@@ -25,7 +24,7 @@ def baseline_before_training(splits: Mapping[str, Mapping[str, Any]]) -> JsonObj
     return {"name": "before training", "splits": scores}
 
 
-def baseline_lines(results: Mapping[str, Any]) -> list[str]:
+def baseline_lines(results: JsonObject) -> list[str]:
     """A line for each split with the metric of the run and of its baseline; [] if it has no baseline."""
     baseline, metric = results.get("baseline"), results["metric"]
     if baseline is None:
@@ -40,7 +39,7 @@ def baseline_lines(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _cost(baseline: Mapping[str, Any], scored: int, count: int | None) -> str:
+def _cost(baseline: JsonObject, scored: int, count: int | None) -> str:
     """Seconds and rows of a bag of words, in parentheses; "" for another baseline."""
     if "seconds" not in baseline:
         return ""
@@ -52,13 +51,13 @@ def _cost(baseline: Mapping[str, Any], scored: int, count: int | None) -> str:
     return f" ({', '.join(parts)})"
 
 
-def baseline_warning(results: Mapping[str, Any]) -> str:
+def baseline_warning(results: JsonObject) -> str:
     """Say that the run is not better than a bag of words, and what to do; "" if it is, or has no such baseline.
 
     It is better if the 95 % interval of the difference, from bootstrap replicates of the same examples, lies above 0.
     The split is test, or dev without test.
     """
-    baseline, headline = results.get("baseline"), headline_split(dict(results))
+    baseline, headline = results.get("baseline"), headline_split(results)
     if baseline is None or headline is None or "difference" not in baseline["splits"].get(headline[0], {}):
         return ""
     difference = baseline["splits"][headline[0]]["difference"]
@@ -73,7 +72,7 @@ def baseline_warning(results: Mapping[str, Any]) -> str:
     return f"On {headline[0]} the model {how} {baseline['name']} ({within}): {NEXT}"
 
 
-def baseline_csv_rows(results: Mapping[str, Any]) -> list[JsonObject]:
+def baseline_csv_rows(results: JsonObject) -> list[JsonObject]:
     """The row of the baseline in results.csv, with the columns of an evaluation."""
     baseline = results.get("baseline")
     if baseline is None or not baseline["splits"]:

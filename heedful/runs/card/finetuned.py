@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint.folder_json import read_folder_json
@@ -178,7 +177,7 @@ def _tuned(results: JsonObject) -> bool:
     return task.get("thresholds") == "tuned" or (task.get("no_answer_threshold") == "tuned" and may_lack_answer)
 
 
-def _is_score(value: Any) -> bool:
+def _is_score(value: object) -> bool:
     return isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity")
 
 

@@ -16,7 +16,7 @@ MARKS = re.compile(  # markup of Markdown: anywhere, after words, at the beginni
 )
 
 
-def escape_markdown(text: Any, most: int = 200) -> str:
+def escape_markdown(text: object, most: int = 200) -> str:
     r"""Escape a text so that Markdown shows it as it is, on one line, without markup, HTML or links; cut it to `most`.
 
     >>> print(escape_markdown("<b>a*b</b> | macro_f1 _x_"))
@@ -38,7 +38,7 @@ def details(lines: list[str], summary: str, fold: bool) -> list[str]:
     return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"] if fold else lines
 
 
-def format_number(value: Any) -> str:
+def format_number(value: object) -> str:
     """Show a number with three decimal places, or three digits if it is small or large.
 
     >>> format_number(0.91254), format_number(0.00012345), format_number(12345.678), format_number("NaN")

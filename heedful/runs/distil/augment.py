@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +24,12 @@ from heedful.packed import Packed
 from heedful.runs.distil.settings import AugmentSettings
 from heedful.tasks.answering import strip_span
 from heedful.tasks.specs import SPECS
-from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerInput
+from heedful.tokenizer import Encoding, PreTokenized, Tokenizer
 from heedful.train.ranks import Ranks
 
 BATCH = 64  # texts that the model reads at once
+Text = str | PreTokenized
+Variant = str | list[str]  # a text, or the words of one
 SAMPLING = 8  # mixed with a seed, to sample replacements
 
 
@@ -97,7 +98,7 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
 
 def augmented_inputs(
     model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int
-) -> Iterator[Any]:
+) -> Iterator[Variant | list[Variant]]:
     """Yield variants of all examples, `copies` times: texts, pairs of texts, or lists of words."""
     replacer = WordReplacer(model, settings)
     for turn in range(settings.copies):
@@ -116,7 +117,7 @@ def augmented_inputs(
                 yield variant[0] if len(variant) == 1 else variant
 
 
-def _parts(example: Example) -> list[TokenizerInput]:
+def _parts(example: Example) -> Sequence[Text]:
     """The texts of an example, which are varied one by one."""
     if isinstance(example, TaggedExample):
         return [PreTokenized(list(example.words))]
@@ -140,11 +141,12 @@ class WordReplacer:
             words[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
         self._words = torch.from_numpy(words)
 
-    def __call__(self, texts: Sequence[TokenizerInput], keys: Sequence[int]) -> list[Any]:
+    def __call__(self, texts: Sequence[Text], keys: Sequence[int]) -> list[Variant]:
         """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
         limit = self.model.max_length
-        cut: Any = {"max_length": limit, "truncate": "longest_first"} if limit else {}
-        encoded = self.tokenizer.encode_batch(list(texts), **cut)
+        encoded = self.tokenizer.encode_batch(
+            list(texts), max_length=limit, truncate="longest_first" if limit else "error"
+        )
         chosen = [self._chosen(encoding, key) for encoding, key in zip(encoded, keys, strict=True)]
         filled = self._filled(encoded, chosen, keys)
         return [
@@ -196,7 +198,7 @@ class WordReplacer:
         return rows
 
 
-def _written(text: Any, encoded: Encoding, names: dict[int, str]) -> Any:
+def _written(text: Text, encoded: Encoding, names: dict[int, str]) -> Variant:
     """The text with replaced words; `names` are the new ones by token position."""
     if isinstance(text, PreTokenized):
         words = list(text.words)

@@ -5,12 +5,12 @@ The student is pre-trained in the same loop and the same folder as any run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from heedful.atomic_io import remove
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
@@ -60,7 +60,7 @@ UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing 
 def distil_masked(
     teacher: ModelBundle,
     overrides: Overrides,
-    data: Any,
+    data: object,
     folder: Path,
     on_bad_row: OnBadRow,
     *,
@@ -98,7 +98,7 @@ def distil_masked(
         return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
-def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDistilSettings:
+def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> MaskedDistilSettings:
     """Lay overrides over the defaults for this teacher.
 
     Raises:
@@ -129,7 +129,7 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: Any) -> MaskedDis
             f"read all that the student reads: set it to {teacher.max_length} or less",
             path="pretrain.max_seq_length",
         )
-    paths = [data] if isinstance(data, str | Path) else list(data)
+    paths = list(data) if isinstance(data, Iterable) and not isinstance(data, str) else [data]
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, paths))))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from heedful.checkpoint import ModelBundle
 from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
+from heedful.data.examples import Example
 from heedful.data.inputs.inherited_settings import columns_by_name, list_data_files
 from heedful.data.labelled.statistics import (
     DatasetStats,
@@ -60,7 +61,7 @@ class DistilPlan:
     settings: DistilSettings
     task: str
     teacher: ModelBundle
-    source: Dataset[Any]
+    source: Dataset[Example]
     survey: DatasetStats
     unlabelled: Unlabelled
     notes: tuple[str, ...]
@@ -177,7 +178,7 @@ def plan_distil(
 def _read_unlabelled(
     settings: DistilSettings,
     teacher: ModelBundle,
-    source: Dataset[Any],
+    source: Dataset[Example],
     stats: DatasetStats,
     labels: tuple[str, ...] | None,
     exclude: Path,
@@ -206,7 +207,7 @@ def _inherited_notes(inherited: DataSettings) -> list[str]:
     return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
 
 
-def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Any]) -> list[str]:
+def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Example]) -> list[str]:
     """Sentences about empty splits, bad rows, and examples without labels."""
     notes = [*split_warnings(stats)]
     notes += [
@@ -241,7 +242,7 @@ def dev_split_settings(run: str) -> JsonObject:
     return {name: table.get(name, value) for name, value in defaults.items()}
 
 
-def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats) -> list[str]:
+def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetStats) -> list[str]:
     """A sentence if the teacher was trained on texts of dev or test, which makes its quality there optimistic."""
     splits = [
         split for split in stats.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
@@ -259,7 +260,7 @@ def _contamination_notes(teacher: str, source: Dataset[Any], stats: DatasetStats
     ]
 
 
-def open_labelled(task: str, data: object, settings: DistilSettings, on_bad_row: BadRowPolicy) -> Dataset[Any]:
+def open_labelled(task: str, data: object, settings: DistilSettings, on_bad_row: BadRowPolicy) -> Dataset[Example]:
     """Open labelled data of a task."""
     return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from heedful.atomic_io import make_folder
 from heedful.checkpoint import ModelBundle, load, save
@@ -96,7 +95,7 @@ def search(
     if not 1 <= len(names) <= MAX_SHAPES:
         raise SettingError(f"{len(names)} shapes were given; a search tries 1 to {MAX_SHAPES}")
 
-    def distil_shape(student: str, subfolder: str, values: Mapping[str, Any]) -> RunResult:
+    def distil_shape(student: str, subfolder: str, values: Mapping[str, object]) -> RunResult:
         own = overrides.with_values({"student": parse_student(student), **values})
         return distil_task(
             load(teacher), own, data, folder / subfolder, on_bad_row,

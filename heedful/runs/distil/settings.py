@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
@@ -309,8 +309,8 @@ def distil_overrides(
     """Collect what was given by hand; `Overrides` are returned as they are."""
     if isinstance(overrides, Overrides):
         return overrides
-    presets: dict[str, dict[str, Any]] = {}
-    flags: dict[str, dict[str, Any]] = {f"TEACHER {teacher}": {"teacher": teacher}}
+    presets: dict[str, Mapping[str, object]] = {}
+    flags: dict[str, Mapping[str, object]] = {f"TEACHER {teacher}": {"teacher": teacher}}
     if student:
         name, table = f"--student {student}", to_mapping(parse_student(student))
         presets[name] = {"student": table}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import floor
-from typing import Any
 
 from torch import Tensor
 
@@ -152,8 +151,8 @@ def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelB
     blocks = list(layers) if not shared else list(range(min(stack.blocks or 1, len(layers))))
     part = "encoder" if model.encoder is not None else "decoder"
     small = replace(stack, layers=len(layers), blocks=len(blocks) if shared else None)
-    parts: dict[str, Any] = {part: small}
-    config = BundleConfig(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
+    small_model = replace(model, encoder=small) if part == "encoder" else replace(model, decoder=small)
+    config = BundleConfig(family=teacher.config.family, model=small_model, head=teacher.config.head)
     if settings.family not in ("", config.family):
         config = _in_family(settings.family, config)
     with skip_init():

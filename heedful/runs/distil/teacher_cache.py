@@ -94,7 +94,7 @@ def cache_teacher_outputs(
     teacher: Teacher,
     samples: Sequence[Sample],
     cache_format: CacheFormat,
-    facts: dict[str, Any],
+    facts: dict[str, object],
     *,
     mask_keys: Sequence[Sequence[int]] = (),
     ranks: Ranks = SINGLE_PROCESS,
@@ -149,7 +149,7 @@ def cache_teacher_outputs(
     return CachedOutputs(folder, count)
 
 
-def _begin(path: Path, about: dict[str, Any]) -> None:
+def _begin(path: Path, about: dict[str, object]) -> None:
     if path.exists():
         before = json.loads(path.read_bytes())
         if changed := [name for name in {*before, *about} if before.get(name) != about.get(name)]:

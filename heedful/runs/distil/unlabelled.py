@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from heedful.checkpoint import ModelBundle
 from heedful.data import DataSettings, Example, PairExample, QuestionExample, TaggedExample
@@ -85,7 +84,7 @@ def read_unlabelled(
     Raises:
         HeedfulError: If a file cannot be read, or there is no text.
     """
-    texts: list[Any] = []
+    texts: list[object] = []
     notes: list[str] = []
     bad = 0
     for path, _ in list_files([Path(name) for name in files], exclude)[0]:
@@ -130,7 +129,10 @@ def read_unlabelled(
         texts = [
             pair
             for pair in texts
-            if not any(hash_text(normalise_text(text)) in seen for text in ([pair] if isinstance(pair, str) else pair))
+            if not any(
+                hash_text(normalise_text(text)) in seen
+                for text in (pair if isinstance(pair, list | tuple) else [str(pair)])
+            )
         ]
     examples = tuple(kind.from_inputs(texts, next(iter(labels), "")))
     return Unlabelled(examples=examples, bad=bad, known=known - len(texts), notes=tuple(notes))
@@ -157,6 +159,8 @@ def _letters(example: Example) -> int:
     return hash_text(normalise_text(example.group).replace(" ", ""))
 
 
-def read_both(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[EncodedSplit, EncodedSplit]:
+def read_both(
+    task: Task, labelled: Iterable[Example], unlabelled: Iterable[Example]
+) -> tuple[EncodedSplit, EncodedSplit]:
     """Encode labelled and unlabelled examples."""
     return task.encode_split(labelled), task.for_unlabelled().encode_split(unlabelled)

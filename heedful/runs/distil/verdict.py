@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heedful.atomic_io import make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
 from heedful.data import Dataset, TaggedExample
+from heedful.data.examples import Example
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.precision_gate import (
@@ -57,7 +58,7 @@ class ServingSpeed:
 def judge_student(
     folder: Path,
     teacher: ModelBundle,
-    source: Dataset[Any],
+    source: Dataset[Example],
     settings: DistilSettings,
     baseline: Path | None,
     reporter: Reporter,
@@ -101,7 +102,7 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
 
 
 def _served_metric(
-    place: str, precision: Precision, *, source: Dataset[Any], split: str, metric: str, long_inputs: LongInputs
+    place: str, precision: Precision, *, source: Dataset[Example], split: str, metric: str, long_inputs: LongInputs
 ) -> float:
     """The metric of a model on a split, in the precision in which it is served."""
     engine = open_in_precision(place, precision)
@@ -141,7 +142,7 @@ def write_verdict(
 def compare_speeds(
     places: dict[str, str],
     settings: VerdictSettings,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
     choose: Callable[[Sequence[Measurement]], Precision] = fastest_accepted,
 ) -> dict[str, ServingSpeed]:
     """Time engines in turns, each in the precision in which it would be served.
@@ -165,7 +166,7 @@ def compare_speeds(
 
 
 def time_engines(
-    engines: dict[str, BundleEngine], inputs: Sequence[Any], rounds: int | None = None
+    engines: dict[str, BundleEngine], inputs: Sequence[object], rounds: int | None = None
 ) -> dict[str, dict[str, float]]:
     """p50 and p99 of a single input, and inputs and tokens a second in one batch; engines take turns."""
     single: dict[str, list[float]] = {name: [] for name in engines}
@@ -194,7 +195,7 @@ def time_engines(
     return speeds
 
 
-def _seconds(engine: BundleEngine, inputs: Sequence[Any]) -> float:
+def _seconds(engine: BundleEngine, inputs: Sequence[object]) -> float:
     start = time.perf_counter()
     engine(list(inputs))
     return time.perf_counter() - start

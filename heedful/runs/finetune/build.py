@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import BundleConfig, ModelBundle, create, load
@@ -13,6 +13,7 @@ from heedful.data import (
     Dataset,
     Seq2SeqExample,
 )
+from heedful.data.examples import Example
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import ModelError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
@@ -37,7 +38,7 @@ MAX_EXAMPLES = 50_000  # whose texts new tokenizers, vocabularies and encoders a
 
 def initial_model(
     init: Init,
-    source: Dataset[Any],
+    source: Dataset[Example],
     counts: Mapping[str, int],
     seed: int,
     max_length: int | None,
@@ -118,7 +119,9 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
     )
 
 
-def _texts(source: Dataset[Any], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES) -> Iterator[str]:
+def _texts(
+    source: Dataset[Example], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES
+) -> Iterator[str]:
     """Yield the texts of train, or of `max_examples` evenly spaced examples, since files may be sorted."""
     for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
         yield from example.texts
@@ -137,7 +140,7 @@ def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MAX
 
 def build_task(
     settings: FinetuneSettings,
-    source: Dataset[Any],
+    source: Dataset[Example],
     stats: DatasetStats,
     model: ModelBundle,
     labels: tuple[str, ...] | None = None,

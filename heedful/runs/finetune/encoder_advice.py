@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import Dataset
+from heedful.data.examples import Example
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.runs.finetune.build import encoding_notes, evenly_spaced
 from heedful.runs.finetune.init_settings import model_name
@@ -24,7 +24,7 @@ UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 def reading_notes(
-    settings: FinetuneSettings, source: Dataset[Any], stats: DatasetStats, task: Task, learned: EncodedSplit
+    settings: FinetuneSettings, source: Dataset[Example], stats: DatasetStats, task: Task, learned: EncodedSplit
 ) -> list[str]:
     """Sentences about what encoding the training examples cost, and why another encoder may do better."""
     notes = encoding_notes(learned)

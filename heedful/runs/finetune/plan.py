@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from heedful.checkpoint import config_of
 from heedful.data import Dataset, DataSettings, Raise, Skip, dataset_for_task
 from heedful.data.bad_rows import OnBadRow
+from heedful.data.examples import Example
 from heedful.data.labelled.statistics import (
     DatasetStats,
     check_learnable,
@@ -40,7 +40,7 @@ class FinetunePlan:
     """Settings and data of a fine-tuning run."""
 
     settings: FinetuneSettings
-    source: Dataset[Any]
+    source: Dataset[Example]
     survey: DatasetStats
     notes: tuple[str, ...]  # sentences about rows that are left out
     why: str  # a sentence about the defaults
@@ -108,7 +108,9 @@ def plan_finetune(
     return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
 
 
-def _open(task: str, data: object, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Dataset[Any], DatasetStats]:
+def _open(
+    task: str, data: object, settings: DataSettings, on_bad_row: OnBadRow
+) -> tuple[Dataset[Example], DatasetStats]:
     """Open the data and count it, train first."""
     source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
     return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.data import Dataset, Seq2SeqExample
+from heedful.data.examples import Example
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
 from heedful.model.config import (
@@ -73,23 +73,22 @@ def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfi
     """BundleConfig of the original Transformer, or of one with other norms or positions."""
     config = vaswani_config(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
-    more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
-    more["relation"] = RELATIONS.get(settings.positions)
+    relation, final_norm = RELATIONS.get(settings.positions), settings.norm_at == "pre"
     assert config.encoder is not None and config.decoder is not None
     return replace(
         config,
         embedding=replace(config.embedding, positions=places.get(settings.positions)),
-        encoder=replace(config.encoder, **more),
-        decoder=replace(config.decoder, **more),
+        encoder=replace(config.encoder, norm_at=settings.norm_at, final_norm=final_norm, relation=relation),
+        decoder=replace(config.decoder, norm_at=settings.norm_at, final_norm=final_norm, relation=relation),
     )
 
 
-def sample_targets(source: Dataset[Any], splits: Sequence[str]) -> list[str]:
+def sample_targets(source: Dataset[Example], splits: Sequence[str]) -> list[str]:
     """The first targets of dev, or of train without dev; [] if the task has no targets, or BLEU is not installed."""
     if source.kind is not Seq2SeqExample or not has_bleu():
         return []
     examples = source.examples("dev" if "dev" in splits else "train")
-    return [example.rewritten for example in islice(examples, TARGETS)]
+    return [example.rewritten for example in islice(examples, TARGETS) if isinstance(example, Seq2SeqExample)]
 
 
 def default_bleu_units(references: Sequence[str]) -> BleuTokenizer | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from torch import nn
 
 from heedful.checkpoint import ModelBundle
 from heedful.data import Dataset
+from heedful.data.examples import Example, MultiLabelExample, ScoredExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.runs.results import JsonObject, read_predictions
@@ -32,6 +33,9 @@ from heedful.tasks.spec import LinearModel
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EvalMetrics, Task, batched
 from heedful.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 SECONDS, SHARE = 10.0, 0.1  # limits: seconds, and share of the training time
 LEAST = 1.0  # seconds that are allowed however short the training is
@@ -104,7 +108,7 @@ def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _sampled(source: Dataset[Any], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Any]]:
+def _sampled(source: Dataset[Example], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Example]]:
     """Yield `rows` examples of a split, sampled by the seed, with their numbers, in the order of the split."""
     if rows >= count:
         yield from enumerate(source.examples(split))
@@ -132,10 +136,10 @@ class WordBaseline:
         self.thresholds: dict[str, float] = {}  # of labels, where any number may be given; 0.5 for the others
         self.pairs, self.scale = False, 1.0
         balanced = "balanced" if getattr(task, "weights", ()) else None
-        self._vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
+        self._vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
         match self.kind:
             case "ridge":
-                self._estimator: Any = Ridge()
+                self._estimator = Ridge()
             case "logistic_per_label":
                 self._estimator = OneVsRestClassifier(LogisticRegression(class_weight=balanced))
             case _:
@@ -146,25 +150,27 @@ class WordBaseline:
         """The size of the vocabulary."""
         return len(self._vectorizer.vocabulary_)
 
-    def fit(self, examples: Sequence[Any]) -> None:
+    def fit(self, examples: Sequence[Example]) -> None:
         """Fit to examples.
 
         Raises:
             ValueError: If they have no words, or a single label.
         """
-        self.pairs = any(example.text_pair is not None for example in examples)
+        self.pairs = any(len(example.texts) > 1 for example in examples)
         outputs = len(self.task.labels) if self.kind == "logistic" and len(self.task.labels) > 2 else 1
         self._vectorizer.max_features = max(1, WEIGHTS // (outputs * (3 if self.pairs else 1)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about too few steps, and labels that all rows have
             features = self._fitted(examples)
             if self.kind == "ridge":
-                targets = np.array([example.score for example in examples], dtype=np.float64)
+                targets = np.array(
+                    [example.score for example in examples if isinstance(example, ScoredExample)], dtype=np.float64
+                )
             else:
                 targets = np.array([self.task.target(example) for example in examples])  # type: ignore[attr-defined]
             self._estimator.fit(features, targets)
 
-    def answers(self, examples: Sequence[Any]) -> list[Answer]:
+    def answers(self, examples: Sequence[Example]) -> list[Answer]:
         """Predict in the form of an engine's answers."""
         features = self._features(examples)
         if self.kind == "ridge":
@@ -181,12 +187,12 @@ class WordBaseline:
         label = max(shares, key=shares.__getitem__)
         return {"label": label, "probability": shares[label], "probabilities": shares}
 
-    def _texts(self, examples: Sequence[Any]) -> list[str]:
+    def _texts(self, examples: Sequence[Example]) -> list[str]:
         """All first texts, and where there are pairs all second ones after them."""
-        second = [example.text_pair or "" for example in examples] if self.pairs else []
-        return [example.text for example in examples] + second
+        second = ["".join(example.texts[1:]) for example in examples] if self.pairs else []
+        return [example.texts[0] for example in examples] + second
 
-    def _fitted(self, examples: Sequence[Any]) -> Any:
+    def _fitted(self, examples: Sequence[Example]) -> csr_matrix:
         """Fit the vocabulary and the scale of the products, and return the features of the examples."""
         read = self._vectorizer.fit_transform(self._texts(examples))
         if self.pairs:
@@ -194,10 +200,10 @@ class WordBaseline:
             self.scale = float(np.sqrt(len(examples) / squares)) if squares else 1.0
         return self._joined(read)
 
-    def _features(self, examples: Sequence[Any]) -> Any:
+    def _features(self, examples: Sequence[Example]) -> csr_matrix:
         return self._joined(self._vectorizer.transform(self._texts(examples)))
 
-    def _joined(self, read: Any) -> Any:
+    def _joined(self, read: csr_matrix) -> csr_matrix:
         """Features of texts; of pairs those of both texts and their product."""
         from scipy.sparse import hstack
 
@@ -214,7 +220,7 @@ class WordBaseline:
 def score_words(
     task: Task,
     loaded: ModelBundle,
-    source: Dataset[Any],
+    source: Dataset[Example],
     stats: DatasetStats,
     splits: Sequence[str],
     *,
@@ -263,7 +269,7 @@ def score_words(
     return result | {"seconds": round(spent, 2)}
 
 
-def measure_words(words: WordBaseline, numbered: Sequence[tuple[int, Any]]) -> EvalMetrics:
+def measure_words(words: WordBaseline, numbered: Sequence[tuple[int, Example]]) -> EvalMetrics:
     """Answer numbered examples and measure the answers."""
     measure = _metric_alone(words.task)
     for chunk in batched(numbered, CHUNK):
@@ -278,7 +284,7 @@ def _metric_alone(task: Task) -> EvalMetrics:
     return replace(measure, bootstraps={task.metric: measure.bootstraps[task.metric]})
 
 
-def _as_answered(task: Task, numbered: Sequence[tuple[int, Any]], lines: Iterator[JsonObject]) -> EvalMetrics:
+def _as_answered(task: Task, numbered: Sequence[tuple[int, Example]], lines: Iterator[JsonObject]) -> EvalMetrics:
     """Score the model's answers to the same examples, read from its predictions."""
     measure, examples = _metric_alone(task), dict(numbered)
     wanted = (line for line in lines if line["id"] in examples)
@@ -288,7 +294,9 @@ def _as_answered(task: Task, numbered: Sequence[tuple[int, Any]], lines: Iterato
     return measure
 
 
-def _compared(task: Task, baseline: EvalMetrics, model: EvalMetrics, numbered: Sequence[tuple[int, Any]]) -> JsonObject:
+def _compared(
+    task: Task, baseline: EvalMetrics, model: EvalMetrics, numbered: Sequence[tuple[int, Example]]
+) -> JsonObject:
     numbers, mine = task.compute_metrics(baseline), task.compute_metrics(model)
     scores = {
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)}
@@ -300,9 +308,15 @@ def _compared(task: Task, baseline: EvalMetrics, model: EvalMetrics, numbered: S
     return scores | {"difference": difference | paired_difference(values[0], values[1], count=len(numbered))}
 
 
-def _thresholds(words: WordBaseline, examples: Sequence[Any]) -> dict[str, float]:
+def _thresholds(words: WordBaseline, examples: Sequence[Example]) -> dict[str, float]:
     """Each label's threshold with the best F1 on these examples."""
     labels = words.task.labels
     shares = np.array([list(answer["probabilities"].values()) for answer in words.answers(examples)])
-    gold = np.array([[label in example.labels for label in labels] for example in examples])
+    gold = np.array(
+        [
+            [label in example.labels for label in labels]
+            for example in examples
+            if isinstance(example, MultiLabelExample)
+        ]
+    )
     return {label: best_threshold(shares[:, k], gold[:, k]) for k, label in enumerate(labels)}

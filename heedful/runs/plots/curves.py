@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, SKY, new_figure, style_axes
-from heedful.runs.results import as_float
+from heedful.runs.results import JsonObject, as_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ class TrainingCurves:
     best: float  # step of the best metric; NaN without dev
 
     @classmethod
-    def of(cls, lines: Iterable[dict[str, Any]]) -> TrainingCurves:
+    def of(cls, lines: Iterable[JsonObject]) -> TrainingCurves:
         """Read the records of a journal once."""
         updates, evals, best = [], [], float("nan")
         for line in lines:
@@ -58,7 +58,7 @@ class TrainingCurves:
         )
 
 
-def plot_curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
+def plot_curves(lines: Iterable[JsonObject], metric: str) -> Figure | None:
     """Plot loss, dev metric and learning rate in panels over steps; None if the journal has no update.
 
     `metric` is the name of the dev metric.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
+from numpy.typing import NDArray
 
 from heedful.atomic_io import make_folder
 from heedful.errors import RunError
 from heedful.runs.plots.curves import plot_curves
 from heedful.runs.plots.labels import drawable_labels
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, new_figure, save_png, set_title, style_axes
-from heedful.runs.results import JOURNAL, RESULTS, as_float, headline_split, read_predictions, read_results
+from heedful.runs.results import JOURNAL, RESULTS, JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.tasks.metrics import Result
 from heedful.tasks.specs import SPECS
 from heedful.train.journal import read_journal
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pairs = Float64[np.ndarray, "examples 2"]  # label, prediction
+Counts = NDArray[np.int64]
+Shares = NDArray[np.float64]
 Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of the line on which right predictions lie
 MOST_CONFUSED = 30  # labels of a confusion matrix
 MOST_SCORED = 50  # rows of scores
@@ -45,7 +48,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
-    results: dict[str, Any] = {"task": "", "metric": "score", "splits": {}}
+    results: JsonObject = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
     if (folder / JOURNAL).is_file() and (figure := plot_curves(read_journal(folder / JOURNAL), results["metric"])):
@@ -110,7 +113,7 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     return figure
 
 
-def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
+def most_confused(counts: Counts, most: int = MOST_CONFUSED) -> list[int]:
     """Classes of the most frequent confusions, in the order of the matrix; all classes if they are `most` or fewer.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
@@ -128,7 +131,7 @@ def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
     return sorted(chosen)
 
 
-def _cells(axes: Axes, counts: Any, shares: Any, cell: float) -> None:
+def _cells(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
     """Write the count into each cell; zeros only in small matrices."""
     longest = len(f"{counts.max():,}")
     size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
@@ -167,7 +170,7 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
     return figure
 
 
-def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
+def wilson(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares, Shares]:
     """95 % interval of a share p of n: (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n) (Wilson 1927).
 
     >>> low, high = wilson(np.array([0.5]), np.array([10.0]))
@@ -180,7 +183,7 @@ def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
     return (middle - half) / whole, (middle + half) / whole
 
 
-def plot_scores(scores: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
+def plot_scores(scores: dict[str, JsonObject], split: str, what: str) -> Figure:
     """Plot precision, recall and F1 of each label, the best on top."""
     labels = drawable_labels(scores)
     rows = list(zip(labels.names, scores.values(), strict=True))
@@ -214,13 +217,13 @@ def plot_scores(scores: dict[str, dict[str, Any]], split: str, what: str) -> Fig
     return figure
 
 
-def _of(row: dict[str, Any]) -> str:
+def _of(row: JsonObject) -> str:
     """The number of examples or entities with the label, in parentheses; "" if it is unknown."""
     count = row.get("count", row.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
-def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal | None:
+def _ideal(results: JsonObject, pairs: list[tuple[float, float]]) -> Ideal | None:
     """Two points of the line on which right predictions lie; None for cosines without the range of scores."""
     if not SPECS[results["task"]].predicts_cosines:
         values = [value for pair in pairs if np.isfinite(pair).all() for value in pair] or [0.0, 1.0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from heedful.atomic_io import atomic_path, write_synced
 
 if TYPE_CHECKING:
+    from matplotlib.axes._base import _AxesBase
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
@@ -23,7 +24,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
-def style_axes(axes: Any, *, grid: Literal["x", "y", "both", ""] = "") -> None:
+def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> None:
     """Draw thin axes, and a pale grid behind the data."""
     axes.tick_params(labelsize=8, color=GREY, labelcolor=INK, which="both")
     axes.set_axisbelow(True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from heedful.data.corpus.documents import CorpusSettings
 from heedful.data.sampler import derive_seed, epoch_order
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import DEFAULT_FAMILIES, FAMILIES
-from heedful.model.config import Learned, ModelConfig, StackConfig
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.initialise import skip_init
 from heedful.objectives import Sample, SelfSupervised
 from heedful.objectives.packing import FixedShape, held_out
@@ -24,6 +24,7 @@ from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
+Part = TypeVar("Part", EmbeddingConfig, StackConfig, None)
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
 
 
@@ -140,11 +141,13 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
 def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
     """The config with the dropout of another one, or with `rate` where the other one has any."""
 
-    def of(config: Any, usual: Any) -> Any:
+    def of(config: Part, usual: Part) -> Part:
         if config is None or usual is None:
             return config
-        rates = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
-        return replace(config, **{name: rate if own and rate is not None else own for name, own in rates.items()})
+        rates: dict[str, Any] = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
+        if rate is not None:
+            rates |= {name: rate for name, own in rates.items() if own}
+        return replace(config, **rates)
 
     parts = ("embedding", "encoder", "decoder", "decoder_embedding")
     return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})

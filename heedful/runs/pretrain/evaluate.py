@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -46,7 +45,7 @@ def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[f
     """
     names = list(dict.fromkeys(name for share in shares for name in share))
     sums = {name: [sum(share.get(name, (0.0, 0.0))[at] for share in shares) for at in (0, 1)] for name in names}
-    numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
+    numbers: dict[str, float] = {name: total / count for name, (total, count) in sums.items() if count}
     terms = [name for name in names if name.endswith("_loss")]
     if not terms or terms[0] not in numbers:
         raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.data.bad_rows import OnBadRow
@@ -16,7 +16,14 @@ from heedful.errors import DataError, ModelError
 from heedful.objectives import Objective, Sample, SelfSupervised
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.pretrained import CORPUS_KEYS, corpus_notes, write_pretrained_card
-from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoint_entry, continued_run_note, remove_training_state
+from heedful.runs.checkpoints import (
+    CHECKPOINTS,
+    LAST,
+    CheckpointEntry,
+    checkpoint_entry,
+    continued_run_note,
+    remove_training_state,
+)
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import (
     build_model,
@@ -249,7 +256,9 @@ class PretrainTraining:
             remove_training_state(self.run.folder)
         self.run.illustrate(write_pretrained_card)
 
-    def _score_before_training(self, trainer: Trainer, measure: Callable[[], Any], objective: SelfSupervised) -> None:
+    def _score_before_training(
+        self, trainer: Trainer, measure: Callable[[], dict[str, tuple[float, float]]], objective: SelfSupervised
+    ) -> None:
         """Evaluate the model that training continues from, on all ranks; once, also for a run that resumes.
 
         Raises:
@@ -280,7 +289,7 @@ class PretrainTraining:
             )
 
     def _write_results(
-        self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: JsonObject
+        self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: CheckpointEntry
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
         pooling = self.settings.objective.pooling

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -210,7 +209,7 @@ class TeacherRun:
         self.teacher.load_statistics(load_file(path))
 
 
-def _about(path: Path) -> Any:
+def _about(path: Path) -> object:
     """Read which teacher a file of statistics belongs to; None if it does not say."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("about", "null"))
