@@ -19,7 +19,7 @@ from heedful.model.config import ProblemType
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Scores, TextTask
 from heedful.tasks.metrics import Bootstrap, RankedRegressionScores, Result
-from heedful.tasks.metrics.regression import RowStore
+from heedful.tasks.metrics.row_store import RowStore
 from heedful.tasks.task import SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]

@@ -82,17 +82,33 @@ def test_formulas_take_stacks_of_matrices() -> None:
 @pytest.mark.parametrize(
     ("predicted", "gold", "message"),
     [
-        ([0, 3], [0, 1], r"the prediction of example 1 of this update is 3, but the classes are .* 0 to 2 \(a, b, c\)"),
-        ([0, 1], [0, -100], "the gold label of example 1 of this update is -100, .* leave out what should not count"),
-        (["a", "d"], ["a", "b"], "the prediction of example 1 of this update is 'd', which is none of .* a, b, c"),
-        ([0.0, np.nan], [0, 1], "the prediction of example 1 of this update is nan: a metric over it would mean"),
+        (
+            [0, 3],
+            [0, 1],
+            r"the prediction of example at index 1 .* is 3, but the classes are .* 0 to 2 \(a, b, c\)",
+        ),
+        (
+            [0, 1],
+            [0, -100],
+            "the gold label of example at index 1 .* is -100, .* leave out what should not count",
+        ),
+        (
+            ["a", "d"],
+            ["a", "b"],
+            "the prediction of example at index 1 .* is 'd', which is none of .* a, b, c",
+        ),
+        (
+            [0.0, np.nan],
+            [0, 1],
+            "the prediction of example at index 1 .* is nan: a metric over it would mean",
+        ),
         (
             [0.0, 0.5],
             [0, 1],
-            "the prediction of example 1 of this update is 0.5, but the classes are the numbers 0 to 2",
+            "the prediction of example at index 1 .* is 0.5, but the classes are the numbers 0 to 2",
         ),
         ([[0.1, 0.9]], [0], r"each prediction should be one class, got .* \(1, 2\): .* scores.argmax\(-1\)"),
-        ([0], [0, 1], "there are 1 predictions for 2 gold labels: each example needs one of both"),
+        ([0], [0, 1], "there are 1 predictions for 2 gold labels: each example needs one of each"),
     ],
 )
 def test_what_a_confusion_matrix_refuses(predicted: Any, gold: Any, message: str) -> None:
@@ -136,11 +152,11 @@ def test_several_labels(seed: int) -> None:
 
 def test_what_several_labels_refuse() -> None:
     seen = MultiLabelScores(labels=("a", "b"))
-    with pytest.raises(HeedfulError, match=r"example 1 of this update has 0\.7"):
+    with pytest.raises(HeedfulError, match=r"example at index 1 .* has 0\.7"):
         seen.update([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match=r"a row of 0 or 1 for the 2 labels, got an array of shape \(1, 3\)"):
         seen.update([[0, 1, 1]], [[0, 1]])
-    with pytest.raises(HeedfulError, match="the prediction of example 1 of this update is nan"):
+    with pytest.raises(HeedfulError, match=r"the prediction of example at index 1 .* is nan"):
         seen.update([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match="the examples have different numbers of values"):
         seen.update([[0, 1], [0]], [[0, 1], [0, 1]])
@@ -155,7 +171,7 @@ def test_choices() -> None:
     assert seen == Accuracy(correct=2, count=2)
     with pytest.raises(HeedfulError, match='the gold choice of example "r" is 2, but it has 2 choices, counted from 0'):
         seen.update_choices([[1.0, 2.0]], [2], ids=["r"])
-    with pytest.raises(HeedfulError, match="the score of example 0 of this update is nan"):
+    with pytest.raises(HeedfulError, match=r"the score of example at index 0 .* is nan"):
         seen.update_choices([[1.0, np.nan]], [0])
     with pytest.raises(HeedfulError, match="1 questions with scores for 2 gold choices"):
         seen.update_choices([[1.0, 2.0]], [0, 1])

@@ -16,13 +16,15 @@ from heedful.tasks.metrics.bootstrap import (
     precision_of,
     recall_of,
 )
+from heedful.tasks.metrics.calibration import Calibration
 from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
 from heedful.tasks.metrics.entities import EntityScores, entity_counts, entity_spans
 from heedful.tasks.metrics.glue import GLUE, GlueTask
-from heedful.tasks.metrics.regression import Calibration, RankedRegressionScores, RegressionScores, TokenLoss
+from heedful.tasks.metrics.regression import RankedRegressionScores, RegressionScores
 from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalize_answer
 from heedful.tasks.metrics.text_match import TextScore, text_scores
+from heedful.tasks.metrics.token_loss import TokenLoss
 
 __all__ = [
     "GLUE",

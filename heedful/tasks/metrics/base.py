@@ -1,6 +1,6 @@
-"""The interface of metrics: `update` with examples, `merge_state` with another of its kind, `compute` plain data.
+"""The interface of metrics: `update(examples)`, `merge_state(metric)` and `compute()`, which returns plain data.
 
-A metric is a value: `update` and `merge_state` return a new one. `merge_state` is associative and commutative to the
+Metrics are immutable: `update` and `merge_state` return a new one. `merge_state` is associative and commutative to the
 last bit, because counts are integers and sums of floats are kept without rounding. A result does not depend on the
 order of the examples, the size of a batch, or the number of ranks.
 """
@@ -20,9 +20,9 @@ from heedful.errors import HeedfulError
 
 Result = dict[str, Any]  # plain data: names -> numbers, lists and dicts of them
 Values = Sequence[Any] | NDArray[Any] | Tensor
-Ids = Sequence[Any] | NDArray[Any] | None  # names of examples in errors; None: by their number
+Ids = Sequence[Any] | NDArray[Any] | None  # ids of examples, for errors; None: their indices in the update
 
-BITS = 1126  # the smallest double is 2^-1074, and the last bit of its 53-bit significand is 2^-1126
+BITS = 1126  # frexp gives each double a significand of 53 bits: the smallest one, 2^-1074, is 2^52 times 2^-1126
 HALF = 27  # a significand of 53 bits is cut into halves of this many, so that products fit 64 bits
 
 
@@ -39,7 +39,7 @@ class Metric(Mergeable, Protocol):
     """An accumulator of examples; each has its own `update`."""
 
     def compute(self) -> Result:
-        """Return the numbers over the examples so far; fractions are of 1, not of 100."""
+        """Return the numbers over the examples so far; fractions, not percentages."""
 
 
 @runtime_checkable
@@ -58,14 +58,16 @@ def merge_all(metrics: Iterable[M]) -> M:
     return reduce(lambda merged, metric: merged.merge_state(metric), metrics)
 
 
-def ratio(part: int, whole: int) -> float:
-    """Return part / whole; 0 if the whole is 0."""
-    return part / whole if whole else 0.0
+def ratio(numerator: int, denominator: int) -> float:
+    """Return the quotient; 0 if the denominator is 0."""
+    return numerator / denominator if denominator else 0.0
 
 
-def safe_divide(part: Any, whole: Any) -> Float64[np.ndarray, ...]:
-    """Return part / whole of arrays, and 0 where the whole is 0."""
-    quotient: Float64[np.ndarray, ...] = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
+def safe_divide(numerator: Any, denominator: Any) -> Float64[np.ndarray, ...]:
+    """Return the quotient of arrays, and 0 where the denominator is not positive."""
+    quotient: Float64[np.ndarray, ...] = np.divide(
+        numerator, denominator, out=np.zeros(np.shape(denominator)), where=denominator > 0
+    )
     return quotient
 
 
@@ -81,11 +83,13 @@ def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
 def require_examples(count: int, what: str) -> None:
     """Raise HeedfulError for a result over no examples."""
     if not count:
-        raise HeedfulError(f"{what} of no examples is not defined: the data set is empty, or no example got here")
+        raise HeedfulError(
+            f"{what} of no examples is not defined: the data set is empty, or all examples were left out"
+        )
 
 
 def require_equal(left: Any, right: Any, what: str) -> None:
-    """Raise HeedfulError unless two metrics are of one kind."""
+    """Raise HeedfulError unless a setting of two metrics is equal."""
     if left != right:
         raise HeedfulError(f"these cannot be merged, their {what} differ: {left!r} and {right!r}")
 
@@ -93,16 +97,16 @@ def require_equal(left: Any, right: Any, what: str) -> None:
 def require_same_length(count: int, expected: int, what: str, than: str) -> None:
     """Raise HeedfulError unless two lists have one length."""
     if count != expected:
-        raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of both")
+        raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of each")
 
 
 def example_name(ids: Ids, index: int) -> str:
     """Return the name of an example in an error.
 
     >>> example_name(["q7", "q8"], 1), example_name(None, 1)
-    ('example "q8"', 'example 1 of this update')
+    ('example "q8"', 'example at index 1 of this update')
     """
-    return f"example {index} of this update" if ids is None else f'example "{ids[index]}"'
+    return f"example at index {index} of this update" if ids is None else f'example "{ids[index]}"'
 
 
 def as_array(values: Values) -> NDArray[Any]:
@@ -116,7 +120,7 @@ def as_array(values: Values) -> NDArray[Any]:
         raise HeedfulError(f"the examples have different numbers of values: {error}") from None
 
 
-def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an example") -> NDArray[Any]:
+def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number for each example") -> NDArray[Any]:
     """Return numbers of any shape as doubles; raise HeedfulError that names the example of a NaN or an infinity."""
     array = as_array(values)
     if array.size == 0:
@@ -132,7 +136,7 @@ def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an e
 
 
 def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
-    """Return the error for a NaN or an infinity, which would make the whole result one."""
+    """Return the error for a NaN or an infinity, which would make every result NaN or infinite."""
     return HeedfulError(
         f"the {what} of {name} is {value}: a metric over it would mean nothing; "
         "look for a loss that diverged or half precision that overflowed"
@@ -143,7 +147,7 @@ def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray
     """Return one finite number for each example."""
     array = as_finite(values, what, ids)
     if array.ndim != 1:
-        raise HeedfulError(f"the {what} should be one number an example, got an array of shape {array.shape}")
+        raise HeedfulError(f"the {what} should be one number for each example, got an array of shape {array.shape}")
     return array
 
 
@@ -154,14 +158,14 @@ def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
     >>> from_exact(exact_sum(values) - exact_sum(np.array([1.0])))
     5e-324
     """
-    whole, shifts = _significands(values)
-    return _placed(whole, shifts)
+    significands, shifts = _significands(values)
+    return _shifted_sum(significands, shifts)
 
 
-def exact(value: float) -> int:
+def to_exact(value: float) -> int:
     """Return a value without rounding, in units of 2^-1126."""
-    above, below = value.as_integer_ratio()
-    return above << (BITS + 1 - below.bit_length())
+    numerator, denominator = value.as_integer_ratio()  # the denominator is a power of 2
+    return numerator << (BITS + 1 - denominator.bit_length())
 
 
 def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, " examples"]) -> int:
@@ -169,19 +173,19 @@ def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, "
 
     With x = h 2^27 + l and the same for y: x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
     """
-    (left, shift), (right, more) = _significands(x), _significands(y)
-    high, other_high = left >> HALF, right >> HALF
-    low, other_low = left & ((1 << HALF) - 1), right & ((1 << HALF) - 1)
-    shifts = shift + more
+    (x_significands, x_shifts), (y_significands, y_shifts) = _significands(x), _significands(y)
+    x_high, y_high = x_significands >> HALF, y_significands >> HALF
+    x_low, y_low = x_significands & ((1 << HALF) - 1), y_significands & ((1 << HALF) - 1)
+    shifts = x_shifts + y_shifts
     return (
-        _placed(high * other_high, shifts + 2 * HALF)
-        + _placed(high * other_low + low * other_high, shifts + HALF)
-        + _placed(low * other_low, shifts)
+        _shifted_sum(x_high * y_high, shifts + 2 * HALF)
+        + _shifted_sum(x_high * y_low + x_low * y_high, shifts + HALF)
+        + _shifted_sum(x_low * y_low, shifts)
     )
 
 
 def from_exact(total: int, count: int = 1, bits: int = BITS) -> float:
-    """Return total / count as the nearest double."""
+    """Return total / count as the nearest double; `total` is in units of 2^-bits, 2 * BITS for sums of products."""
     return total / (count << bits)
 
 
@@ -193,10 +197,10 @@ def _significands(
     return (fractions * 2.0**53).astype(np.int64), exponents.astype(np.int64) + (BITS - 53)
 
 
-def _placed(whole: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
-    """Return the sum of w 2^s as one integer; halves of 32 bits, so that 2^31 of them fit 64."""
+def _shifted_sum(significands: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
+    """Return the sum of w 2^s as one integer, from two halves of 32 bits, whose sums cannot overflow 64."""
     total = 0
     for shift in np.unique(shifts):
-        part = whole[shifts == shift]
-        total += (int((part >> 32).sum()) << (int(shift) + 32)) + (int((part & 0xFFFFFFFF).sum()) << int(shift))
+        group = significands[shifts == shift]
+        total += (int((group >> 32).sum()) << (int(shift) + 32)) + (int((group & 0xFFFFFFFF).sum()) << int(shift))
     return total

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Result, require_equal, require_examples, require_same_length
 from heedful.tasks.metrics.bootstrap import Bootstrap, Sums, mean_of
-from heedful.tasks.metrics.regression import RowStore
+from heedful.tasks.metrics.row_store import RowStore
 
 CHUNK = 1024  # first texts that are compared with all second ones at once
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import BITS, Result, exact, from_exact, require_equal, require_examples
-from heedful.tasks.metrics.regression import RowStore
+from heedful.tasks.metrics.base import BITS, Result, from_exact, require_equal, require_examples, to_exact
+from heedful.tasks.metrics.row_store import RowStore
 
 Version = Literal["1.1", "2.0"]
 
@@ -79,7 +79,9 @@ class Tally:
 def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
     """Return the sums of exact matches and F1s, without rounding."""
     return Tally(
-        count=len(scores), exact=int(sum(match for match, _ in scores)), f1=sum(exact(overlap) for _, overlap in scores)
+        count=len(scores),
+        exact=int(sum(match for match, _ in scores)),
+        f1=sum(to_exact(overlap) for _, overlap in scores),
     )
 
 
@@ -214,7 +216,7 @@ class SquadThreshold:
             best = current = self.unanswerable << BITS
             threshold = none
             for score, group in zip(scores, np.split(gains, starts[1:]), strict=True):
-                current += sum(exact(gain) for gain in group.tolist())
+                current += sum(to_exact(gain) for gain in group.tolist())
                 if current > best:
                     best, threshold = current, float(score)
             result |= {f"best_{name}": from_exact(best, self.count), f"best_{name}_threshold": threshold}

@@ -1,0 +1,102 @@
+"""The calibration of probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import (
+    Ids,
+    Result,
+    Values,
+    as_array,
+    as_finite,
+    as_numbers,
+    exact_sum,
+    example_name,
+    from_exact,
+    require_equal,
+    require_examples,
+    require_same_length,
+)
+
+Rows = Float64[np.ndarray, "_ columns"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Expected calibration error over bins of equal width: confidence against accuracy.
+
+    ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|, bin m being (m/M, (m+1)/M] (Naeini et al. 2015, Guo et al.
+    2017); a confidence of 0 is in the first bin.
+    """
+
+    bins: int = 15
+    counts: tuple[tuple[int, int, int], ...] = ()  # for each bin: examples, correct ones, confidence in 2^-1126
+
+    def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
+        """Add examples: the probability of the prediction, and whether it was correct."""
+        p, outcomes = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
+        require_same_length(len(p), len(outcomes), "confidences", "outcomes")
+        for values, bad, expected in (
+            (p, (p < 0) | (p > 1), "a probability from 0 to 1"),
+            (outcomes, (outcomes != 0) & (outcomes != 1), "0 (wrong) or 1 (correct)"),
+        ):
+            if bad.any():
+                index = int(bad.argmax())
+                raise HeedfulError(f"{example_name(ids, index)} has {values[index]:g}, which should be {expected}")
+        bin_of = np.searchsorted(np.arange(1, self.bins) / self.bins, p, side="left")
+        new = tuple(
+            (int((bin_of == m).sum()), int(outcomes[bin_of == m].sum()), exact_sum(p[bin_of == m]))
+            for m in range(self.bins)
+        )
+        return self.merge_state(replace(self, counts=new))
+
+    def update_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
+        """Add examples: the probabilities of all classes, the largest being predicted, and the gold class."""
+        rows = as_finite(probabilities, "probability", ids, "one for each class")
+        classes = as_array(gold)
+        if rows.size == 0:
+            return self
+        if rows.ndim != 2:
+            raise HeedfulError(f"each example should have a probability for each class, got shape {rows.shape}")
+        require_same_length(len(rows), len(classes), "rows of probabilities", "gold classes")
+        return self.update(rows.max(1), rows.argmax(1) == classes, ids)
+
+    def merge_state(self, incoming: Calibration) -> Calibration:
+        """Return the metric over the examples of both."""
+        require_equal(self.bins, incoming.bins, "numbers of bins")
+        if not self.counts or not incoming.counts:
+            return replace(self, counts=self.counts or incoming.counts)
+        added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, incoming.counts, strict=True))
+        return replace(self, counts=tuple(added))
+
+    def compute(self) -> Result:
+        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table" of bins with examples}."""
+        count = sum(examples for examples, _, _ in self.counts)
+        require_examples(count, "the calibration")
+        table: list[dict[str, Any]] = [
+            {
+                "low": m / self.bins,
+                "high": (m + 1) / self.bins,
+                "count": examples,
+                "confidence": from_exact(total, examples),
+                "accuracy": correct / examples,
+            }
+            for m, (examples, correct, total) in enumerate(self.counts)
+            if examples
+        ]
+        gaps = [abs(row["accuracy"] - row["confidence"]) for row in table]
+        return {
+            "ece": math.fsum(gap * row["count"] for gap, row in zip(gaps, table, strict=True)) / count,
+            "largest_gap": max(gaps),
+            "accuracy": sum(correct for _, correct, _ in self.counts) / count,
+            "confidence": from_exact(sum(total for _, _, total in self.counts), count),
+            "count": count,
+            "table": table,
+        }

@@ -1,0 +1,35 @@
+"""Values of every example, for metrics that need all of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+Rows = Float64[np.ndarray, "_ columns"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RowStore:
+    """Values of every example in a few arrays; adding n examples one at a time copies O(n log n) rows in all."""
+
+    parts: tuple[Rows, ...] = ()
+
+    def append(self, new: Rows) -> RowStore:
+        """Return a store with more rows, after those it has."""
+        parts = list(self.parts)
+        while parts and len(parts[-1]) <= 2 * len(new):
+            new = np.concatenate((parts.pop(), new))
+        return RowStore(parts=(*parts, new)) if len(new) else self
+
+    def merge_state(self, incoming: RowStore) -> RowStore:
+        """Return the rows of both."""
+        store = self
+        for part in incoming.parts:
+            store = store.append(part)
+        return store
+
+    def rows(self, width: int) -> Rows:
+        """Return all rows, [examples, width]; `width` matters where there are none."""
+        return np.concatenate((np.zeros((0, width)), *self.parts))
