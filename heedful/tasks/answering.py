@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from torch import Tensor
+
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model.config import Head
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
     from heedful.tasks.predictions import Prediction
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
+AnswerInputs = Callable[[list[object]], list[Answer]]  # an engine
 TokenPosition = tuple[int, int]  # the number of a window, and a position in it
-StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, Any], Decoding]
+StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, "GenerationConfig"], Decoding]
 
 
 class Window(NamedTuple):
@@ -47,8 +50,8 @@ class AnswerHead:
     """Turns the scores of a head into answers to inputs of one form."""
 
     expects: str  # description of the form of its inputs
-    tokenizer_inputs: Callable[[Any], list[TokenizerInput] | None]  # None: the input has another form
-    answer: Callable[[Any, list[Window], AnswerContext], Answer]
+    tokenizer_inputs: Callable[[object], list[TokenizerInput] | None]  # None: the input has another form
+    answer: Callable[[object, list[Window], AnswerContext], Answer]
     positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
         None  # the tokens to score; None: whole windows
     )
@@ -57,22 +60,22 @@ class AnswerHead:
         None  # of tokenizer inputs that share a limit
     )
     generate: StartGeneration | None = None  # None: answers are made from scores
-    summarize: Callable[[Any, AnswerContext], list[Any]] | None = (
+    summarize: Callable[[Tensor, AnswerContext], Sequence[object]] | None = (
         None  # shortens the scores of positions; None: they are kept
     )
     prediction: Callable[[Answer], Prediction]  # the typed form of an answer
     columns: Callable[
-        [ModelBundle, GenerationConfig], dict[str, Any]
+        [ModelBundle, GenerationConfig], dict[str, object]
     ]  # type of each field: str, [float], {"name": str}
     pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
-def read_text(engine_input: Any) -> list[TokenizerInput] | None:
+def read_text(engine_input: object) -> list[TokenizerInput] | None:
     """Return one text as tokenizer input; None: the input has another form."""
     return [engine_input] if isinstance(engine_input, str) else None
 
 
-def read_pair(engine_input: Any) -> list[TokenizerInput] | None:
+def read_pair(engine_input: object) -> list[TokenizerInput] | None:
     """Return two texts, in a tuple or a list, as tokenizer input; None: the input has another form."""
     match engine_input:
         case (str() as first, str() as second):
@@ -150,7 +153,7 @@ def unique_label_names(labels: Sequence[str]) -> list[str]:
     return [f"{label}/{number}" for number, label in enumerate(labels)]
 
 
-def dict_values(value: Any, *keys: str) -> list[Any] | None:
+def dict_values(value: object, *keys: str) -> list[object] | None:
     """Return the values of a dict that has exactly these keys; None: it has others."""
     if not isinstance(value, dict) or set(value) != set(keys):
         return None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
-from heedful.data import Example, LabelledExample, MultiLabelExample
+from heedful.data import Example, LabelledExample, MultiLabelExample, ScoredExample
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples, weights_of_samples
@@ -22,6 +23,7 @@ from heedful.tasks.answering import (
     Answer,
     AnswerContext,
     AnswerHead,
+    AnswerInputs,
     Window,
     read_pair,
     read_text,
@@ -50,16 +52,17 @@ if TYPE_CHECKING:
 
 Scores = Float[Tensor, "sequences scores"]
 
+Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
 FEW = 20  # largest number of classes whose macro F1 has an interval; of labels FEW**2 / 3, which take as many sums
 
 
-def classify_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
     """Accept a text or a pair."""
     return read_text(engine_input) or read_pair(engine_input)
 
 
-def classify_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def classify_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
 
     Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels.
@@ -95,7 +98,7 @@ def _prediction(answer: Answer) -> Prediction:
     return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
 
 
-def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
     head = loaded.config.head
     assert isinstance(head, Classes)
     label_types = dict.fromkeys(unique_label_names(head.labels), float)
@@ -117,27 +120,27 @@ CLASSIFY_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Task):
+class TextTask(Task[Labelled]):
     """Base class of tasks over a text or a pair; each window of a long text weighs 1 / windows."""
 
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Labelled) -> list[TokenizerInput]:
         return [example.text if example.text_pair is None else (example.text, example.text_pair)]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: Labelled) -> object:
         return self.tokenizer_inputs(example)[0]
 
     @abstractmethod
-    def target(self, example: Any) -> Any:
+    def target(self, example: Labelled) -> object:
         """Return the target of the loss."""
 
-    def weight(self, example: Any) -> float:
+    def weight(self, example: Labelled) -> float:
         """Return the weight of the example in the loss."""
         return 1.0
 
-    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: Labelled, item_windows: list[list[Encoding]]) -> list[Sample]:
         (windows,) = item_windows
         target, weight = self.target(example), self.weight(example) / len(windows)
         return [Sample.of([window.ids], [window.types], target=target, weight=weight) for window in windows]
@@ -147,7 +150,8 @@ class TextTask(Task):
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        return self.losses(scores, batch.targets)
+        losses: Tensor = self.losses(scores, batch.targets)
+        return losses
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -155,7 +159,7 @@ class TextTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classify(TextTask):
+class Classify(TextTask[LabelledExample]):
     """One label of several: cross-entropy; classes may weigh differently."""
 
     example: ClassVar[type[Example]] = LabelledExample
@@ -205,7 +209,7 @@ class Classify(TextTask):
             [answer_score.loss for answer_score in scored],
             [min(answer["probability"], 1.0) for answer in answers],
         )
-        rows: dict[str, Any] = {"accuracy": [(answer_score, 1) for answer_score in right]}
+        rows: dict[str, object] = {"accuracy": [(answer_score, 1) for answer_score in right]}
         if "macro_f1" in metrics.bootstraps:
             numbers = {label: number for number, label in enumerate(self.labels)}
             pair = [[numbers[label] for label in labels] for labels in (predicted, gold)]
@@ -236,7 +240,7 @@ class Classify(TextTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyMultiLabel(TextTask):
+class ClassifyMultiLabel(TextTask[MultiLabelExample]):
     """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
 
     example: ClassVar[type[Example]] = MultiLabelExample
@@ -257,11 +261,11 @@ class ClassifyMultiLabel(TextTask):
             bundle.thresholds = dict.fromkeys(labels, float(settings.thresholds))
         return task, bundle
 
-    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+    def calibrate(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
         probabilities: list[list[float]] = []
         labels: list[list[float]] = []
 
-        def record(number: int, example: Any, answer: Answer, scored: ScoredAnswer) -> None:
+        def record(number: int, example: MultiLabelExample, answer: Answer, scored: ScoredAnswer) -> None:
             probabilities.append(list(answer["probabilities"].values()))
             labels.append(self.target(example))
 
@@ -295,7 +299,7 @@ class ClassifyMultiLabel(TextTask):
             self._rows([answer_score.label for answer_score in scored]),
         )
         counts = np.stack([gold & predicted, gold, predicted], 2)
-        rows: dict[str, Any] = {
+        rows: dict[str, object] = {
             "micro_f1": counts.sum(1),
             "subset_accuracy": [(answer_score.correct, 1) for answer_score in scored],
             "macro_f1": counts.reshape(len(scored), -1),
@@ -326,7 +330,7 @@ class ClassifyMultiLabel(TextTask):
         return ScoredAnswer(gold, answer["labels"], right, loss / len(self.labels))
 
 
-def best_threshold(shares: Any, gold: Any) -> float:
+def best_threshold(shares: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
     """Return the probability threshold with the best F1: the middle between two examples; 0.5 without positives.
 
     >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))

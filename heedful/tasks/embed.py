@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,17 +23,17 @@ from heedful.tasks.predictions import Embedding, Similarity
 from heedful.tasks.regress import correlation_metrics, update_correlation
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.embed import EmbedSettings
-from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskSetup
+from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskFields, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput
 
 
-def vector_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def vector_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"vector", "tokens", "cut"}: the numbers of tokens that were read and that were truncated."""
     (window,) = windows
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
 
 
-def pair_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
     """Accept two texts, each read by itself."""
     match engine_input:
         case (str() as first, str() as second):
@@ -41,7 +41,7 @@ def pair_inputs(engine_input: Any) -> list[TokenizerInput] | None:
     return None
 
 
-def similarity_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def similarity_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"similarity", "vectors", "cut"}: the cosine of the two texts' vectors."""
     a, b = (window.scores.double() for window in windows)
     return {
@@ -82,7 +82,7 @@ SIMILARITY_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(Task):
+class Embed(Task[PairExample]):
     """Embeddings from positive pairs, or from pairs with similarity scores.
 
     With scores: (cos(a, b) - score)², scores scaled to [0, 1] (Reimers and Gurevych 2019). Without: cross-entropy of
@@ -126,15 +126,15 @@ class Embed(Task):
     @classmethod
     def evaluation_fields(
         cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
-    ) -> dict[str, Any]:
+    ) -> TaskFields:
         """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
         fields = comparison(survey()) | {"long_inputs": "truncate"}
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: PairExample) -> list[TokenizerInput]:
         return [example.anchor, example.positive]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: PairExample) -> object:
         return (example.anchor, example.positive)
 
     def make_samples(self, example: PairExample, item_windows: list[list[Encoding]]) -> list[Sample]:
@@ -195,7 +195,7 @@ class Embed(Task):
         return () if self.scored else metrics.metrics["pairs"].ranks()[1].tolist()
 
 
-def comparison(survey: DatasetStats, group_size: int = 2) -> dict[str, Any]:
+def comparison(survey: DatasetStats, group_size: int = 2) -> TaskFields:
     """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
     if survey.low is None or survey.high is None:
         return {"scored": False, "group_size": group_size}

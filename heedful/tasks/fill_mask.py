@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from heedful.errors import HeedfulError
@@ -31,7 +29,7 @@ def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
     ]
 
 
-def mask_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def mask_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely first."""
     masks = [
         {"start": start, "end": stop, "tokens": tokens}

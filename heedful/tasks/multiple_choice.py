@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from heedful.tokenizer import Encoding, TokenizerInput
 from heedful.tokenizer.encoding import window_at, window_starts
 
 
-def choice_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+def choice_inputs(engine_input: object) -> list[TokenizerInput] | None:
     """Accept {"prompt": ..., "choices": [...]}."""
     prompt, choices = dict_values(engine_input, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
@@ -64,11 +64,12 @@ def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[En
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
-def choice_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def choice_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"choice", "number", "probability", "probabilities"}: softmax over the scores of the candidates.
 
     For a prompt in windows the mean of their probabilities.
     """
+    assert isinstance(engine_input, dict)
     scores = torch.stack([window.scores for window in windows]).view(len(engine_input["choices"]), -1)
     probabilities = scores.softmax(0).mean(1).tolist()
     number = max(range(len(probabilities)), key=probabilities.__getitem__)
@@ -108,17 +109,17 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipleChoiceTask(Task):
+class MultipleChoiceTask(Task[ChoiceExample]):
     """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
 
     example: ClassVar[type[Example]] = ChoiceExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
     metric: str = "accuracy"
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: ChoiceExample) -> list[TokenizerInput]:
         return [(example.prompt, candidate) for candidate in example.candidates]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: ChoiceExample) -> object:
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:

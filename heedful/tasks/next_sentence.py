@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_pair
 from heedful.tasks.predictions import NextSentence
 
 
-def next_sentence_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def next_sentence_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"follows": probability}; score 0 of 2 means that it follows (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
     return {"follows": float(window.scores.softmax(-1)[0])}

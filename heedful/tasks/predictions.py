@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,9 @@ class Prediction:
 
     truncated_tokens: int = 0  # tokens at the end of the input that the model did not read
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data that JSON can hold: text, numbers, lists and dicts."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
@@ -200,7 +199,7 @@ def check_prediction_type(
     return cast("list[AnyPrediction]", predictions)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from heedful.tasks.answering import (
     Answer,
     AnswerContext,
     AnswerHead,
+    AnswerInputs,
     TokenPosition,
     Window,
     best_context_positions,
@@ -33,7 +34,7 @@ from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_sco
 from heedful.tasks.predictions import Span as SpanPrediction
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.qa import ANSWER_LIMIT, MAX_ANSWER_TOKENS, QASettings, max_answer_tokens_of
-from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskFields, TaskSetup, bootstrap_stat, evaluate_task
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 NO_ANSWER = "no_answer"  # name of the tuned threshold, if some questions have no answer
 
 
-def question_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+def question_inputs(engine_input: object) -> list[TokenizerInput] | None:
     """Accept {"question": ..., "context": ...}."""
     return read_pair(dict_values(engine_input, "question", "context"))
 
@@ -52,7 +53,7 @@ def all_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPo
     return [(number, position) for number, window in enumerate(windows) for position in range(len(window))]
 
 
-def span_answer(engine_input: Any, windows: list[Window], answer_context: AnswerContext) -> Answer:
+def span_answer(engine_input: object, windows: list[Window], answer_context: AnswerContext) -> Answer:
     """Answer with {"answer", "start", "end", "score", "no_answer_score"}: characters of the context, sums of scores.
 
     A span starts at a token of the context in the window where that token has the most context (for each window of a
@@ -61,6 +62,7 @@ def span_answer(engine_input: Any, windows: list[Window], answer_context: Answer
     alone; the least over the windows. If the model was trained on questions without answers, the answer is "" when the
     no-answer score exceeds the score by the tuned threshold; "best" is always the best span.
     """
+    assert isinstance(engine_input, dict)
     context: str = engine_input["context"]
     best: tuple[float, Window, int, int] | None = None
     starts: dict[int, list[int]] = {}
@@ -120,8 +122,8 @@ def _prediction(answer: Answer) -> SpanPrediction:
     return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
 
 
-def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
-    columns = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
+    columns: dict[str, object] = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
     return columns | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
 
@@ -136,7 +138,7 @@ QA_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(Task[QuestionExample]):
     """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
 
     The target are the tokens that overlap the answer, in windows that contain all of them. The target of other windows
@@ -168,7 +170,7 @@ class QuestionAnswering(Task):
     @classmethod
     def evaluation_fields(
         cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
-    ) -> dict[str, Any]:
+    ) -> TaskFields:
         """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
@@ -186,13 +188,13 @@ class QuestionAnswering(Task):
         """Keep all windows, since answers are unknown."""
         return replace(self, impossible=True)
 
-    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+    def calibrate(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
         return {NO_ANSWER: self.compute_metrics(evaluate_task(self, engine, examples))["best_f1_threshold"]}
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: QuestionExample) -> list[TokenizerInput]:
         return [(example.question, example.context)]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: QuestionExample) -> object:
         return {"question": example.question, "context": example.context}
 
     def make_samples(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[Sample]:
@@ -233,7 +235,7 @@ class QuestionAnswering(Task):
         return torch.stack(losses)
 
     def new_metrics(self) -> EvalMetrics:
-        metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
+        metrics: dict[str, object] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
         if self.impossible:
             metrics["threshold"] = SquadThreshold()
         return EvalMetrics(

@@ -29,7 +29,7 @@ ROUNDED = 1e-7  # a variance below it, of 1, is a rounding error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regress(TextTask):
+class Regress(TextTask[ScoredExample]):
     """One number: squared error of (score - mean) / deviation, with those of train, so that its unit does not matter.
 
     In training a model outputs such numbers; for inference they are folded into its last layer, and it outputs scores.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,13 +26,13 @@ from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
-from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskSetup, batched, bootstrap_stat
+from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskFields, TaskSetup, batched, bootstrap_stat
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TEXT_SUFFIX = "\n"  # between text and target, for a decoder-only model
 
 
-def generated_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def generated_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"text", "log_probability", "tokens", "complete"}, and "others" if several beams were requested."""
     (window,) = windows
     first, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
@@ -54,11 +54,11 @@ def _prediction(answer: Answer) -> GeneratedText:
     return GeneratedText(**generated, alternatives=alternatives, truncated_tokens=answer.get("cut", 0))
 
 
-def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, Any]:
+def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
     return TEXT | ({"others": [TEXT]} if isinstance(generation.how, BeamSearch) else {})
 
 
-TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
+TEXT: dict[str, object] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
 SEQ2SEQ_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
     tokenizer_inputs=read_text,
@@ -71,7 +71,7 @@ SEQ2SEQ_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2Seq(Task):
+class Seq2Seq(Task[Seq2SeqExample]):
     """Mean of -log p of each token of the target and of its end token, given the text and all tokens before it.
 
     With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
@@ -108,7 +108,7 @@ class Seq2Seq(Task):
     @classmethod
     def evaluation_fields(
         cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
-    ) -> dict[str, Any]:
+    ) -> TaskFields:
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
@@ -127,10 +127,10 @@ class Seq2Seq(Task):
             max_new_tokens=self.max_new_tokens,
         )
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: Seq2SeqExample) -> list[TokenizerInput]:
         return [example.text + self.text_suffix, example.rewritten]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: Seq2SeqExample) -> object:
         return example.text
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
@@ -155,7 +155,7 @@ class Seq2Seq(Task):
         inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
         return [*(id for id in inner if id not in around), self.mark.stop]
 
-    def check(self, examples: Iterable[Any]) -> None:
+    def check(self, examples: Iterable[Seq2SeqExample]) -> None:
         if self.limit is None or self.cut is not None:
             return
         for chunk in batched(examples, CHUNK):
@@ -278,7 +278,7 @@ class Seq2Seq(Task):
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 
 
-def _fields(settings: Seq2SeqSettings) -> dict[str, Any]:
+def _fields(settings: Seq2SeqSettings) -> TaskFields:
     """Return the settings of evaluations."""
     return {name: getattr(settings, name) for name in ("max_new_tokens", "num_beams", "metric", "bleu")}
 

@@ -5,7 +5,7 @@ Imports nothing heavy: the command line, errors of settings and templates read s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -26,16 +26,18 @@ EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  #
 LinearModel = Literal["logistic", "logistic_per_label", "ridge"]
 
 
-Shown = Callable[[Any], str]  # a number as text
+JsonObject = dict[str, Any]  # a line of predictions, or results, as json reads it
+Shown = Callable[[object], str]  # a number as text
 
 
-def _input_text(engine_input: Any) -> str:
+def _input_text(engine_input: object) -> str:
     if isinstance(engine_input, str):
         return engine_input
+    assert isinstance(engine_input, Iterable)
     return " / ".join(map(str, engine_input.values() if isinstance(engine_input, dict) else engine_input))
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[Any, Any]:
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[object, object]:
     return line["label"], line["prediction"]
 
 
@@ -54,8 +56,8 @@ class Card:
     has_windows: bool = True  # texts that are longer than the model are read in windows
     takes_pairs: bool = True  # an input that is a list is a pair of texts
     measured: str = "one text"  # what a latency is that of
-    input_text: Callable[[Any], str] = _input_text  # an input as it is shown
-    mistake: Callable[[dict[str, Any], dict[str, Any], Shown], tuple[Any, Any]] = _mistake  # label and prediction
+    input_text: Callable[[object], str] = _input_text  # an input as it is shown
+    mistake: Callable[[JsonObject, JsonObject, Shown], tuple[object, object]] = _mistake  # label and prediction
 
 
 def any_reader(reader: PoolingConfigs, name: str, labels: int) -> None:

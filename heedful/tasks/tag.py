@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import eq
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L e
 MARKS = BEGIN + INSIDE
 
 
-def tag_inputs(engine_input: Any) -> list[TokenizerInput] | None:
+def tag_inputs(engine_input: object) -> list[TokenizerInput] | None:
     """Accept a text, or a list of words."""
     if isinstance(engine_input, list) and all(isinstance(word, str) for word in engine_input):
         return [PreTokenized(engine_input)]
@@ -63,7 +63,7 @@ def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
     return list(first.values())
 
 
-def tag_answer(engine_input: Any, windows: list[Window], context: AnswerContext) -> Answer:
+def tag_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with {"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}.
 
     Start and end are in characters; words of a list count as joined by single spaces. The label of a word is that of
@@ -87,10 +87,11 @@ def tag_answer(engine_input: Any, windows: list[Window], context: AnswerContext)
     return {"words": words, "entities": entities(text, words), "windows": len(windows)}
 
 
-def _text_and_spans(engine_input: Any, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
+def _text_and_spans(engine_input: object, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
     """Return the whole text, and the span of each word in it."""
     if not isinstance(engine_input, str):
-        words: Sequence[str] = engine_input.words if isinstance(engine_input, PreTokenized) else engine_input
+        words = engine_input.words if isinstance(engine_input, PreTokenized) else engine_input
+        assert isinstance(words, Sequence)
         starts = accumulate((len(word) + 1 for word in words), initial=0)
         return " ".join(words), {
             number: (start, start + len(word)) for number, (start, word) in enumerate(zip(starts, words, strict=False))
@@ -152,7 +153,7 @@ TAG_HEAD = AnswerHead(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tag(Task):
+class Tag(Task[TaggedExample]):
     """A label for every word: cross-entropy at its first piece, in the window where that has the most context.
 
     Every word counts once, in any number of windows; a word without pieces is skipped.
@@ -181,10 +182,10 @@ class Tag(Task):
         begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
         return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
 
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: TaggedExample) -> list[TokenizerInput]:
         return [PreTokenized(example.words)]
 
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: TaggedExample) -> object:
         return list(example.words)
 
     def make_samples(self, example: TaggedExample, item_windows: list[list[Encoding]]) -> list[Sample]:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from math import log
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from heedful.checkpoint import ModelBundle
 from heedful.checkpoint.new_head import with_head
@@ -23,8 +24,10 @@ from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.pooling import PooledClassesHead
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import upcast, weighted_loss
-from heedful.tasks.answering import Answer, AnswerHead, require_tokenizer, split_windows
+from heedful.tasks.answering import Answer, AnswerHead, AnswerInputs, require_tokenizer, split_windows
 from heedful.tasks.metrics import Bootstrap, HasIntervals, Result
+from heedful.tasks.metrics.base import Values
+from heedful.tasks.metrics.bootstrap import Formula
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -34,9 +37,11 @@ if TYPE_CHECKING:
 
 LongInputs = Literal["stride", "truncate"]  # stride: windows that overlap by half; truncate: without the end
 CHUNK = 512  # examples that are tokenized, or answered, at once
+TaskFields = dict[str, Any]  # arguments of a task's class
 SEED = 0  # of bootstrap intervals
 MIN_PROBABILITY = 1e-12  # lower bound of probabilities in a loss
 T = TypeVar("T")
+AnyExample = TypeVar("AnyExample", bound=Example, default=Any)
 
 
 class ScoredAnswer(NamedTuple):
@@ -53,9 +58,9 @@ class BootstrapStat:
     """A bootstrap of sums, and the formula of the statistic."""
 
     sums: Bootstrap
-    formula: Callable[[Any], Any]
+    formula: Formula
 
-    def update(self, ids: Sequence[int], statistics: Any) -> BootstrapStat:
+    def update(self, ids: Sequence[int], statistics: Values) -> BootstrapStat:
         """Add examples: a row of statistics for each."""
         return replace(self, sums=self.sums.update(ids, np.asarray(statistics, dtype=np.float64)))
 
@@ -72,7 +77,7 @@ class BootstrapStat:
         return self.sums.values(self.formula)
 
 
-def bootstrap_stat(statistics: int, formula: Callable[[Any], Any]) -> BootstrapStat:
+def bootstrap_stat(statistics: int, formula: Formula) -> BootstrapStat:
     """Return an empty bootstrap.
 
     Args:
@@ -161,7 +166,7 @@ class TaskSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Objective, ABC):
+class Task(Objective, ABC, Generic[AnyExample]):
     """Base class of tasks: samples and loss for training, answers and metrics for evaluation."""
 
     example: ClassVar[type[Example]]
@@ -214,7 +219,7 @@ class Task(Objective, ABC):
     @classmethod
     def evaluation_fields(
         cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
-    ) -> dict[str, Any]:
+    ) -> TaskFields:
         """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
 
         Args:
@@ -234,7 +239,7 @@ class Task(Objective, ABC):
         """Return the task for examples without labels."""
         return self
 
-    def calibrate(self, engine: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+    def calibrate(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> dict[str, float]:
         """Return thresholds fitted on examples, for a task whose settings may ask for it."""
         raise NotImplementedError
 
@@ -244,11 +249,11 @@ class Task(Objective, ABC):
         return None
 
     @abstractmethod
-    def tokenizer_inputs(self, example: Any) -> list[TokenizerInput]:
+    def tokenizer_inputs(self, example: AnyExample) -> list[TokenizerInput]:
         """Return the inputs of the tokenizer for an example."""
 
     @abstractmethod
-    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+    def make_samples(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[Sample]:
         """Return the samples of an example; empty: it is skipped.
 
         Args:
@@ -256,7 +261,7 @@ class Task(Objective, ABC):
             seen: The windows of each of its tokenizer inputs.
         """
 
-    def remarks(self, example: Any, item_windows: list[list[Encoding]]) -> list[str]:
+    def remarks(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[str]:
         """Return remarks on a training example; the examples of each remark are counted."""
         return [] if all(text.strip() for text in example.texts) else ["have an empty text"]
 
@@ -298,7 +303,7 @@ class Task(Objective, ABC):
         return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
 
     @abstractmethod
-    def engine_input(self, example: Any) -> Any:
+    def engine_input(self, example: AnyExample) -> object:
         """Return the engine's input for an example."""
 
     @abstractmethod
@@ -307,7 +312,7 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def update_metrics(
-        self, metrics: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+        self, metrics: EvalMetrics, examples: Sequence[AnyExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         """Return metrics with more examples.
 
@@ -328,21 +333,21 @@ class Task(Objective, ABC):
         return results | {"notes": [*results.get("notes", []), *metrics.cut.notes()]}
 
     @abstractmethod
-    def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
+    def score_answer(self, example: AnyExample, answer: Answer) -> ScoredAnswer:
         """Compare an answer with the example's label."""
 
     def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
         """Return the rank of each example's positive, from 1; empty: `score_answer` sets `correct`."""
         return ()
 
-    def check(self, examples: Iterable[Any]) -> None:
+    def check(self, examples: Iterable[AnyExample]) -> None:
         """Raise HeedfulError for an example that the model cannot read, before training."""
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
         """Return the windows of each tokenizer input."""
         return [split_windows(item, encoding, self.limit) for item, encoding in zip(inputs, encodings, strict=True)]
 
-    def encode_split(self, examples: Iterable[Any]) -> EncodedSplit:
+    def encode_split(self, examples: Iterable[AnyExample]) -> EncodedSplit:
         """Encode examples into samples, in their order."""
         samples: list[Sample] = []
         example_numbers: list[int] = []
@@ -401,13 +406,13 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def evaluate_task(
-    task: Task,
-    engine: Callable[[list[Any]], list[Answer]],
-    examples: Iterable[Any],
+    task: Task[AnyExample],
+    engine: AnswerInputs,
+    examples: Iterable[AnyExample],
     *,
     first: int = 0,
     step: int = 1,
-    on_answer: Callable[[int, Any, Answer, ScoredAnswer], None] | None = None,
+    on_answer: Callable[[int, AnyExample, Answer, ScoredAnswer], None] | None = None,
 ) -> EvalMetrics:
     """Evaluate every `step`-th example from `first` on; memory does not grow with their number.
 

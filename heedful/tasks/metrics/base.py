@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -20,7 +20,7 @@ from heedful.errors import HeedfulError
 
 Result = dict[str, Any]  # plain data: names -> numbers, lists and dicts of them
 Values = Sequence[Any] | NDArray[Any] | Tensor
-Ids = Sequence[Any] | NDArray[Any] | None  # ids of examples, for errors; None: their indices in the update
+Ids = Sequence[object] | NDArray[Any] | None  # ids of examples, for errors; None: their indices in the update
 
 BITS = 1126  # frexp gives each double a significand of 53 bits: the smallest one, 2^-1074, is 2^52 times 2^-1126
 HALF = 27  # a significand of 53 bits is cut into halves of this many, so that products fit 64 bits
@@ -30,7 +30,7 @@ HALF = 27  # a significand of 53 bits is cut into halves of this many, so that p
 class Mergeable(Protocol):
     """A state that each rank accumulates by itself."""
 
-    def merge_state(self, incoming: Any) -> Any:
+    def merge_state(self, incoming: Self) -> Self:
         """Return the state over the examples of both."""
 
 
@@ -63,7 +63,9 @@ def ratio(numerator: int, denominator: int) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-def safe_divide(numerator: Any, denominator: Any) -> Float64[np.ndarray, ...]:
+def safe_divide(
+    numerator: NDArray[Any] | np.float64, denominator: NDArray[Any] | np.float64
+) -> Float64[np.ndarray, ...]:
     """Return the quotient of arrays, and 0 where the denominator is not positive."""
     quotient: Float64[np.ndarray, ...] = np.divide(
         numerator, denominator, out=np.zeros(np.shape(denominator)), where=denominator > 0
@@ -88,7 +90,7 @@ def require_examples(count: int, what: str) -> None:
         )
 
 
-def require_equal(left: Any, right: Any, what: str) -> None:
+def require_equal(left: object, right: object, what: str) -> None:
     """Raise HeedfulError unless a setting of two metrics is equal."""
     if left != right:
         raise HeedfulError(f"these cannot be merged, their {what} differ: {left!r} and {right!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,12 +13,15 @@ from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Result, require_equal, require_examples, require_same_length
 from heedful.tasks.specs.seq2seq import BleuTokenizer, has_bleu
 
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+
 ORDER = 4  # words of the longest n-grams
 STATISTICS = 2 + 2 * ORDER  # words predicted, gold words; correct n-grams, and predicted ones, from 1 to 4
 INSTALL_HINT = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
 
 
-def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> Any:
+def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> BLEU:
     if not has_bleu():
         raise HeedfulError(INSTALL_HINT)
     from sacrebleu.metrics.bleu import BLEU

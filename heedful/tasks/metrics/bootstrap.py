@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 from numpy.typing import NDArray
 
 from heedful.errors import HeedfulError
@@ -32,6 +32,9 @@ from heedful.tasks.metrics.base import (
 )
 
 Sums = Float64[np.ndarray, "replicates statistics"]
+Formula = Callable[[Sums], Float64[np.ndarray, " replicates"]]  # a number, from the sums of each replicate
+
+MatrixFormula = Callable[[Shaped[np.ndarray, "*more classes classes"]], Float64[np.ndarray, "*more"]]
 
 UNIT = 2.0**-30  # sums are integer multiples of it, so that they do not depend on the order
 REPLICATES = 1000
@@ -72,12 +75,12 @@ def macro_f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
     return np.asarray(f1.mean(1), dtype=np.float64)
 
 
-def confusion_of(classes: int, formula: Callable[[Any], Any]) -> Callable[[Sums], Float64[np.ndarray, " replicates"]]:
+def confusion_of(classes: int, formula: MatrixFormula) -> Formula:
     """Return a formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
     return partial(_of_matrices, classes, formula)  # unlike a lambda it can be pickled
 
 
-def _of_matrices(classes: int, formula: Callable[[Any], Any], sums: Sums) -> Float64[np.ndarray, " replicates"]:
+def _of_matrices(classes: int, formula: MatrixFormula, sums: Sums) -> Float64[np.ndarray, " replicates"]:
     return np.asarray(formula(sums.reshape(-1, classes, classes)), dtype=np.float64)
 
 
@@ -102,7 +105,7 @@ class Bootstrap:
         if not 0 <= self.seed < 2**64:
             raise HeedfulError(f"seed should be a whole number from 0 to 2^64 - 1, got {self.seed}")
 
-    def update(self, ids: Sequence[Any] | NDArray[Any], statistics: Values) -> Bootstrap:
+    def update(self, ids: Sequence[object] | NDArray[Any], statistics: Values) -> Bootstrap:
         """Add examples: for each its id, unique in the data set, and a row of numbers."""
         rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
         if not len(rows):
@@ -132,26 +135,20 @@ class Bootstrap:
         _need_room(incoming.sums)
         return replace(self, sums=self.sums + incoming.sums, count=self.count + incoming.count)
 
-    def interval(
-        self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of, level: float = 0.95
-    ) -> Result:
+    def interval(self, of: Formula = mean_of, level: float = 0.95) -> Result:
         """Return {"low", "high", "level", "replicates", "count"}: quantiles of the replicates (Efron 1979)."""
         if not 0 < level < 1:
             raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
         return _middle(self.values(of), level, self.count)
 
-    def values(
-        self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of
-    ) -> Float64[np.ndarray, " replicates"]:
+    def values(self, of: Formula = mean_of) -> Float64[np.ndarray, " replicates"]:
         """Return the number in each replicate."""
         require_examples(self.count, "an interval")
         assert self.sums is not None
         return of(self.sums * UNIT)
 
 
-def mean_interval(
-    scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000
-) -> dict[str, Any]:
+def mean_interval(scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000) -> Result:
     """Return the mean of scores and its interval; without ids, examples are numbered.
 
     >>> found = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
@@ -185,7 +182,7 @@ def paired_difference(
     return _middle(first - second, level, count)
 
 
-def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " replicates"]:
+def _weights(seed: int, name: object, replicates: int) -> Int64[np.ndarray, " replicates"]:
     """Return how often an example counts in each replicate."""
     digest = hashlib.blake2b(str(name).encode(), digest_size=8).digest()
     key = np.array([seed, int.from_bytes(digest, "little")], dtype=np.uint64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -80,7 +79,7 @@ class Calibration:
         """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table" of bins with examples}."""
         count = sum(examples for examples, _, _ in self.counts)
         require_examples(count, "the calibration")
-        table: list[dict[str, Any]] = [
+        table = [
             {
                 "low": m / self.bins,
                 "high": (m + 1) / self.bins,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.tasks.metrics.base import (
@@ -26,7 +26,8 @@ from heedful.tasks.metrics.base import (
     safe_divide,
 )
 
-Counts = Float64[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
+Cell = TypeVar("Cell")
+Counts = Shaped[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
 PerClass = Float64[np.ndarray, "*more classes"]
 
 
@@ -200,11 +201,11 @@ class ConfusionMatrix:
         return numbers.astype(np.int64)
 
 
-def _added(left: Mapping[Any, int], right: Mapping[Any, int]) -> dict[Any, int]:
+def _added(left: Mapping[Cell, int], right: Mapping[Cell, int]) -> dict[Cell, int]:
     return dict(Counter(left) + Counter(right))
 
 
-def class_scores(matrix: Any) -> tuple[PerClass, PerClass, PerClass]:
+def class_scores(matrix: Counts) -> tuple[PerClass, PerClass, PerClass]:
     """Return precision, recall and F1 of each class, from a confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
     hits = np.diagonal(matrix, axis1=-2, axis2=-1)
@@ -212,14 +213,14 @@ def class_scores(matrix: Any) -> tuple[PerClass, PerClass, PerClass]:
     return safe_divide(hits, predicted), safe_divide(hits, gold), safe_divide(2 * hits, gold + predicted)
 
 
-def macro_f1(matrix: Any) -> Any:
+def macro_f1(matrix: Counts) -> Float64[np.ndarray, "*more"]:
     """Return the mean F1 of the classes that occur, from a confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
     present = (matrix.sum(-1) + matrix.sum(-2)) > 0
     return safe_divide((class_scores(matrix)[2] * present).sum(-1), present.sum(-1).astype(np.float64))
 
 
-def matthews(matrix: Any) -> Any:
+def matthews(matrix: Counts) -> Float64[np.ndarray, "*more"]:
     """Return (c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), 0 if one side is constant (Matthews 1975, Gorodkin 2004).
 
     c correct of s examples; p and t: how often a class is predicted and is the gold label.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from heedful.tasks.metrics.base import Result
 from heedful.tasks.metrics.classification import ConfusionMatrix
 from heedful.tasks.metrics.regression import RankedRegressionScores
 
@@ -16,7 +16,7 @@ class GlueTask:
     metric: ConfusionMatrix | RankedRegressionScores  # empty
     official: tuple[str, ...]
 
-    def scores(self, result: dict[str, Any]) -> dict[str, float]:
+    def scores(self, result: Result) -> dict[str, float]:
         """Return the official numbers of a result, and "score", their mean, which GLUE averages over its tasks."""
         official_scores = {name: float(result[name]) for name in self.official}
         return official_scores | {"score": sum(official_scores.values()) / len(official_scores)}

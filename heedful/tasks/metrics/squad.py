@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -57,8 +57,8 @@ def word_f1(prediction: list[str], gold: list[str]) -> float:
 
 
 def apply_threshold(
-    predictions: Mapping[str, Any], null_scores: Mapping[str, int | float], threshold: float
-) -> dict[str, Any]:
+    predictions: Mapping[str, object], null_scores: Mapping[str, int | float], threshold: float
+) -> dict[str, object]:
     """Return the predictions, replaced by no answer ("") where the null score is above the threshold."""
     return {name: "" if _null_score(name, null_scores) > threshold else text for name, text in predictions.items()}
 
@@ -105,7 +105,7 @@ class SquadScore:
         if self.version not in ("1.1", "2.0"):
             raise HeedfulError(f'version should be "1.1" or "2.0", got "{self.version}"')
 
-    def update(self, predictions: Mapping[str, Any], golds: Mapping[str, Sequence[str]]) -> SquadScore:
+    def update(self, predictions: Mapping[str, object], golds: Mapping[str, Sequence[str]]) -> SquadScore:
         """Add the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
 
         Predictions of other questions do not count.
@@ -171,7 +171,7 @@ class SquadThreshold:
 
     def update(
         self,
-        predictions: Mapping[str, Any],
+        predictions: Mapping[str, object],
         golds: Mapping[str, Sequence[str]],
         null_scores: Mapping[str, int | float],
     ) -> SquadThreshold:

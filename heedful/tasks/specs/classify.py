@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, Shown, TaskSpec
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
@@ -60,7 +60,7 @@ def no_sigmoid(reader: PoolingConfigs, name: str, labels: int) -> None:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
 
 
-def _several_labels(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+def _several_labels(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
     label, prediction = (", ".join(line[side]) or "(none)" for side in ("label", "prediction"))
     return label, prediction
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, Shown, TaskSpec
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 from heedful.tasks.specs.tag import rows_alone
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class EmbedSettings(TaskSettings):
         return {name: why for name, why in reasons.items() if getattr(self, name) != getattr(EmbedSettings(), name)}
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
     label, cosine = line["label"], line["prediction"]
     if label is None:
         rank = f", found as number {line['rank']:,}" if "rank" in line else ""

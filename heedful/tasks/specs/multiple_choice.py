@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, Shown, TaskSpec
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 from heedful.tasks.specs.qa import no_classic_head
 
 CODE = """import torch
@@ -28,7 +28,7 @@ class MultipleChoiceSettings(TaskSettings):
     kind: Literal["multiple-choice"] = "multiple-choice"
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
     choices = line["input"]["choices"]
     return choices[line["label"]], choices[line["prediction"]]
 

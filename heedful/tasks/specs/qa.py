@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, Shown, TaskSpec
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
@@ -58,15 +58,13 @@ def no_classic_head(task: str, reader: PoolingConfigs, name: str) -> None:
     raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
 
 
-def _input_text(engine_input: Any) -> str:
-    return (
-        f"{engine_input['question']} / {engine_input['context']}"
-        if engine_input["context"]
-        else str(engine_input["question"])
-    )
+def _input_text(engine_input: object) -> str:
+    assert isinstance(engine_input, dict)
+    question, context = engine_input["question"], engine_input["context"]
+    return f"{question} / {context}" if context else str(question)
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
     answers = line["label"]
     return (answers[0] if answers else "") or "(no answer)", line["prediction"] or "(no answer)"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, Shown, TaskSpec
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def rows_alone(task: str, reader: PoolingConfigs, name: str) -> None:
         raise HeedfulError(f'{what}; give kind = "bag", and over')
 
 
-def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
     rows = zip(line["input"], line["label"], line["prediction"], strict=False)
     words = [row for row in rows if row[1] != row[2]]
     label, prediction = (", ".join(f"{word[0]}: {word[side]}" for word in words) for side in (1, 2))
