@@ -56,7 +56,7 @@ class Card:
     has_windows: bool = True  # texts that are longer than the model are read in windows
     takes_pairs: bool = True  # an input that is a list is a pair of texts
     measured: str = "one text"  # what a latency is that of
-    input_text: Callable[[object], str] = _input_text  # an input as it is shown
+    input_text: Callable[[Any], str] = _input_text  # an input as it is shown
     mistake: Callable[[JsonObject, JsonObject, Shown], tuple[object, object]] = _mistake  # label and prediction
 
 
