@@ -137,7 +137,7 @@ def _line(table: JsonObject) -> bytes:
 
 def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> dict[str, float]:
     """Return the thresholds with the best F1 on these examples, in float32."""
-    return task.calibrate(engine_for(task, loaded, torch.float32), examples)
+    return task.tune_thresholds(engine_for(task, loaded, torch.float32), examples)
 
 
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:

@@ -1,4 +1,4 @@
-"""Label a text or a pair of texts: one label, any number of labels, or numbers."""
+"""Classification of a text or a pair of texts, with one label or any number; answers of heads for regression too."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
-FEW = 20  # largest number of classes whose macro F1 has an interval; of labels FEW**2 / 3, which take as many sums
+MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
 
 
 def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
@@ -88,14 +88,14 @@ def _named(names: list[str], values: Tensor) -> dict[str, float]:
 
 def _prediction(answer: Answer) -> Prediction:
     """Return the typed form of an answer."""
-    cut = answer.get("cut", 0)
+    truncated = answer.get("cut", 0)
     match answer:
-        case {"labels": labels, "probabilities": scores}:
-            return MultiLabelClassification(labels=tuple(labels), scores=scores, truncated_tokens=cut)
+        case {"labels": labels, "probabilities": probabilities}:
+            return MultiLabelClassification(labels=tuple(labels), scores=probabilities, truncated_tokens=truncated)
         case {"numbers": values}:
-            return Regression(values=values, truncated_tokens=cut)
-    label, probability, scores = (answer[name] for name in ("label", "probability", "probabilities"))
-    return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
+            return Regression(values=values, truncated_tokens=truncated)
+    label, probability, probabilities = (answer[name] for name in ("label", "probability", "probabilities"))
+    return Classification(label=label, probability=probability, scores=probabilities, truncated_tokens=truncated)
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
@@ -187,7 +187,7 @@ class Classify(TextTask[LabelledExample]):
     def new_metrics(self) -> EvalMetrics:
         count = len(self.labels)
         bootstraps = {"accuracy": bootstrap_stat(2, mean_of)}
-        if count <= FEW:
+        if count**2 <= MAX_BOOTSTRAP_SUMS:
             bootstraps["macro_f1"] = bootstrap_stat(count**2, confusion_of(count, macro_f1))
         metrics = {
             "matrix": ConfusionMatrix(labels=self.labels, positive=self.labels[1] if count == 2 else None),
@@ -200,29 +200,23 @@ class Classify(TextTask[LabelledExample]):
         self, metrics: EvalMetrics, examples: Sequence[LabelledExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        predicted, gold, right = (
-            [answer_score.prediction for answer_score in scored],
-            [answer_score.label for answer_score in scored],
-            [answer_score.correct for answer_score in scored],
-        )
-        losses, shares = (
-            [answer_score.loss for answer_score in scored],
-            [min(answer["probability"], 1.0) for answer in answers],
-        )
-        rows: dict[str, object] = {"accuracy": [(answer_score, 1) for answer_score in right]}
+        predicted = [answer_score.prediction for answer_score in scored]
+        gold = [answer_score.label for answer_score in scored]
+        correct = [answer_score.correct for answer_score in scored]
+        losses = [answer_score.loss for answer_score in scored]
+        confidences = [min(answer["probability"], 1.0) for answer in answers]
+        rows: dict[str, object] = {"accuracy": [(is_correct, 1) for is_correct in correct]}
         if "macro_f1" in metrics.bootstraps:
-            numbers = {label: number for number, label in enumerate(self.labels)}
-            pair = [[numbers[label] for label in labels] for labels in (predicted, gold)]
-            rows["macro_f1"] = confusion_statistics(pair[0], pair[1], len(self.labels))
+            index_of = {label: index for index, label in enumerate(self.labels)}
+            predicted_ids, gold_ids = ([index_of[label] for label in labels] for labels in (predicted, gold))
+            rows["macro_f1"] = confusion_statistics(predicted_ids, gold_ids, len(self.labels))
         return EvalMetrics(
             metrics={
                 "matrix": metrics.metrics["matrix"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
-                "calibration": metrics.metrics["calibration"].update(shares, right),
+                "calibration": metrics.metrics["calibration"].update(confidences, correct),
             },
-            bootstraps={
-                name: answer_score.update(ids, rows[name]) for name, answer_score in metrics.bootstraps.items()
-            },
+            bootstraps={name: bootstrap.update(ids, rows[name]) for name, bootstrap in metrics.bootstraps.items()},
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -254,14 +248,17 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
-            count, positives = next(iter(setup.survey.counts.values())), setup.survey.labels
+            count, positives = (
+                next(iter(setup.survey.counts.values())),
+                setup.survey.labels,
+            )  # of the first split, train
             weights = tuple(max(1, count - positives[label]) / max(1, positives[label]) for label in labels)
         task, bundle = cls.with_new_head(setup, labels=labels, weights=weights)
         if settings.thresholds not in (THRESHOLD, "tuned"):
             bundle.thresholds = dict.fromkeys(labels, float(settings.thresholds))
         return task, bundle
 
-    def calibrate(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
+    def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
         probabilities: list[list[float]] = []
         labels: list[list[float]] = []
 
@@ -283,7 +280,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
 
     def new_metrics(self) -> EvalMetrics:
         bootstraps = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}
-        if 3 * len(self.labels) <= FEW**2:
+        if 3 * len(self.labels) <= MAX_BOOTSTRAP_SUMS:
             bootstraps["macro_f1"] = bootstrap_stat(3 * len(self.labels), macro_f1_of)
         return EvalMetrics(
             metrics={"labels": MultiLabelScores(labels=self.labels), "loss": TokenLoss()}, bootstraps=bootstraps
@@ -294,10 +291,8 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
     ) -> EvalMetrics:
         scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         losses = [answer_score.loss for answer_score in scored]
-        predicted, gold = (
-            self._rows([answer_score.prediction for answer_score in scored]),
-            self._rows([answer_score.label for answer_score in scored]),
-        )
+        predicted = self._multi_hot([answer_score.prediction for answer_score in scored])
+        gold = self._multi_hot([answer_score.label for answer_score in scored])
         counts = np.stack([gold & predicted, gold, predicted], 2)
         rows: dict[str, object] = {
             "micro_f1": counts.sum(1),
@@ -309,14 +304,12 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
                 "labels": metrics.metrics["labels"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
             },
-            bootstraps={
-                name: answer_score.update(ids, rows[name]) for name, answer_score in metrics.bootstraps.items()
-            },
+            bootstraps={name: bootstrap.update(ids, rows[name]) for name, bootstrap in metrics.bootstraps.items()},
         )
 
-    def _rows(self, sets: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
+    def _multi_hot(self, label_lists: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
         """Return a row for each example, with 1 for its labels."""
-        return np.array([[label in labels for label in self.labels] for labels in sets], dtype=np.int64)
+        return np.array([[label in labels for label in self.labels] for labels in label_lists], dtype=np.int64)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         results: Result = metrics.metrics["labels"].compute()
@@ -324,24 +317,28 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
         gold = [label for label in self.labels if label in example.labels]
-        shares = answer["probabilities"]
-        loss = sum(log_loss(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
-        right = set(gold) == set(answer["labels"])
-        return ScoredAnswer(gold, answer["labels"], right, loss / len(self.labels))
+        probabilities = answer["probabilities"]
+        losses = [
+            log_loss(probabilities[label] if label in gold else 1 - probabilities[label]) for label in self.labels
+        ]
+        is_correct = set(gold) == set(answer["labels"])
+        return ScoredAnswer(gold, answer["labels"], is_correct, sum(losses) / len(self.labels))
 
 
-def best_threshold(shares: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
-    """Return the probability threshold with the best F1: the middle between two examples; 0.5 without positives.
+def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
+    """Return the probability threshold with the best F1: midway between two neighbouring probabilities.
+
+    It is 0.5 if no example is positive.
 
     >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
     0.25
     """
     if not gold.any():
         return 0.5
-    order = np.argsort(-shares, kind="stable")
-    shares, gold = shares[order], gold[order]
-    last = np.append(shares[1:] != shares[:-1], True)  # equal ones share a threshold
-    f1 = np.where(last, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
+    order = np.argsort(-probabilities, kind="stable")
+    probabilities, gold = probabilities[order], gold[order]
+    ends_tie = np.append(probabilities[1:] != probabilities[:-1], True)  # equal ones share a threshold
+    f1 = np.where(ends_tie, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
     best = int(f1.argmax())
-    below = shares[best + 1] if best + 1 < len(shares) else 0.0
-    return float((shares[best] + below) / 2)
+    below = probabilities[best + 1] if best + 1 < len(probabilities) else 0.0
+    return float((probabilities[best] + below) / 2)

@@ -188,7 +188,7 @@ class QuestionAnswering(Task[QuestionExample]):
         """Keep all windows, since answers are unknown."""
         return replace(self, impossible=True)
 
-    def calibrate(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
+    def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
         return {NO_ANSWER: self.compute_metrics(evaluate_task(self, engine, examples))["best_f1_threshold"]}
 
     def tokenizer_inputs(self, example: QuestionExample) -> list[TokenizerInput]:

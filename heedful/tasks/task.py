@@ -239,7 +239,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Return the task for examples without labels."""
         return self
 
-    def calibrate(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> dict[str, float]:
+    def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> dict[str, float]:
         """Return thresholds fitted on examples, for a task whose settings may ask for it."""
         raise NotImplementedError
 

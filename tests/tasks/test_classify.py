@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.data import LabelledExample, MultiLabelExample
 from heedful.infer.engine import Engine
-from heedful.tasks.classify import FEW, Classify, ClassifyMultiLabel
+from heedful.tasks.classify import MAX_BOOTSTRAP_SUMS, Classify, ClassifyMultiLabel
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
@@ -220,7 +220,9 @@ def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> N
     backwards = task(labels=("yes", "no"))  # by name, not by place
     again = backwards.compute_metrics(backwards.update_metrics(backwards.new_metrics(), examples, answers, range(4)))
     assert (again["accuracy"], again["loss"]) == (found["accuracy"], found["loss"])
-    assert set(task(labels=tuple(map(str, range(FEW + 1)))).new_metrics().bootstraps) == {"accuracy"}
+    assert set(task(labels=tuple(map(str, range(math.isqrt(MAX_BOOTSTRAP_SUMS) + 1)))).new_metrics().bootstraps) == {
+        "accuracy"
+    }
 
 
 def test_many_labels_agree_with_sklearn() -> None:
