@@ -73,13 +73,13 @@ def predict_files(
         note(escape(sentence))
     if summary.errors:
         note(escape(f'{summary.errors:,} rows failed; see the column "error": {summary.first_error}'))
-    speed = f", {summary.made / summary.seconds:,.0f} rows/s" if summary.made else " (all existed already)"
+    speed = f", {summary.new_rows / summary.seconds:,.0f} rows/s" if summary.new_rows else " (all existed already)"
     print_table(
         [
             ["rows", f"{summary.rows:,}"],
             ["answered", f"{summary.answered:,}"],
             ["errors", f"{summary.errors:,}"],
-            ["by this process", f"{summary.made:,} in {format_duration(summary.seconds)}{speed}"],
+            ["by this process", f"{summary.new_rows:,} in {format_duration(summary.seconds)}{speed}"],
             ["written", f"{quote(str(summary.folder))}: {_part_count(summary)}{summary.size / 2**20:,.1f} MiB"],
         ]
     )

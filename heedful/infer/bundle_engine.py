@@ -43,13 +43,13 @@ class Chunk(NamedTuple):
 
     answerer: AnswerHead
     encoded: Encoding
-    places: list[int]  # the tokens to score; none: the whole window
+    positions: list[int]  # of the tokens to score; empty: the whole window
 
 
 class EncodedInput(NamedTuple):
     """An input that was read: what answers it, and its windows in which something is to be scored."""
 
-    given: Any
+    engine_input: object
     answerer: AnswerHead
     pieces: list[Chunk]
     dropped: int = 0  # tokens of its end that are in no window
@@ -127,12 +127,12 @@ class BundleEngine:
         Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
         the second follow?); or, by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
         """
-        given = self._listed(inputs)
+        listed = self._listed(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        if len(given) <= TOKENIZE_CHUNK:
-            return self.answers(self.tokenize(given), top_k=top_k)
-        parts = [(first, given[first : first + TOKENIZE_CHUNK]) for first in range(0, len(given), TOKENIZE_CHUNK)]
+        if len(listed) <= TOKENIZE_CHUNK:
+            return self.answers(self.tokenize(listed), top_k=top_k)
+        parts = [(first, listed[first : first + TOKENIZE_CHUNK]) for first in range(0, len(listed), TOKENIZE_CHUNK)]
         answers: list[Answer] = []
         with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
             coming = beside.submit(self.tokenize, parts[0][1])
@@ -156,11 +156,11 @@ class BundleEngine:
         Raises:
             HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
         """
-        given = self._listed(inputs)
-        answers = self(given, top_k=top_k)
-        read = [self._read(number, each)[0] for number, each in enumerate(given)]
+        listed = self._listed(inputs)
+        answers = self(listed, top_k=top_k)
+        read = [self._read(number, engine_input)[0] for number, engine_input in enumerate(listed)]
         return check_prediction_type(
-            [each.prediction(answer) for each, answer in zip(read, answers, strict=True)], answer_type
+            [answerer.prediction(answer) for answerer, answer in zip(read, answers, strict=True)], answer_type
         )
 
     def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
@@ -198,19 +198,21 @@ class BundleEngine:
 
         Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
         """
-        pieces = [piece for each in asked for piece in each.pieces]
+        pieces = [piece for encoded in asked for piece in encoded.pieces]
         scores: dict[int, Any] = {}
         for numbers in self._batches(pieces):
             scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
-        made = (scores[number] for number in range(len(pieces)))
+        in_order = (scores[number] for number in range(len(pieces)))
         answers: list[Answer] = []
-        for number, each in enumerate(asked, start=first):
-            windows = list(islice(made, len(each.pieces)))
-            answer = self._answer(each, windows, top_k)
+        for number, encoded in enumerate(asked, start=first):
+            windows = list(islice(in_order, len(encoded.pieces)))
+            answer = self._answer(encoded, windows, top_k)
             if not (answer_is_finite(answer) and all(map(scores_are_finite, windows))):
                 if len(asked) == 1:
                     raise InputError(NOT_FINITE, number) from FloatingPointError()
-                (answer,) = self.answers([each], top_k=top_k, first=number)  # another input may have spoilt its batch
+                (answer,) = self.answers(
+                    [encoded], top_k=top_k, first=number
+                )  # another input may have spoilt its batch
             answers.append(answer)
         return answers
 
@@ -219,7 +221,7 @@ class BundleEngine:
 
         Errors count the inputs from `first`.
         """
-        read = [self._read(number, given) for number, given in enumerate(inputs, start=first)]
+        read = [self._read(number, engine_input) for number, engine_input in enumerate(inputs, start=first)]
         try:
             encoded = iter(self._encode([item for _, items in read for item in items]))
         except HeedfulError:
@@ -227,12 +229,16 @@ class BundleEngine:
                 self._blame(number, items)
             raise
         asked = []
-        for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
+        for number, (engine_input, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
             seen = [next(encoded) for _ in items]
             several = self._windows(number, answerer, items, seen)
             asked.append(
                 EncodedInput(
-                    given, answerer, self._pieces(answerer, several), sum(each.dropped for each in seen), several
+                    engine_input,
+                    answerer,
+                    self._pieces(answerer, several),
+                    sum(encoding.dropped for encoding in seen),
+                    several,
                 )
             )
         return asked
@@ -278,8 +284,11 @@ class BundleEngine:
         return answer
 
     def _answer(self, asked: EncodedInput, scores: Sequence[Any], top_k: int) -> Answer:
-        windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
-        answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
+        windows = [
+            Window(piece.encoded, piece.positions, piece_scores)
+            for piece, piece_scores in zip(asked.pieces, scores, strict=True)
+        ]
+        answer = asked.answerer.answer(asked.engine_input, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
@@ -317,32 +326,34 @@ class BundleEngine:
 
     def columns(self, *, pairs: bool) -> dict[str, Any]:
         """Return the types of the fields of answers, see `Answerer.columns`; `pairs`: inputs may be pairs of texts."""
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for answerer in self._answerers:
             if answerer.pairs in (None, pairs):
-                found |= answerer.columns(self.loaded, self.writing)
-        return found
+                columns |= answerer.columns(self.loaded, self.writing)
+        return columns
 
-    def _read(self, number: int, given: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
+    def _read(self, number: int, engine_input: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
         for answerer in self._answerers:
-            if (items := answerer.tokenizer_inputs(given)) is not None:
+            if (items := answerer.tokenizer_inputs(engine_input)) is not None:
                 return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
-        raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
+        raise HeedfulError(
+            f"input {number} is {_shown(engine_input)}: this model's {self.kind} head expects {self.expects}"
+        )
 
     def _windows(
         self, number: int, answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding]
     ) -> list[Encoding]:
         try:
-            return [each for seen in input_windows(answerer, items, encoded, self.limit) for each in seen]
+            return [window for seen in input_windows(answerer, items, encoded, self.limit) for window in seen]
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
     def _pieces(self, answerer: AnswerHead, several: list[Encoding]) -> list[Chunk]:
         """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.positions is None:
-            return [Chunk(answerer, each, []) for each in several]
+            return [Chunk(answerer, window, []) for window in several]
         places = group_by_window(answerer.positions(several, self.tokenizer), len(several))
-        return [Chunk(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
+        return [Chunk(answerer, window, taken) for window, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
         cut = self.cut
@@ -387,15 +398,19 @@ class BundleEngine:
         if answerer.positions is None:
             wanted, read = pooled_row(head, batch)
             return list(_on_host(head(self._rows(batch, wanted), read)))
-        places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
+        places = [
+            start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.positions
+        ]
         rows, counts = (
             self._rows(batch, torch.tensor(places, device=batch.tokens.device)),
-            [len(piece.places) for piece in pieces],
+            [len(piece.positions) for piece in pieces],
         )
         if answerer.summarize is None or top_k is None:
             return list(_on_host(head(rows, batch)).split(counts))
         parts, setting = rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)), self._setting(top_k)
-        brief = iter([each for part in parts for each in answerer.summarize(_on_host(head(part, batch)), setting)])
+        brief = iter(
+            [summary for part in parts for summary in answerer.summarize(_on_host(head(part, batch)), setting)]
+        )
         return [list(islice(brief, count)) for count in counts]
 
     def _packed(self, pieces: Sequence[Chunk]) -> Packed:
@@ -433,6 +448,6 @@ def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
     )
 
 
-def _shown(given: Any, most: int = 80) -> str:
-    text = f"{type(given).__name__} {given!r}"
+def _shown(value: Any, most: int = 80) -> str:
+    text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -30,9 +30,9 @@ def replace_nonfinite(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {name: replace_nonfinite(each) for name, each in value.items()}
+            return {name: replace_nonfinite(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [replace_nonfinite(each) for each in value]
+            return [replace_nonfinite(inner) for inner in value]
     return value
 
 

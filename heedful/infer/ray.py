@@ -48,19 +48,19 @@ class Predict:
         count = len(next(iter(batch.values()))) if batch else 0
         rows = [{name: _plain(column[number]) for name, column in batch.items()} for number in range(count)]
         inputs, pair = self._inputs(tuple(batch), rows)
-        found = answer_each(self.engine, inputs, top_k=self._top_k)
-        made: Columns = {}
+        answers = answer_each(self.engine, inputs, top_k=self._top_k)
+        output: Columns = {}
         for name, kind in answer_arrow_types(self.engine, pair=pair).items():
-            values = [_of(each, name) for each in found]
-            made[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
-        made[self._prefix + "error"] = _objects([each if isinstance(each, str) else None for each in found])
+            values = [_of(answer, name) for answer in answers]
+            output[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
+        output[self._prefix + "error"] = _objects([answer if isinstance(answer, str) else None for answer in answers])
         if not self._keep:
-            return made
-        if twice := [name for name in made if name in batch]:
+            return output
+        if twice := [name for name in output if name in batch]:
             raise HeedfulError(
                 f"the answers have a column {shown(twice[0])}, and so has the input: give prefix=, or keep=False"
             )
-        return {**batch, **made}
+        return {**batch, **output}
 
     def _inputs(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, str | None]], bool]:
         """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
@@ -68,13 +68,13 @@ class Predict:
         table = Table(shown="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
-        found: list[tuple[Any, str | None]] = []
+        inputs: list[tuple[Any, str | None]] = []
         for row in rows:
             try:
-                found.append((ask.make(reader, row), None))
+                inputs.append((ask.make(reader, row), None))
             except CellError as wrong:
-                found.append((None, f"{wrong.column}: {wrong.reason}"))
-        return found, "text_pair" in columns.of or "positive" in columns.of
+                inputs.append((None, f"{wrong.column}: {wrong.reason}"))
+        return inputs, "text_pair" in columns.of or "positive" in columns.of
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """Return a matrix of vectors, with a row of NaN for each missing one."""
@@ -106,7 +106,7 @@ def _column(kind: pa.DataType, values: list[Any]) -> np.ndarray:
 
 
 def _objects(values: list[Any]) -> np.ndarray:
-    found = np.empty(len(values), object)
+    column = np.empty(len(values), object)
     for number, value in enumerate(values):  # all at once, lists would become a matrix
-        found[number] = value
-    return found
+        column[number] = value
+    return column

@@ -147,19 +147,19 @@ def _protocol(service: Service) -> list[Route]:
         return await open_inference.infer(call, request.path_params["name"], body)
 
     def facts(request: Request) -> Any:
-        name, lane = service.lane(request.path_params["name"], None)
+        name, model_queue = service.select_model(request.path_params["name"], None)
         return {
             "name": name,
             "platform": "heedful",
-            "inputs": open_inference.input_tensors(head_kind(lane)),
-            "outputs": open_inference.output_tensors(head_kind(lane), _labels(lane.engine)),
+            "inputs": open_inference.input_tensors(head_kind(model_queue)),
+            "outputs": open_inference.output_tensors(head_kind(model_queue), _labels(model_queue.engine)),
         }
 
     def ready(request: Request) -> Any:
         name = request.path_params["name"]
-        if name not in service.lanes:
-            service.lane(name, None)  # which says so
-        return {"ready": service.lanes[name].engine is not None and not service.queue.draining}
+        if name not in service.model_queues:
+            service.select_model(name, None)  # which says so
+        return {"ready": service.model_queues[name].engine is not None and not service.queue.draining}
 
     def server(request: Request) -> Any:
         return {"name": "heedful", "version": __version__, "extensions": []}
@@ -201,7 +201,7 @@ def _views(service: Service, keys: bool) -> list[Route]:
 
     def models(request: Request) -> Any:
         about = {"object": "model", "created": 0, "owned_by": "heedful"}
-        return {"object": "list", "data": [{"id": name} | about for name in service.lanes]}
+        return {"object": "list", "data": [{"id": name} | about for name in service.model_queues]}
 
     return [
         _get("/v1/models", models),
@@ -216,8 +216,8 @@ def _views(service: Service, keys: bool) -> list[Route]:
 
 def info(service: Service, name: str | None) -> dict[str, Any]:
     """Describe a model and its routes, without paths of this machine."""
-    name, lane = service.lane(name, None)
-    engine: Any = lane.engine
+    name, model_queue = service.select_model(name, None)
+    engine: Any = model_queue.engine
     limits, loaded = service.settings.limits, engine.loaded
     labels = _labels(engine)
     model_type: dict[str, Any] = {engine.kind: {}}
@@ -237,7 +237,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "routes": [
             endpoint.path
             for endpoint in endpoints()
-            if endpoint.kinds is None or set(head_kinds(lane)) & {*endpoint.kinds}
+            if endpoint.kinds is None or set(head_kinds(model_queue)) & {*endpoint.kinds}
         ],
         "labels": labels,
         "max_input_length": engine.limit,
@@ -247,7 +247,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "max_connections": limits.max_connections,
         "max_connections_per_address": service.settings.connections_per_address,
         "auto_truncate": engine.kind == "embedding",
-        "models": list(service.lanes),
+        "models": list(service.model_queues),
         "version": __version__,
     }
 

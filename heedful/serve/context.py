@@ -26,9 +26,9 @@ class RequestContext:
     record: RequestLog
     given: tuple[str, ...] = ()
 
-    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
+    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
         """The model that answers."""
-        return self.service.lane(name, kinds)
+        return self.service.select_model(name, kinds)
 
     def texts(self, *texts: str) -> None:
         """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
@@ -55,7 +55,7 @@ class RequestContext:
 
     async def ask(
         self,
-        lane: ModelQueue,
+        model_queue: ModelQueue,
         inputs: Sequence[Any],
         *,
         encode: Callable[[Any, Sequence[Any]], Turns] | None = None,
@@ -73,12 +73,12 @@ class RequestContext:
             yield from self.count(engine)
             asked = yield from (encode or tokenize_in_turns)(engine, inputs)
             if engine.kind in MASKS:
-                self._few_candidates(top_k * sum(len(piece.places) for each in asked for piece in each.pieces))
+                self._few_candidates(top_k * sum(len(piece.positions) for each in asked for piece in each.pieces))
             return asked
 
         found = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
         how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read, "sizes": found}
-        answers, tokens = await lane.ask(inputs, top_k=top_k, **how, **more)
+        answers, tokens = await model_queue.ask(inputs, top_k=top_k, **how, **more)
         self.record.tokens += tokens
         return answers
 

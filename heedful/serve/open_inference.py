@@ -37,8 +37,8 @@ def output_tensors(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
 
 async def infer(call: RequestContext, name: str, body: requests.InferBody) -> Any:
     """Texts in, tensors out: the Open Inference Protocol."""
-    _, lane = call.lane(name, None)
-    kind = getattr(lane.engine, "kind", "")
+    _, model_queue = call.select_model(name, None)
+    kind = getattr(model_queue.engine, "kind", "")
     given = {tensor.name: tensor for tensor in body.inputs}
     wanted = [each["name"] for each in input_tensors(kind)]
     if len(given) != len(body.inputs):
@@ -54,11 +54,11 @@ async def infer(call: RequestContext, name: str, body: requests.InferBody) -> An
     if len({len(column) for column in columns.values()}) != 1:
         raise HeedfulError("the tensors have different lengths")
     if kind == "embedding":
-        found: Any = await vectors(call, lane, columns["text"], unit=False)
+        found: Any = await vectors(call, model_queue, columns["text"], unit=False)
     else:
         inputs = _rows(columns)
         call.texts(*("".join(column) for column in zip(*columns.values(), strict=True)))
-        found = await call.ask(lane, inputs) if inputs else []
+        found = await call.ask(model_queue, inputs) if inputs else []
     made = {each["name"]: each for each in _outputs(kind, found)}
     if body.outputs is not None:
         if missing := [output.name for output in body.outputs if output.name not in made]:

@@ -61,7 +61,7 @@ def match_input(given: Any, answers: list[Any]) -> Any:
 
 async def vectors(
     call: RequestContext,
-    lane: ModelQueue,
+    model_queue: ModelQueue,
     texts: list[str],
     *,
     truncate: bool | None = True,
@@ -69,7 +69,7 @@ async def vectors(
     unit: bool = True,
 ) -> np.ndarray:
     """A vector for each text, [texts, dimensions], of length 1 if asked."""
-    limit = getattr(lane.engine, "limit", None)
+    limit = getattr(model_queue.engine, "limit", None)
     longest = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
     cut = [text[:longest] for text in texts]
     call.texts(*cut)
@@ -82,7 +82,7 @@ async def vectors(
             )
         return asked
 
-    answers = await call.ask(lane, texts, encode=encode, sizes=[len(text) for text in cut])
+    answers = await call.ask(model_queue, texts, encode=encode, sizes=[len(text) for text in cut])
     if not answers:
         return np.zeros((0, 0))
     found = np.array([answer["vector"] for answer in answers])
@@ -94,16 +94,16 @@ async def vectors(
 
 async def embed(call: RequestContext, body: requests.EmbedBody) -> Any:
     """A vector for each text."""
-    _, lane = call.lane(body.model, EMBEDDING)
+    _, model_queue = call.select_model(body.model, EMBEDDING)
     return await vectors(
-        call, lane, as_list(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
+        call, model_queue, as_list(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
     )
 
 
 async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> Any:
     """A vector for each text, in OpenAI's form."""
-    name, lane = call.lane(body.model, EMBEDDING)
-    found: Any = await vectors(call, lane, as_list(body.input), dimensions=body.dimensions)
+    name, model_queue = call.select_model(body.model, EMBEDDING)
+    found: Any = await vectors(call, model_queue, as_list(body.input), dimensions=body.dimensions)
     if body.encoding_format == "base64":
         from base64 import b64encode
 
@@ -118,10 +118,10 @@ async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody)
 
 async def compare_sentences(call: RequestContext, body: requests.SimilarityBody) -> Any:
     """The cosine of a sentence's vector and that of each of the others."""
-    _, lane = call.lane(body.model, EMBEDDING)
+    _, model_queue = call.select_model(body.model, EMBEDDING)
     truncate = None if body.parameters is None else body.parameters.truncate
     given = body.inputs
-    return _cosines(await vectors(call, lane, [given.source_sentence, *given.sentences], truncate=truncate))
+    return _cosines(await vectors(call, model_queue, [given.source_sentence, *given.sentences], truncate=truncate))
 
 
 def _cosines(found: np.ndarray) -> list[float]:
@@ -132,12 +132,12 @@ def _cosines(found: np.ndarray) -> list[float]:
 
 async def rerank(call: RequestContext, body: requests.RerankBody) -> Any:
     """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
-    _, lane = call.lane(body.model, RANKS)
-    if getattr(lane.engine, "kind", "") == "embedding":
-        scores = _cosines(await vectors(call, lane, [body.query, *body.texts], truncate=body.truncate))
+    _, model_queue = call.select_model(body.model, RANKS)
+    if getattr(model_queue.engine, "kind", "") == "embedding":
+        scores = _cosines(await vectors(call, model_queue, [body.query, *body.texts], truncate=body.truncate))
     else:
         call.texts(*(body.query + text for text in body.texts))
-        answers = await call.ask(lane, [(body.query, text) for text in body.texts])
+        answers = await call.ask(model_queue, [(body.query, text) for text in body.texts])
         scores = [_relevance(answer, body.raw_scores) for answer in answers]
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
@@ -159,13 +159,13 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
 
 async def predict(call: RequestContext, body: requests.PredictBody) -> Any:
     """The labels of each text or pair with their scores, best first."""
-    _, lane = call.lane(body.model, CLASSES)
+    _, model_queue = call.select_model(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
-    loaded = getattr(lane.engine, "loaded", None)
+    loaded = getattr(model_queue.engine, "loaded", None)
     given, alone = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
     call.texts(*(text for each in given for text in as_list(list(each) if isinstance(each, tuple) else each)))
-    answers = await call.ask(lane, given)
+    answers = await call.ask(model_queue, given)
     found = [labels_of(answer) for answer in answers]
     return found[0] if alone else found
 
@@ -182,7 +182,7 @@ def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def classify_tokens(call: RequestContext, body: requests.TokenClassificationBody) -> Any:
     """A label for each word, and the entities that they make."""
-    _, lane = call.lane(body.model, ("token_classification",))
+    _, model_queue = call.select_model(body.model, ("token_classification",))
     given = as_list(body.inputs)
     words = [[each] if isinstance(each, str) else each for each in given]
     if len(given) > call.service.settings.limits.max_client_batch_size:
@@ -190,44 +190,44 @@ async def classify_tokens(call: RequestContext, body: requests.TokenClassificati
             f"the request has {len(given)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
         )
     call.texts(*(" ".join(sentence) for sentence in words))
-    return match_input(body.inputs, await call.ask(lane, given))
+    return match_input(body.inputs, await call.ask(model_queue, given))
 
 
 async def answer_questions(call: RequestContext, body: requests.QuestionAnsweringBody) -> Any:
     """The answer to each question, as it is in its context."""
-    _, lane = call.lane(body.model, ("question_answering",))
+    _, model_queue = call.select_model(body.model, ("question_answering",))
     given = as_list(body.inputs)
     call.texts(*(each.question + each.context for each in given))
     inputs = [{"question": each.question, "context": each.context} for each in given]
-    return match_input(body.inputs, await call.ask(lane, inputs))
+    return match_input(body.inputs, await call.ask(model_queue, inputs))
 
 
 async def choose_candidates(call: RequestContext, body: requests.MultipleChoiceBody) -> Any:
     """The candidate that fits each prompt best."""
-    _, lane = call.lane(body.model, ("multiple_choice",))
+    _, model_queue = call.select_model(body.model, ("multiple_choice",))
     given = as_list(body.inputs)
     call.texts(*(each.prompt + choice for each in given for choice in each.choices))
     inputs = [{"prompt": each.prompt, "choices": each.choices} for each in given]
-    return match_input(body.inputs, await call.ask(lane, inputs))
+    return match_input(body.inputs, await call.ask(model_queue, inputs))
 
 
 async def predict_next_sentence(call: RequestContext, body: requests.NextSentenceBody) -> Any:
     """Whether the second text of each pair follows the first."""
-    _, lane = call.lane(body.model, ("next_sentence", "pretraining"))
+    _, model_queue = call.select_model(body.model, ("next_sentence", "pretraining"))
     call.texts(*(text for pair in body.inputs for text in pair))
-    return await call.ask(lane, [tuple(pair) for pair in body.inputs])
+    return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
 
 
 async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Any:
     """The likeliest tokens for each mask of each text."""
-    _, lane = call.lane(body.model, ("masked_lm", "pretraining"))
+    _, model_queue = call.select_model(body.model, ("masked_lm", "pretraining"))
     call.texts(*as_list(body.inputs))
-    return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), top_k=body.top_k))
+    return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), top_k=body.top_k))
 
 
 async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
-    _, lane = call.lane(body.model, ("language_model",))
+    _, model_queue = call.select_model(body.model, ("language_model",))
     call.texts(*as_list(body.inputs))
     limit = call.service.settings.limits.max_new_tokens
     most = min(MOST, limit) if body.max_new_tokens is None else body.max_new_tokens
@@ -241,7 +241,7 @@ async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
     elif body.temperature is not None:
         how = Sampling(temperature=body.temperature)
     writing = GenerationConfig(how=how, max_new_tokens=most, seed=body.seed)
-    return match_input(body.inputs, await call.ask(lane, as_list(body.inputs), writing=writing))
+    return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), writing=writing))
 
 
 # -- looking inside -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
 
 async def show_attention(call: RequestContext, body: requests.AttentionBody) -> Any:
     """Attention weights of the tokens of a text, in chosen layers and heads."""
-    _, lane = call.lane(body.model, None)
+    _, model_queue = call.select_model(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*as_list(body.inputs))
     most = call.service.settings.limits.max_attention_weights
@@ -264,14 +264,14 @@ async def show_attention(call: RequestContext, body: requests.AttentionBody) -> 
     size = 1 + min(
         sum(map(len, as_list(body.inputs))), call.service.settings.limits.max_request_tokens - 1
     )  # tokens, at most
-    found = await lane.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
+    found = await model_queue.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
     call.record.tokens += len(found["tokens"])
     return found
 
 
 async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> Any:
     """The tokens of each text, as the model reads it."""
-    _, lane = call.lane(body.model, None)
+    _, model_queue = call.select_model(body.model, None)
     texts = as_list(body.inputs)
     call.texts(*texts)
     most = call.service.settings.limits.max_request_tokens
@@ -289,7 +289,7 @@ async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> Any:
         return [token_infos(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
     record, sizes = call.record, [len(text) for text in texts]
-    return await lane.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
+    return await model_queue.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
 
 
 def endpoints() -> tuple[Endpoint, ...]:

@@ -33,7 +33,7 @@ def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str
 
 
 class Service:
-    """Models by name, each with its lane in one queue."""
+    """Models by name, each with its queue in one scheduler."""
 
     def __init__(
         self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] | None = None
@@ -43,16 +43,16 @@ class Service:
         self.runs = runs
         self.metrics = Metrics()
         limits = self.settings.limits
-        caps = QueueLimits(
-            requests=limits.max_concurrent_requests,
-            tokens=limits.max_queued_tokens,
-            request_tokens=limits.max_request_tokens,
-            characters=limits.max_queued_characters,
-            batch_tokens=limits.max_batch_tokens,
+        queue_limits = QueueLimits(
+            max_concurrent_requests=limits.max_concurrent_requests,
+            max_queued_tokens=limits.max_queued_tokens,
+            max_request_tokens=limits.max_request_tokens,
+            max_queued_characters=limits.max_queued_characters,
+            max_batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Scheduler(caps, readers=limits.tokenization_workers, seen=self.metrics.ran)
+        self.queue = Scheduler(queue_limits, readers=limits.tokenization_workers, seen=self.metrics.ran)
         self.metrics.watch(self.queue)
-        self.lanes = {name: self.queue.lane() for name in runs}
+        self.model_queues = {name: self.queue.add_model() for name in runs}
         self.bodies = BodyBudget(
             max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
@@ -66,7 +66,7 @@ class Service:
         """ "ok", "loading" or "stopping"."""
         if self.queue.draining:
             return "stopping"
-        return "ok" if all(lane.engine is not None for lane in self.lanes.values()) else "loading"
+        return "ok" if all(model_queue.engine is not None for model_queue in self.model_queues.values()) else "loading"
 
     @property
     def loading(self) -> bool:
@@ -91,17 +91,17 @@ class Service:
 
     async def start(self) -> None:
         """Load every model that has not been yet."""
-        for name, lane in self.lanes.items():
-            if lane.engine is None:
-                lane.engine = await self._load(name)
+        for name, model_queue in self.model_queues.items():
+            if model_queue.engine is None:
+                model_queue.engine = await self._load(name)
 
     async def reload(self, name: str) -> None:
         """Read a model's folder anew, beside the one that answers, and exchange them; requests end as they began."""
         engine = await self._load(name)
-        before = self.lanes[name].engine
+        before = self.model_queues[name].engine
         if before is not None and getattr(before, "kind", None) != engine.kind:
             raise HeedfulError(f"{name} had another head before: start the server anew for it")
-        self.lanes[name].engine = engine
+        self.model_queues[name].engine = engine
 
     def reload_all(self) -> None:
         """Reload all models; one that cannot be read stays as it is, and the error is logged."""
@@ -115,43 +115,45 @@ class Service:
                 reason = str(error) if isinstance(error, HeedfulError) else type(error).__name__
                 LOG.error("%s", json.dumps({"event": "model_reload_failed", "model": name, "reason": reason}))
 
-        for name in self.lanes:
+        for name in self.model_queues:
             task = asyncio.get_running_loop().create_task(swap(name))
             self._swaps.add(task)
             task.add_done_callback(self._swaps.discard)
 
-    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
+    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
         """The model of that name, or the first that has one of these kinds of head."""
         if name is not None:
-            if name not in self.lanes:
+            if name not in self.model_queues:
                 raise HTTPError(404, "not_found", "there is no model of this name: GET /info lists them")
-            lane = self.lanes[name]
-            if lane.engine is None:
+            model_queue = self.model_queues[name]
+            if model_queue.engine is None:
                 raise UnavailableError("the model is loading")
-            if not _meets(lane, kinds):
-                raise HTTPError(422, "validation", f"this model cannot be asked that: its head is {head_kind(lane)}")
-            return name, lane
-        for name, lane in self.lanes.items():
-            if lane.engine is not None and _meets(lane, kinds):
-                return name, lane
-        if any(lane.engine is None for lane in self.lanes.values()):
+            if not _meets(model_queue, kinds):
+                raise HTTPError(
+                    422, "validation", f"this model cannot be asked that: its head is {head_kind(model_queue)}"
+                )
+            return name, model_queue
+        for name, model_queue in self.model_queues.items():
+            if model_queue.engine is not None and _meets(model_queue, kinds):
+                return name, model_queue
+        if any(model_queue.engine is None for model_queue in self.model_queues.values()):
             raise UnavailableError("the model is loading")
         raise HTTPError(422, "validation", "no model of this server can be asked that: GET /info lists what can")
 
 
-def head_kind(lane: ModelQueue) -> str:
+def head_kind(model_queue: ModelQueue) -> str:
     """Return the kind of the model's head; "" while it is loading."""
-    return str(getattr(lane.engine, "kind", ""))
+    return str(getattr(model_queue.engine, "kind", ""))
 
 
-def head_kinds(lane: ModelQueue) -> tuple[str, ...]:
+def head_kinds(model_queue: ModelQueue) -> tuple[str, ...]:
     """Return the kind of the head, and "rank" if it gives a pair of texts one score."""
-    kind, engine = head_kind(lane), cast(Any, lane.engine)
+    kind, engine = head_kind(model_queue), cast(Any, model_queue.engine)
     if kind == "sequence_classification":
         head = engine.loaded.config.head
         return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
     return (kind,)
 
 
-def _meets(lane: ModelQueue, kinds: Sequence[str] | None) -> bool:
-    return kinds is None or bool({*head_kinds(lane)} & {*kinds})
+def _meets(model_queue: ModelQueue, kinds: Sequence[str] | None) -> bool:
+    return kinds is None or bool({*head_kinds(model_queue)} & {*kinds})

@@ -169,8 +169,8 @@ def test_forms_of_other_servers_clients(served: RunningServer) -> None:
 def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
     served: RunningServer, engines: dict[str, Engine], learned: bool | None
 ) -> None:
-    lane = served.service.lane("single", None)[1]
-    before, lane.engine.loaded.pairs = lane.engine.loaded.pairs, learned
+    model_queue = served.service.select_model("single", None)[1]
+    before, model_queue.engine.loaded.pairs = model_queue.engine.loaded.pairs, learned
     try:
         texts = {text: labels_of(engines["single"]([text])[0]) for text in ("the cat", "she ran")}
         pair = labels_of(engines["single"]([("the cat", "she ran")])[0])
@@ -197,7 +197,7 @@ def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
                 assert near(predict(["the cat"]), [texts["the cat"]])
         assert predict(["the cat", ["she ran"]])[0] == 422 and predict([["a", "b", "c"]])[0] == 422
     finally:
-        lane.engine.loaded.pairs = before
+        model_queue.engine.loaded.pairs = before
 
 
 def near(actual: Any, wanted: Any) -> bool:

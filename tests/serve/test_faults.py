@@ -70,7 +70,7 @@ def held(folders: dict[str, str]) -> Any:
         context = background({"tag": folders["tag"]}, chosen, loader=lambda folder: Held(folder, seconds))
         running = context.__enter__()
         calls.append(context)
-        return running, running.service.lanes["tag"].engine
+        return running, running.service.model_queues["tag"].engine
 
     yield start
     for context in calls:
@@ -201,9 +201,9 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
 ) -> None:
     model = make(tmp_path, "tag")
     with background({"tag": str(model)}) as running:
-        lane = running.service.lanes["tag"]
-        first = lane.engine
-        lane.engine = None
+        model_queue = running.service.model_queues["tag"]
+        first = model_queue.engine
+        model_queue.engine = None
         reply = tag(running.port, "ada")
         assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
         assert ask(running.port, "/ready").json == {"ready": False} and ask(running.port, "/health").status == 503
@@ -211,7 +211,7 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
         ready = ask(running.port, "/v2/models/tag/ready")
         assert ready.status == 503 and ready.json == {"ready": False}
         assert ask(running.port, "/v2/models/nothing/ready").status == 404
-        lane.engine = first
+        model_queue.engine = first
         stop = threading.Event()
         statuses: Counter[int] = Counter()
 
@@ -224,27 +224,27 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
             thread.start()
         for number in range(3):
             until(lambda number=number: statuses[200] > 5 * number)
-            before = lane.engine
+            before = model_queue.engine
             make(model, "tag")  # the files are replaced while the model that was read from them answers
             _in_loop(running, running.service.reload_all)
-            until(lambda before=before: lane.engine is not before)
+            until(lambda before=before: model_queue.engine is not before)
         stop.set()
         for thread in threads:
             thread.join()
         assert set(statuses) == {200}
         weights = model / "model.safetensors"
         os.truncate(weights, weights.stat().st_size // 2)  # in place, as no one should: it was copied, not mapped
-        engine = lane.engine
+        engine = model_queue.engine
         assert tag(running.port, "ada").status == 200
         caplog.clear()
         _in_loop(running, running.service.reload_all)
         until(lambda: "model_reload_failed" in caplog.text)
-        assert lane.engine is engine and tag(running.port, "ada").status == 200
+        assert model_queue.engine is engine and tag(running.port, "ada").status == 200
         assert '"model": "tag", "reason": "' in caplog.text and "model.safetensors" in caplog.text
         (model / "config.json").write_text("{}")
         _in_loop(running, running.service.reload_all)
         time.sleep(0.3)
-        assert lane.engine is engine and tag(running.port, "ada").status == 200
+        assert model_queue.engine is engine and tag(running.port, "ada").status == 200
 
 
 def _in_loop(running: RunningServer, call: Callable[[], None]) -> None:
@@ -400,6 +400,6 @@ def _document(port: int) -> Any:
 
 def test_weights_are_not_changed_by_serving(served: RunningServer, engines: dict[str, Engine]) -> None:
     for name, alone in engines.items():
-        mine: Any = served.service.lanes[name].engine
+        mine: Any = served.service.model_queues[name].engine
         for a, b in zip(mine.loaded.parameters(), alone.loaded.parameters(), strict=True):
             assert torch.equal(a, b)

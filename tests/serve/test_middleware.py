@@ -256,7 +256,7 @@ def test_a_text_that_is_read_twice_is_in_the_queue_once(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with background({"embed": folders["embed"]}) as running:
-        engine: Any = running.service.lanes["embed"].engine
+        engine: Any = running.service.model_queues["embed"].engine
         queue, encode = running.service.queue, engine.tokenize
         monkeypatch.setattr(engine, "tokenize", lambda inputs: (queue.drain(), encode(inputs))[1])
         assert ask(running.port, "/embed", {"inputs": " " * 20_000 + "the cat"}).status == 200

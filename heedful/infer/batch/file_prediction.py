@@ -79,7 +79,7 @@ class BatchSummary:
     errors: int
     first_error: str  # with its file and row; "" without errors
     size: int  # bytes
-    made: int  # rows that this call answered; the others were there, or other processes made them
+    new_rows: int  # rows that this call answered; the others were there, or other processes made them
     seconds: float
     stated: tuple[str, ...]  # what was found out about the files
 
@@ -124,11 +124,11 @@ def predict_files(
     if settings.format == "conll":
         _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)
-    stated = tuple(dict.fromkeys(text for each in several for text in (*each.notes, *each.echo)))
+    stated = tuple(dict.fromkeys(text for inputs in several for text in (*inputs.notes, *inputs.echo)))
     try:
         with open_output(folder, plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, on_progress)
-            found = filled.done() or run.all()
+            record = filled.done() or run.all()
         if folder != Path(output):
             join_parts(folder, Path(output), settings.format, run.header)
     except OSError as error:
@@ -136,21 +136,21 @@ def predict_files(
             f"{output}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
             f"finished parts stay, and it resumes"
         ) from error
-    each = found["each"]
-    left_out = sorted({name for tally in each for name in tally["left_out"]})
+    tallies = record["each"]
+    left_out = sorted({name for tally in tallies for name in tally["left_out"]})
     if left_out:
         stated += (f"keys that the first row of their file has not are left out: {', '.join(map(shown, left_out))}",)
-    if empty := sum(tally.get("empty", 0) for tally in each):
+    if empty := sum(tally.get("empty", 0) for tally in tallies):
         stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
     return BatchSummary(
         folder=Path(output),
-        parts=found["parts"],
-        rows=found["rows"],
-        answered=found["answered"],
-        errors=found["errors"],
-        first_error=next((tally["first_error"] for tally in each if tally["first_error"]), ""),
-        size=found["bytes"],
-        made=run.rows,
+        parts=record["parts"],
+        rows=record["rows"],
+        answered=record["answered"],
+        errors=record["errors"],
+        first_error=next((tally["first_error"] for tally in tallies if tally["first_error"]), ""),
+        size=record["bytes"],
+        new_rows=run.rows,
         seconds=time.monotonic() - start,
         stated=stated,
     )
@@ -177,9 +177,9 @@ def _plan(
         "model": fingerprint(engine),
         "settings": to_mapping(settings) | {"top_k": top_k},
         "data": to_mapping(without_split_settings(data)),
-        "columns": {each.name: list(each.roles) for each in several},
-        "order": [each.name for each in several],
-        "files": {each.name: {"bytes": each.size, "sha256": _digest(each.path)} for each in several},
+        "columns": {inputs.name: list(inputs.roles) for inputs in several},
+        "order": [inputs.name for inputs in several],
+        "files": {inputs.name: {"bytes": inputs.size, "sha256": _digest(inputs.path)} for inputs in several},
     }
 
 
@@ -217,7 +217,7 @@ def fingerprint(engine: BundleEngine) -> str:
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of the names and hashes of the texts in a folder."""
     if path.is_dir():
-        names = (f"{each.relative_to(path)} {_digest(each)}\n" for each in list_text_files(path))
+        names = (f"{text_path.relative_to(path)} {_digest(text_path)}\n" for text_path in list_text_files(path))
         return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
     try:
         with Path(path).open("rb") as file:
@@ -260,7 +260,7 @@ class _Run:
                 self._tell(1.0, waiting=len(left))
                 if self._filled.wait(left):
                     continue
-            if changed := [str(each.path) for each in self._several if file_stamp(each.path) != each.stamp]:
+            if changed := [str(inputs.path) for inputs in self._several if file_stamp(inputs.path) != inputs.stamp]:
                 raise HeedfulError(f"{', '.join(changed)}: changed while it was read: answer it again in a new folder")
             return self._filled.finish(count, {"version": VERSION})
 
@@ -281,18 +281,18 @@ class _Run:
     def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
         """Answer and write one part."""
         tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
-        said = self._said(first, others, tally)
-        self._filled.write(first.part, self._written(said), lambda: tally)
+        rows = self._said(first, others, tally)
+        self._filled.write(first.part, self._written(rows), lambda: tally)
         self._filled.release(first.part)
         self.parts += 1
 
-    def _written(self, said: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
+    def _written(self, rows: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
         if self._schema is None:
             if self._settings.format == "conll":
-                return write_conll(said)
-            return write_jsonl(said, inputs=self._settings.inputs)
+                return write_conll(rows)
+            return write_jsonl(rows, inputs=self._settings.inputs)
         return (
-            write_parquet(said, self._schema) if self._settings.format == "parquet" else write_csv(said, self._schema)
+            write_parquet(rows, self._schema) if self._settings.format == "parquet" else write_csv(rows, self._schema)
         )
 
     @property
@@ -304,19 +304,19 @@ class _Run:
         while True:
             self._begun = self._begun or (time.monotonic(), chunk.share)
             answers = iter(answer_encoded_each(self._engine, chunk.asked, top_k=self._top_k))
-            tally["empty"] += sum(_is_empty(each.given) for each in chunk.asked)
-            found = []
+            tally["empty"] += sum(_is_empty(encoded.engine_input) for encoded in chunk.asked)
+            answered = []
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 answer = error or next(answers)
                 cells = None if row.cells is None else inputs.named(row.cells)
                 place = inputs.place(row), row.number, row.line, cells
-                found.append(
+                answered.append(
                     AnswerRow(*place, None, answer) if isinstance(answer, str) else AnswerRow(*place, answer, None)
                 )
-                _count(tally, found[-1], inputs, self._schema is not None and self._settings.inputs)
-            self.rows += len(found)
-            self.errors += sum(each.error is not None for each in found)
-            yield found
+                _count(tally, answered[-1], inputs, self._schema is not None and self._settings.inputs)
+            self.rows += len(answered)
+            self.errors += sum(answer_row.error is not None for answer_row in answered)
+            yield answered
             self._tell(chunk.share)
             if chunk.last:
                 return
@@ -359,17 +359,17 @@ class _Run:
         """The rows of all parts that can be claimed, with their tokens."""
         size = self._settings.rows
         rows: list[tuple[InputFile, InputRow]] = []
-        given: list[tuple[Any, str | None]] = []
+        parsed: list[tuple[Any, str | None]] = []
         characters, number, mine = 0, 0, False
 
         def chunk(part: int, last: bool) -> _Chunk:
             nonlocal characters
-            asked, errors = tokenize_each(self._engine, given)
-            made = _Chunk(part, rows.copy(), asked, errors, last, self._share(rows[-1][0]))
+            asked, errors = tokenize_each(self._engine, parsed)
+            new_chunk = _Chunk(part, rows.copy(), asked, errors, last, self._share(rows[-1][0]))
             rows.clear()
-            given.clear()
+            parsed.clear()
             characters = 0
-            return made
+            return new_chunk
 
         for inputs, row in self._numbered():
             part, place = divmod(number, size)
@@ -383,8 +383,8 @@ class _Run:
             if len(rows) >= self._chunk or characters >= CHUNK_CHARACTERS:
                 yield chunk(part, False)
             rows.append((inputs, row))
-            given.append(inputs.ask(row))
-            characters += _size(given[-1][0])
+            parsed.append(inputs.ask(row))
+            characters += _size(parsed[-1][0])
         if mine:
             yield chunk((number - 1) // size, True)
         self._total = number
@@ -396,15 +396,15 @@ class _Run:
 
     def _share(self, at: InputFile) -> float:
         place = self._several.index(at)
-        whole = sum(each.size for each in self._several)
-        return min(1.0, (sum(each.size for each in self._several[:place]) + at.share * at.size) / max(whole, 1))
+        whole = sum(inputs.size for inputs in self._several)
+        return min(1.0, (sum(inputs.size for inputs in self._several[:place]) + at.share * at.size) / max(whole, 1))
 
 
 def _until_none(waiting: queue.Queue[_Chunk | BaseException | None]) -> Iterator[_Chunk]:
-    while (found := waiting.get()) is not None:
-        if isinstance(found, BaseException):
-            raise found
-        yield found
+    while (chunk := waiting.get()) is not None:
+        if isinstance(chunk, BaseException):
+            raise chunk
+        yield chunk
 
 
 def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
@@ -418,33 +418,33 @@ def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _count(tally: dict[str, Any], said: AnswerRow, inputs: InputFile, fixed: bool) -> None:
+def _count(tally: dict[str, Any], row: AnswerRow, inputs: InputFile, fixed: bool) -> None:
     tally["rows"] += 1
-    tally["answered" if said.error is None else "errors"] += 1
-    if said.error is not None and not tally["first_error"]:
-        tally["first_error"] = f"{said.file}:{said.line}: {said.error}"[:500]
-    if fixed and said.cells is not None and len(tally["left_out"]) < 20:
-        more = [name for name in said.cells if name not in inputs.known and name not in tally["left_out"]]
+    tally["answered" if row.error is None else "errors"] += 1
+    if row.error is not None and not tally["first_error"]:
+        tally["first_error"] = f"{row.file}:{row.line}: {row.error}"[:500]
+    if fixed and row.cells is not None and len(tally["left_out"]) < 20:
+        more = [name for name in row.cells if name not in inputs.known and name not in tally["left_out"]]
         tally["left_out"] += more[:20]
 
 
-def _is_empty(given: Any) -> bool:
+def _is_empty(engine_input: Any) -> bool:
     """Return whether an input has nothing but white space in one of its texts."""
-    match given:
+    match engine_input:
         case str():
-            return not given.strip()
+            return not engine_input.strip()
         case tuple():
-            return any(map(_is_empty, given))
+            return any(map(_is_empty, engine_input))
     return False
 
 
-def _size(given: Any) -> int:
+def _size(engine_input: Any) -> int:
     """Characters of an input."""
-    match given:
+    match engine_input:
         case str():
-            return len(given)
+            return len(engine_input)
         case dict():
-            return sum(map(_size, given.values()))
+            return sum(map(_size, engine_input.values()))
         case list() | tuple():
-            return sum(map(_size, given)) + len(given)
+            return sum(map(_size, engine_input)) + len(engine_input)
     return 0

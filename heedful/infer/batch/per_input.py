@@ -9,22 +9,22 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine, EncodedInput
 from heedful.tasks.answering import Answer
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 
 def tokenize_each(
-    engine: BundleEngine, given: Sequence[tuple[Any, str | None]]
+    engine: BundleEngine, inputs: Sequence[tuple[Any, str | None]]
 ) -> tuple[list[EncodedInput], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
-    read = iter(_apart([each for each, error in given if error is None], engine.tokenize))
+    read = iter(_apart([engine_input for engine_input, error in inputs if error is None], engine.tokenize))
     asked: list[EncodedInput] = []
     errors: list[str | None] = []
-    for _, error in given:
-        found = next(read) if error is None else error
-        if isinstance(found, EncodedInput):
-            asked.append(found)
-        errors.append(found if isinstance(found, str) else None)
+    for _, error in inputs:
+        outcome = next(read) if error is None else error
+        if isinstance(outcome, EncodedInput):
+            asked.append(outcome)
+        errors.append(outcome if isinstance(outcome, str) else None)
     return asked, errors
 
 
@@ -33,21 +33,23 @@ def answer_encoded_each(engine: BundleEngine, asked: Sequence[EncodedInput], *, 
     return _apart(asked, lambda some: engine.answers(some, top_k=top_k))
 
 
-def answer_each(engine: BundleEngine, given: Sequence[tuple[Any, str | None]], *, top_k: int = 5) -> list[Answer | str]:
+def answer_each(
+    engine: BundleEngine, inputs: Sequence[tuple[Any, str | None]], *, top_k: int = 5
+) -> list[Answer | str]:
     """Encode the inputs and answer them; an input that fails gets its error message."""
-    asked, errors = tokenize_each(engine, given)
+    asked, errors = tokenize_each(engine, inputs)
     answers = iter(answer_encoded_each(engine, asked, top_k=top_k))
     return [error or next(answers) for error in errors]
 
 
-def _apart(given: Sequence[Given], make: Callable[[Sequence[Given]], Sequence[Made]]) -> list[Made | str]:
+def _apart(values: Sequence[Input], make: Callable[[Sequence[Input]], Sequence[Output]]) -> list[Output | str]:
     """Apply `make` to all items; after an error to halves, down to the items at fault, which get its message."""
-    if not given:
+    if not values:
         return []
     try:
-        return list(make(given))
+        return list(make(values))
     except HeedfulError as error:
-        if len(given) == 1:  # there is no company in which it would have a number
+        if len(values) == 1:  # there is no company in which it would have a number
             return [str(error).removeprefix("input 0: ").removeprefix("input 0 ")]
-        half = len(given) // 2
-        return _apart(given[:half], make) + _apart(given[half:], make)
+        half = len(values) // 2
+        return _apart(values[:half], make) + _apart(values[half:], make)

@@ -90,10 +90,10 @@ class SharedOutput:
     def done(self) -> dict[str, Any] | None:
         """Return the record that is written when all parts are finished."""
         try:
-            found: dict[str, Any] = json.loads((self.out / SUCCESS).read_bytes())
+            record: dict[str, Any] = json.loads((self.out / SUCCESS).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        return found if all(self.finished(number) for number in range(found["parts"])) else None
+        return record if all(self.finished(number) for number in range(record["parts"])) else None
 
     def finish(self, count: int, more: Mapping[str, Any]) -> dict[str, Any]:
         """Say that all parts are there; the sums are over them."""
@@ -119,8 +119,8 @@ class SharedOutput:
 def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[SharedOutput]:
     """The folder for this plan: new, begun by the same one, or an error that says what differs."""
     try:
-        found = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
-        if names := sorted(path.name for path in found if not path.name.startswith((".", CLAIMS, PARTS))):
+        existing = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
+        if names := sorted(path.name for path in existing if not path.name.startswith((".", CLAIMS, PARTS))):
             raise HeedfulError(f"{out}: holds {shown(names[0])} and no answers: give a new folder, or an empty one")
         make_folder(out)
         handle = os.open(out / CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -32,7 +32,7 @@ def write_csv(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Itera
     yield csv_header(schema)
     columns = _columns(schema)
     for chunk in chunks:
-        yield _encoded([_cell(_value(said, path)) for _, path in columns] for said in chunk)
+        yield _encoded([_cell(_value(row, path)) for _, path in columns] for row in chunk)
 
 
 def csv_header(schema: pa.Schema) -> bytes:
@@ -44,20 +44,20 @@ def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
     """The name of each column, and the keys that lead to its values."""
     import pyarrow as pa
 
-    found: list[tuple[str, tuple[str, ...]]] = []
+    columns: list[tuple[str, tuple[str, ...]]] = []
     for field in schema:
         if pa.types.is_struct(field.type):
-            found += [(f"{field.name}.{inner.name}", (field.name, inner.name)) for inner in field.type]
+            columns += [(f"{field.name}.{inner.name}", (field.name, inner.name)) for inner in field.type]
         else:
-            found.append((field.name, (field.name,)))
-    return found
+            columns.append((field.name, (field.name,)))
+    return columns
 
 
-def _value(said: AnswerRow, path: tuple[str, ...]) -> Any:
+def _value(row: AnswerRow, path: tuple[str, ...]) -> Any:
     name, *rest = path
     if name in (*LOCATION_TYPES, "error"):
-        return getattr(said, name)
-    value: Any = said.cells if name == "input" else (said.answer or {}).get(name)
+        return getattr(row, name)
+    value: Any = row.cells if name == "input" else (row.answer or {}).get(name)
     for key in rest:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -92,22 +92,22 @@ def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
     after it is left out.
     """
     for chunk in chunks:
-        yield "".join(_with_tags(said) for said in chunk).encode(errors="backslashreplace")
+        yield "".join(_with_tags(row) for row in chunk).encode(errors="backslashreplace")
 
 
-def _with_tags(said: AnswerRow) -> str:
-    cells = said.cells or {}
+def _with_tags(answer_row: AnswerRow) -> str:
+    cells = answer_row.cells or {}
     rows = str(cells.get("lines", "")).split("\n")
     first = [conll.split_columns(row.strip(BLANK)) for row in rows]
     places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.BORDER]
-    words = (said.answer or {}).get("words", [])
+    words = (answer_row.answer or {}).get("words", [])
     own = places[-len(words) :] if words else []
     tags = {place: word["label"] or NONE for place, word in zip(own, words, strict=True)}
     for place, row in enumerate(first):
         if row[0] == conll.BORDER:
             tags[place] = "O"
         elif place in places and place not in tags:
-            header = place == places[0] and said.row == 1 and {each.casefold() for each in row} & conll.WORDS
+            header = place == places[0] and answer_row.row == 1 and {cell.casefold() for cell in row} & conll.WORDS
             tags[place] = PREDICTED if header else NONE
     for place, tag in tags.items():
         line, end = rows[place].rstrip("\r"), "\r" if rows[place].endswith("\r") else ""

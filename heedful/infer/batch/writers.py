@@ -39,19 +39,19 @@ class AnswerRow(NamedTuple):
 def write_jsonl(chunks: Iterable[Sequence[AnswerRow]], *, inputs: bool) -> Iterator[bytes]:
     """An object on each line."""
     for chunk in chunks:
-        yield b"".join(_line(said, inputs) for said in chunk)
+        yield b"".join(_line(row, inputs) for row in chunk)
 
 
-def _line(said: AnswerRow, inputs: bool) -> bytes:
-    found: dict[str, Any] = {"file": said.file, "row": said.row, "line": said.line}
+def _line(row: AnswerRow, inputs: bool) -> bytes:
+    record: dict[str, Any] = {"file": row.file, "row": row.row, "line": row.line}
     if inputs:
-        found["input"] = said.cells
-    found |= said.answer or {}
-    found["error"] = said.error
+        record["input"] = row.cells
+    record |= row.answer or {}
+    record["error"] = row.error
     try:
-        text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=jsonable)
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=jsonable)
     except ValueError:  # an input that is not finite
-        text = json.dumps(replace_nonfinite(found), ensure_ascii=False, allow_nan=False, default=jsonable)
+        text = json.dumps(replace_nonfinite(record), ensure_ascii=False, allow_nan=False, default=jsonable)
     return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
 
 
@@ -100,7 +100,7 @@ def write_parquet(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> I
         waiting: list[pa.RecordBatch] = []
         for chunk in chunks:
             waiting.append(record_batch(chunk, schema))
-            if sum(each.nbytes for each in waiting) > ROW_GROUP_BYTES:
+            if sum(batch.nbytes for batch in waiting) > ROW_GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
                 waiting.clear()
                 yield sink.fetch()
@@ -116,17 +116,17 @@ def record_batch(chunk: Sequence[AnswerRow], schema: pa.Schema) -> pa.RecordBatc
 
 def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
     if field.name in (*LOCATION_TYPES, "error"):
-        return _array([getattr(said, field.name) for said in chunk], field.type)
+        return _array([getattr(row, field.name) for row in chunk], field.type)
     if field.name != "input":
-        return _array([None if said.answer is None else said.answer.get(field.name) for said in chunk], field.type)
+        return _array([None if row.answer is None else row.answer.get(field.name) for row in chunk], field.type)
     cells = [
         _array(
-            [None if said.cells is None else _fitting(said.cells.get(each.name), each.type) for said in chunk],
-            each.type,
+            [None if row.cells is None else _fitting(row.cells.get(inner.name), inner.type) for row in chunk],
+            inner.type,
         )
-        for each in field.type
+        for inner in field.type
     ]
-    missing = pa.array([said.cells is None for said in chunk], pa.bool_())
+    missing = pa.array([row.cells is None for row in chunk], pa.bool_())
     return pa.StructArray.from_arrays(cells, fields=list(field.type), mask=missing)
 
 
@@ -142,9 +142,9 @@ def _whole(value: Any) -> Any:
         case str():
             return value.encode(errors="backslashreplace").decode()
         case dict():
-            return {_whole(name): _whole(each) for name, each in value.items()}
+            return {_whole(name): _whole(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [_whole(each) for each in value]
+            return [_whole(inner) for inner in value]
     return value
 
 
@@ -163,22 +163,26 @@ def answer_schema(engine: BundleEngine, several: Sequence[InputFile], *, inputs:
     fields = list(LOCATION_TYPES.items())
     if inputs and (columns := input_arrow_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
-    roles = next((each.roles for each in several if each.table is not None), ())
+    roles = next((input_file.roles for input_file in several if input_file.table is not None), ())
     fields += answer_arrow_types(engine, pair="text_pair" in roles or "positive" in roles).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 
 def input_arrow_types(several: Sequence[InputFile]) -> dict[str, pa.DataType]:
     """Parquet's own types; of other files, and where files do not agree, text."""
-    found: dict[str, pa.DataType] = {}
-    for each in several:
-        if each.table is None:
+    types: dict[str, pa.DataType] = {}
+    for input_file in several:
+        if input_file.table is None:
             continue
-        own = {field.name: _kept(field.type) for field in read_schema(each.path)} if each.form == "parquet" else {}
-        for there, name in each.called.items():
+        own = (
+            {field.name: _kept(field.type) for field in read_schema(input_file.path)}
+            if input_file.form == "parquet"
+            else {}
+        )
+        for there, name in input_file.called.items():
             kind = own.get(there, TEXT)
-            found[name] = kind if found.get(name, kind) == kind else TEXT
-    return found
+            types[name] = kind if types.get(name, kind) == kind else TEXT
+    return types
 
 
 def _kept(kind: pa.DataType) -> pa.DataType:
@@ -188,7 +192,9 @@ def _kept(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         inner = [(field.name, _kept(field.type)) for field in kind]
         return (
-            pa.struct(inner) if all(kept == field.type for (_, kept), field in zip(inner, kind, strict=True)) else TEXT
+            pa.struct(inner)
+            if all(inner_kind == field.type for (_, inner_kind), field in zip(inner, kind, strict=True))
+            else TEXT
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return kind if _kept(kind.value_type) == kind.value_type else TEXT
@@ -198,8 +204,8 @@ def _kept(kind: pa.DataType) -> pa.DataType:
 
 def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
-    found = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
-    return found if engine.cut is None else found | {"cut": WHOLE}
+    types = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
+    return types if engine.cut is None else types | {"cut": WHOLE}
 
 
 def _arrow(kind: Any) -> pa.DataType:
@@ -207,5 +213,5 @@ def _arrow(kind: Any) -> pa.DataType:
     if isinstance(kind, list):
         return pa.list_(_arrow(kind[0]))
     if isinstance(kind, dict):
-        return pa.struct([(name, _arrow(each)) for name, each in kind.items()])
+        return pa.struct([(name, _arrow(field_kind)) for name, field_kind in kind.items()])
     return {str: TEXT, float: NUMBER, int: WHOLE, bool: pa.bool_(), np.float32: pa.float32()}[kind]

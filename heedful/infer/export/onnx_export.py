@@ -131,8 +131,8 @@ def _notes(loaded: ModelBundle, config: Mapping[str, Any], limit: int | None) ->
         notes["thresholds"] = loaded.thresholds
     if loaded.tokenizer is not None:
         notes["tokenizer"] = loaded.tokenizer.fingerprint
-    given = {name: value for name, value in notes.items() if value is not None}
-    return {n: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for n, v in given.items()}
+    present = {name: value for name, value in notes.items() if value is not None}
+    return {n: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for n, v in present.items()}
 
 
 # -- the comparison -------------------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ def _differences(
         embedding = loaded.config.model.embedding
         tokens = generator.integers(embedding.vocabulary, size=shown.shape)
         types = generator.integers(max(embedding.types, 1), size=shown.shape)
-        given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (tokens, shown, types), strict=True))
-        found = session.run(
+        feeds = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (tokens, shown, types), strict=True))
+        results = session.run(
             list(outputs),
-            {input_value.name: _as(input_value, given[input_value.name]) for input_value in session.get_inputs()},
+            {input_value.name: _as(input_value, feeds[input_value.name]) for input_value in session.get_inputs()},
         )
-        for (name, (_, shape)), theirs, ours in zip(
-            outputs.items(), found, _packed(loaded, tokens, types, shown), strict=True
+        for (name, (_, shape)), exported, packed in zip(
+            outputs.items(), results, _packed(loaded, tokens, types, shown), strict=True
         ):
-            expected = ours.numpy()
-            same = (theirs[shown] if SEQUENCE in shape else theirs).reshape(expected.shape)
+            expected = packed.numpy()
+            same = (exported[shown] if SEQUENCE in shape else exported).reshape(expected.shape)
             scale = max(float(np.abs(expected).max()), float(np.finfo(np.float32).tiny))
             worst[name] = float(np.maximum(worst[name], np.abs(same - expected).max() / scale))  # NaN stays
     return worst
@@ -195,8 +195,8 @@ def _packed(
     batch, head = Packed.of(ids, kinds), loaded.config.head
     with torch.inference_mode():
         rows = loaded.hidden_states(batch)
-        said = [] if loaded.head is None else loaded.head(rows, batch)
-    several = [said] if isinstance(said, Tensor) else list(said)
+        scores = [] if loaded.head is None else loaded.head(rows, batch)
+    several = [scores] if isinstance(scores, Tensor) else list(scores)
     if isinstance(head, c.SpanScores):
         return list(several[0].unbind(-1))
     return [rows, *several] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else several

@@ -16,7 +16,7 @@ from heedful.nn.layers import Mlp
 OPSET, IR = 17, 8  # the first with LayerNormalization, and the version of the file that came with it (2022)
 FLOAT, INT64, BOOL = 1, 7, 9  # how ONNX numbers types
 
-Given = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # the name of a value, or a constant
+Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # the name of a value, or a constant
 Shape = tuple[str | int, ...]
 
 
@@ -47,9 +47,9 @@ class Graph:
         self._names = names  # of parameters, by id
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def op(self, kind: str, *given: Given, **attributes: Any) -> str:
+    def op(self, kind: str, *operands: Operand, **attributes: Any) -> str:
         """The output of an operator; numbers and lists become constants."""
-        return self._add(Node(kind, tuple(map(self._name, given)), 1, tuple(attributes.items())))[0]
+        return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
     def split(self, x: str, parts: int) -> tuple[str, ...]:
         """Equal parts of the last dimension."""
@@ -85,12 +85,15 @@ class Graph:
             helper.make_node(node.kind, node.inputs, several, several[0], **dict(node.attributes))
             for node, several in self.nodes.items()
         ]
-        nodes += [helper.make_node("Identity", [each.value], [name], name) for name, each in self.outputs.items()]
+        nodes += [helper.make_node("Identity", [output.value], [name], name) for name, output in self.outputs.items()]
         graph = helper.make_graph(
             nodes,
             "encoder",
             [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in self.inputs.items()],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, each.shape) for name, each in self.outputs.items()],
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, output.shape)
+                for name, output in self.outputs.items()
+            ],
             [numpy_helper.from_array(array, name) for name, array in self.tensors.items()],
         )
         model = helper.make_model(
@@ -111,10 +114,10 @@ class Graph:
             self.nodes[node] = (name,) if node.outputs == 1 else several
         return self.nodes[node]
 
-    def _name(self, given: Given) -> str:
-        if isinstance(given, str):
-            return given
-        array = given if isinstance(given, np.ndarray) else _constant(given)
+    def _name(self, operand: Operand) -> str:
+        if isinstance(operand, str):
+            return operand
+        array = operand if isinstance(operand, np.ndarray) else _constant(operand)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = f"constant_{len(self._constants)}"
@@ -122,8 +125,8 @@ class Graph:
         return self._constants[key]
 
 
-def _constant(given: int | float | Sequence[int]) -> Shaped[np.ndarray, ...]:
-    return np.asarray(given, np.float32 if isinstance(given, float) else np.int64)
+def _constant(value: int | float | Sequence[int]) -> Shaped[np.ndarray, ...]:
+    return np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
 
 
 # -- layers ---------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def add_linear(g: Graph, layer: nn.Linear, x: str) -> str:
 def norm(g: Graph, layer: nn.Module, x: str) -> str:
     """Either norm, or none."""
     if isinstance(layer, nn.LayerNorm):
-        affine = [g.weight(each) for each in (layer.weight, layer.bias) if each is not None]
+        affine = [g.weight(parameter) for parameter in (layer.weight, layer.bias) if parameter is not None]
         return g.op("LayerNormalization", x, *affine, axis=-1, epsilon=layer.eps)
     if isinstance(layer, nn.RMSNorm):
         assert layer.eps is not None

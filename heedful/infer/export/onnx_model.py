@@ -50,9 +50,9 @@ def build_graph(loaded: ModelBundle, most: int) -> Graph:
     choice = isinstance(loaded.config.head, c.Choice)
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (loaded.config.model.embedding.types > 1)
     g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if choice else (BATCH, SEQUENCE))
-    given = [_lines(g, name) for name in names] if choice else names
-    seen = g.op("Cast", given[1], to=BOOL)
-    feed = BatchInputs(tokens=given[0], seen=seen, types=given[2] if given[2:] else None, most=most)
+    inputs = [_lines(g, name) for name in names] if choice else names
+    seen = g.op("Cast", inputs[1], to=BOOL)
+    feed = BatchInputs(tokens=inputs[0], seen=seen, types=inputs[2] if inputs[2:] else None, most=most)
     assert loaded.model.encoder is not None
     rows = stack(g, loaded.model.encoder, embedding(g, loaded.model.embedding, feed), feed)
     g.outputs = head(g, loaded, rows, feed)
@@ -206,7 +206,7 @@ def add_attention(
 ) -> str:
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
-    parts = (g.op("Reshape", each, [0, 0, heads, width]) for each in g.split(add_linear(g, part.qkv, x), 3))
+    parts = (g.op("Reshape", projected, [0, 0, heads, width]) for projected in g.split(add_linear(g, part.qkv, x), 3))
     q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
     if sight.waves:
         q, k = _turned(g, q, *sight.waves), _turned(g, k, *sight.waves)
@@ -273,7 +273,7 @@ def _rowwise(g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens,
     parts = {"logits": scores}
     if isinstance(config, c.SpanScores):
         parts = dict(zip(("start_logits", "end_logits"), g.split(scores, 2), strict=True))
-    return {name: Output(g.op("Squeeze", each, [-1]), (BATCH, SEQUENCE)) for name, each in parts.items()}
+    return {name: Output(g.op("Squeeze", logits, [-1]), (BATCH, SEQUENCE)) for name, logits in parts.items()}
 
 
 def _transform(g: Graph, part: h.Transform, config: c.Summary | c.Rowwise, x: str) -> str:

@@ -21,7 +21,7 @@ ScoreBatch = Callable[[list[Any]], list[Any] | Decoding]  # pieces -> their scor
 class PendingRequest:
     """A request: its pieces are in a heap, or in a batch, or have their scores."""
 
-    lane: Any
+    model_queue: Any
     engine: Any
     deadline: float  # by the event loop's clock, which is time.monotonic
     future: asyncio.Future[Any]
@@ -133,13 +133,13 @@ class BatchRun:
                 continue
             suspects, rest = group, []  # one of the suspects makes it fail
             while len(suspects) > 1:
-                half, other = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+                half, second_half = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
                 failed, wrong = yield from self._tried(half, False)
                 if wrong is None:
-                    suspects = other
+                    suspects = second_half
                 else:
                     suspects, error = failed, wrong
-                    rest += other
+                    rest += second_half
             if rest or alone:
                 yield suspects[0], None, error
             else:
@@ -158,15 +158,15 @@ class BatchRun:
             return [], None
         self._counts.retries += not first
         try:
-            made = group[0].run([item.piece for item in group])
-            finished = {} if isinstance(made, Decoding) else dict(enumerate(made))
-            assert isinstance(made, Decoding) or len(finished) == len(group)
+            outcome = group[0].run([item.piece for item in group])
+            finished = {} if isinstance(outcome, Decoding) else dict(enumerate(outcome))
+            assert isinstance(outcome, Decoding) or len(finished) == len(group)
         except BaseException as error:
             return group, public_error(error)
         waiting = dict(enumerate(group))
         for number, scores in finished.items():
             yield _checked(waiting.pop(number), scores)
-        self._decoding = made if isinstance(made, Decoding) else None
+        self._decoding = outcome if isinstance(outcome, Decoding) else None
         while self._decoding is not None and not self._decoding.done:
             try:
                 finished = self._decoding.step()  # at least one in each slice
@@ -195,8 +195,8 @@ def _expired() -> DeadlineExceededError:
 def deliver(ended: list[Ended]) -> None:
     """Wake who waits, in one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Ended]] = {}
-    for each in ended:
-        loops.setdefault(each[0].future.get_loop(), []).append(each)
+    for outcome in ended:
+        loops.setdefault(outcome[0].future.get_loop(), []).append(outcome)
     for loop, mine in loops.items():
         with contextlib.suppress(RuntimeError):  # that loop was closed
             loop.call_soon_threadsafe(_settle, mine)

@@ -16,11 +16,11 @@ from heedful.tasks.generation import GenerationConfig
 class QueueLimits:
     """Limits of the queue, which are never exceeded."""
 
-    requests: int = 512  # that wait or run
-    tokens: int = 262_144  # that wait
-    request_tokens: int = 16_384  # of one request
-    characters: int = 4_194_304  # of long requests, that wait to be tokenised or are
-    batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
+    max_concurrent_requests: int = 512  # that wait or run
+    max_queued_tokens: int = 262_144  # that wait
+    max_request_tokens: int = 16_384  # of one request
+    max_queued_characters: int = 4_194_304  # of long requests, that wait to be tokenised or are
+    max_batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
 
 
 @dataclass(kw_only=True, slots=True)

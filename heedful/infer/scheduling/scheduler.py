@@ -37,7 +37,7 @@ KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
 SLICE_SECONDS = (
     0.05  # seconds after which a decoding lets other models, and what is more urgent, have the engine thread
 )
-MAX_DECODINGS = 2  # of a lane that are held at once, each with its cache; past it what is new waits
+MAX_DECODINGS = 2  # of a model that are held at once, each with its cache; past it what is new waits
 AROUND = 2  # tokens that are put around a text, in estimates
 DENSITY_KEPT = 0.99  # of characters and tokens, in estimates, after each request
 
@@ -53,7 +53,7 @@ class ModelQueue:
         self.queue = queue
         self.engine = engine
         self.heap: list[QueuedChunk] = []
-        self.used = 0.0  # seconds of the engine thread, by which lanes take turns
+        self.used = 0.0  # seconds of the engine thread, by which models take turns
         self.waiting = 0  # tokens, those of requests that are being tokenised as estimated
         self.paused: list[BatchRun] = []  # decodings between two slices
         self.running: BatchRun | None = None
@@ -101,13 +101,15 @@ class ModelQueue:
             short = sum(sizes) <= TURN_CHARACTERS
             self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
             asked = await self._in_reader(lambda: encode(engine, inputs), deadline, left, sizes)
-            pieces = [piece for each in asked for piece in each.pieces]
+            pieces = [piece for encoded in asked for piece in encoded.pieces]
             if sizes and short:
                 self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
 
             def finish(scores: list[Any]) -> list[Answer]:
-                made = iter(scores)
-                return [engine.answer(each, [next(made) for _ in each.pieces], top_k=top_k) for each in asked]
+                in_order = iter(scores)
+                return [
+                    engine.answer(encoded, [next(in_order) for _ in encoded.pieces], top_k=top_k) for encoded in asked
+                ]
 
             if not pieces:
                 answers: list[Answer] = _careful(lambda: finish([]))
@@ -131,8 +133,8 @@ class ModelQueue:
 
     def _estimate(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
         """Estimate the tokens of texts from their characters, with those that may be generated."""
-        each = self._tokens / self._characters
-        return sum(token_cost(AROUND + math.ceil(each * size), writing) for size in sizes)
+        tokens_per_character = self._tokens / self._characters
+        return sum(token_cost(AROUND + math.ceil(tokens_per_character * size), writing) for size in sizes)
 
     def _learn(self, sizes: Sequence[int], tokens: int) -> None:
         """Correct what is estimated by what was found."""
@@ -198,10 +200,10 @@ class ModelQueue:
 
     def _job(self, engine: Any, deadline: float, left: Callable[[], bool]) -> PendingRequest:
         future = asyncio.get_running_loop().create_future()
-        return PendingRequest(lane=self, engine=engine, deadline=deadline, future=future, gone=left)
+        return PendingRequest(model_queue=self, engine=engine, deadline=deadline, future=future, gone=left)
 
     def _next_run(self, budget: int, now: float, counts: QueueCounters) -> BatchRun | None:
-        """The run that is due first: a paused decoding, or a new batch; a lane has at most DECODINGS decodings."""
+        """The run that is due first: a paused decoding, or a new batch; a model has at most MAX_DECODINGS decodings."""
         paused = min(self.paused, key=lambda run: run.due, default=None)
         begins = paused is None or (
             len(self.paused) < MAX_DECODINGS and bool(self.heap) and self.heap[0].due < paused.due
@@ -233,19 +235,19 @@ class ModelQueue:
 
 
 class Scheduler:
-    """One engine thread and the lanes that share it; tokenising has threads of its own."""
+    """One engine thread and the models that share it; tokenising has threads of its own."""
 
     def __init__(
         self,
-        caps: QueueLimits | None = None,
+        limits: QueueLimits | None = None,
         *,
         readers: int = 2,
         seen: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """`seen` is called by the engine thread with the sequences, tokens and seconds of each batch."""
-        self.caps = caps or QueueLimits()
+        self.limits = limits or QueueLimits()
         self.counts = QueueCounters()
-        self.lanes: list[ModelQueue] = []
+        self.model_queues: list[ModelQueue] = []
         self.requests = 0  # that wait now; requests also while they run
         self.tokens = 0  # that wait now; requests also while they run
         self.draining = False
@@ -254,28 +256,30 @@ class Scheduler:
         self._seen = seen
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._readers = TokenizerPool(readers, self.caps.characters)
+        self._readers = TokenizerPool(readers, self.limits.max_queued_characters)
         self._thread = threading.Thread(target=self._work, name="heedful-engine", daemon=True)
         self._thread.start()
 
-    def lane(self, engine: ScheduledEngine | None = None) -> ModelQueue:
+    def add_model(self, engine: ScheduledEngine | None = None) -> ModelQueue:
         """A place for a model; without an engine it is loading."""
-        lane = ModelQueue(self, engine)
+        model_queue = ModelQueue(self, engine)
         with self._changed:
-            self.lanes.append(lane)
-        return lane
+            self.model_queues.append(model_queue)
+        return model_queue
 
-    def wait(self, lane: ModelQueue | None = None, more: int = 0) -> float:
+    def wait(self, model_queue: ModelQueue | None = None, more: int = 0) -> float:
         """Estimate the seconds until all requests that run and wait now are answered.
 
-        For one lane, with a number of tokens added: lanes take turns, so each of the others takes at most as much
+        For one model, with a number of tokens added: models take turns, so each of the others takes at most as much
         time as this one does, whatever waits in it.
         """
         runs = max(0.0, self._until - time.monotonic())
-        if lane is None:
-            return runs + math.fsum(lane.seconds for lane in self.lanes)
-        own = lane.seconds + more / lane.rate
-        return runs + own + math.fsum(min(own, each.seconds) for each in self.lanes if each is not lane)
+        if model_queue is None:
+            return runs + math.fsum(model_queue.seconds for model_queue in self.model_queues)
+        own = model_queue.seconds + more / model_queue.rate
+        return (
+            runs + own + math.fsum(min(own, model.seconds) for model in self.model_queues if model is not model_queue)
+        )
 
     @property
     def characters(self) -> int:
@@ -285,8 +289,10 @@ class Scheduler:
     @property
     def decodings(self) -> int:
         """Batches for which texts are being written, those between two slices included."""
-        running = [lane.running for lane in self.lanes]
-        return sum(len(lane.paused) for lane in self.lanes) + sum(run is not None and run.sliced for run in running)
+        running = [model_queue.running for model_queue in self.model_queues]
+        return sum(len(model_queue.paused) for model_queue in self.model_queues) + sum(
+            run is not None and run.sliced for run in running
+        )
 
     def drain(self) -> None:
         """Take no more requests; those that are here are answered."""
@@ -303,39 +309,41 @@ class Scheduler:
 
     # -- called by the event loop
 
-    def _enter(self, lane: ModelQueue, deadline: float) -> ScheduledEngine:
-        if self.draining or lane.engine is None:
+    def _enter(self, model_queue: ModelQueue, deadline: float) -> ScheduledEngine:
+        if self.draining or model_queue.engine is None:
             raise UnavailableError("this server is stopping" if self.draining else "the model is loading")
         if time.monotonic() >= deadline:
             self.counts.expired += 1
             raise DeadlineExceededError("the deadline passed before the request was read")
         with self._changed:
-            if self.requests >= self.caps.requests or self.tokens >= self.caps.tokens:
-                raise self._full(lane)
+            if self.requests >= self.limits.max_concurrent_requests or self.tokens >= self.limits.max_queued_tokens:
+                raise self._full(model_queue)
             self.requests += 1
-        return lane.engine
+        return model_queue.engine
 
-    def _full(self, lane: ModelQueue) -> QueueFullError:
+    def _full(self, model_queue: ModelQueue) -> QueueFullError:
         self.counts.full += 1
-        return QueueFullError("too many requests wait already; try again later", self.wait(lane))
+        return QueueFullError("too many requests wait already; try again later", self.wait(model_queue))
 
-    def _refuse_late(self, lane: ModelQueue, tokens: int, deadline: float) -> None:
-        """Where it is not expected to be answered in a part of its time: behind what runs, and its own lane's turns."""
-        if self.wait(lane) and self.wait(lane, tokens) > SURE * (deadline - time.monotonic()):
-            raise self._full(lane)
+    def _refuse_late(self, model_queue: ModelQueue, tokens: int, deadline: float) -> None:
+        """Refuse it if it is not expected in a part of its time: behind what runs, and its own model's turns."""
+        if self.wait(model_queue) and self.wait(model_queue, tokens) > SURE * (deadline - time.monotonic()):
+            raise self._full(model_queue)
 
     def _reserve(self, job: PendingRequest, tokens: int) -> None:
         """Hold room for a request that is to be tokenised, by an estimate, or refuse it now."""
-        tokens = min(tokens, self.caps.request_tokens, self.caps.tokens)  # if it has more it will be refused for that
+        tokens = min(
+            tokens, self.limits.max_request_tokens, self.limits.max_queued_tokens
+        )  # if it has more it will be refused for that
         with self._changed:
-            self._refuse_late(job.lane, tokens, job.deadline)
-            if self.tokens + tokens > self.caps.tokens:
-                raise self._full(job.lane)
+            self._refuse_late(job.model_queue, tokens, job.deadline)
+            if self.tokens + tokens > self.limits.max_queued_tokens:
+                raise self._full(job.model_queue)
             self._give_back(job, -tokens)
 
     def _add(self, job: PendingRequest, parts: Sequence[_Part], more: str = "") -> None:
-        total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
-        if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
+        total, model_queue, now = sum(size for size, *_ in parts), job.model_queue, time.monotonic()
+        if total > (most := min(self.limits.max_request_tokens, self.limits.max_queued_tokens)):
             raise TooLongError(f"the inputs have {total} tokens in windows{more}, and a request may have {most}")
         if now >= job.deadline:
             self.counts.expired += 1
@@ -345,11 +353,14 @@ class Scheduler:
             reserved = job.waiting
             self._give_back(job, reserved)
             if total > reserved:  # else it was promised
-                self._refuse_late(lane, total, job.deadline)
-            if self.tokens + total > self.caps.tokens:
-                raise self._full(lane)
-            if not lane.busy:  # what it did not use while it had nothing to do is not saved up
-                lane.used = max(lane.used, min((busy.used for busy in self.lanes if busy.busy), default=lane.used))
+                self._refuse_late(model_queue, total, job.deadline)
+            if self.tokens + total > self.limits.max_queued_tokens:
+                raise self._full(model_queue)
+            if not model_queue.busy:  # what it did not use while it had nothing to do is not saved up
+                model_queue.used = max(
+                    model_queue.used,
+                    min((busy.used for busy in self.model_queues if busy.busy), default=model_queue.used),
+                )
             self._give_back(job, -total)
             job.scores, job.left = [None] * len(parts), len(parts)
             seen = 0
@@ -357,7 +368,7 @@ class Scheduler:
                 seen += size
                 due = min(now + PACE * seen, latest)
                 heapq.heappush(
-                    lane.heap, QueuedChunk(due, next(self._order), size, job, place, piece, key, run, sliced)
+                    model_queue.heap, QueuedChunk(due, next(self._order), size, job, place, piece, key, run, sliced)
                 )
             self._changed.notify()
 
@@ -367,14 +378,16 @@ class Scheduler:
             for job in jobs:
                 job.dead = True
                 self._give_back(job, job.waiting)
-                lane = job.lane
-                if len(lane.heap) > 256 and 2 * sum(item.job.dead for item in lane.heap) > len(lane.heap):
-                    lane.heap = [item for item in lane.heap if not item.job.dead]
-                    heapq.heapify(lane.heap)
+                model_queue = job.model_queue
+                if len(model_queue.heap) > 256 and 2 * sum(item.job.dead for item in model_queue.heap) > len(
+                    model_queue.heap
+                ):
+                    model_queue.heap = [item for item in model_queue.heap if not item.job.dead]
+                    heapq.heapify(model_queue.heap)
 
     def _give_back(self, job: PendingRequest, tokens: int) -> None:
         job.waiting -= tokens
-        job.lane.waiting -= tokens
+        job.model_queue.waiting -= tokens
         self.tokens -= tokens
 
     # -- the engine thread
@@ -386,7 +399,7 @@ class Scheduler:
                     if self._closed:
                         return
                     self._changed.wait()
-            lane, run = chosen
+            model_queue, run = chosen
             start = time.monotonic()
             try:
                 ended, done = run.advance(start + SLICE_SECONDS)
@@ -395,20 +408,23 @@ class Scheduler:
             seconds = time.monotonic() - start
             run.seconds += seconds
             with self._changed:
-                lane.running, self._until = None, 0.0
-                lane.used += max(seconds, 1e-6)
+                model_queue.running, self._until = None, 0.0
+                model_queue.used += max(seconds, 1e-6)
                 if not done:
-                    lane.paused.append(run)
+                    model_queue.paused.append(run)
             if done:
-                self._count(lane, run)
+                self._count(model_queue, run)
             deliver(ended)
             del chosen, run, ended  # what was answered is not kept while the thread sleeps
 
-    def _count(self, lane: ModelQueue, run: BatchRun) -> None:
+    def _count(self, model_queue: ModelQueue, run: BatchRun) -> None:
         """Keep in mind how long a batch took."""
         seconds = max(run.seconds, 1e-6)
-        if lane.took or run.size >= FULL * self.caps.batch_tokens:
-            lane.lately, lane.took = KEPT * lane.lately + run.size, KEPT * lane.took + seconds
+        if model_queue.took or run.size >= FULL * self.limits.max_batch_tokens:
+            model_queue.lately, model_queue.took = (
+                KEPT * model_queue.lately + run.size,
+                KEPT * model_queue.took + seconds,
+            )
         self.counts.batches += 1
         self.counts.sequences += len(run.items)
         self.counts.tokens += run.size
@@ -418,15 +434,17 @@ class Scheduler:
     def _next(self) -> tuple[ModelQueue, BatchRun] | None:
         if self._closed:
             return None
-        for lane in sorted(self.lanes, key=lambda lane: lane.used):
+        for model_queue in sorted(self.model_queues, key=lambda model_queue: model_queue.used):
             now = time.monotonic()
-            if run := lane._next_run(self.caps.batch_tokens, now, self.counts):
+            if run := model_queue._next_run(self.limits.max_batch_tokens, now, self.counts):
                 if not run.begun:
                     for item in run.items:
                         self._give_back(item.job, item.size)
-                lane.running = run
-                self._until = now + (min(SLICE_SECONDS, run.left / lane.rate) if run.sliced else run.size / lane.rate)
-                return lane, run
+                model_queue.running = run
+                self._until = now + (
+                    min(SLICE_SECONDS, run.left / model_queue.rate) if run.sliced else run.size / model_queue.rate
+                )
+                return model_queue, run
         return None
 
 

@@ -122,7 +122,7 @@ class TokenizerPool:
     def _pop(self) -> tuple[float, _Task] | None:
         """The task that is due first, among those that a free thread may take."""
         heaps = [self._short] if self._wholes >= self._wholes_most else [self._short, self._whole]
-        heap = min((heap for heap in heaps if heap), key=lambda each: each[0][:2], default=None)
+        heap = min((heap for heap in heaps if heap), key=lambda tasks: tasks[0][:2], default=None)
         if heap is None:
             return None
         due, _, task = heapq.heappop(heap)
@@ -131,11 +131,11 @@ class TokenizerPool:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (found := self._pop()) is None:
+                while (popped := self._pop()) is None:
                     if self._closed:
                         return
                     self._changed.wait()
-                due, task = found
+                due, task = popped
                 self._wholes += task.whole
             start = time.monotonic()
             ended = self._turn(task)
@@ -149,7 +149,7 @@ class TokenizerPool:
                     self._took = DECAY * self._took + task.seconds
                 if task.whole:
                     self._changed.notify()  # another one may begin
-            del task, found  # what was read is not kept while the thread sleeps
+            del task, popped  # what was read is not kept while the thread sleeps
 
     def _turn(self, task: _Task) -> bool:
         """Take one turn of a task; whether it has ended."""
@@ -161,11 +161,11 @@ class TokenizerPool:
             if time.monotonic() >= task.deadline or task.left():
                 raise DeadlineExceededError("the deadline passed before the request was read")
             if task.turns is None:
-                made = task.function()
-                if not isinstance(made, Generator):
-                    task.future.set_result(made)
+                result = task.function()
+                if not isinstance(result, Generator):
+                    task.future.set_result(result)
                     return True
-                task.turns = made
+                task.turns = result
             next(task.turns)
             return False
         except StopIteration as stop:

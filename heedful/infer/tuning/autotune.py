@@ -84,13 +84,13 @@ def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     return way
 
 
-def _read(found: Any) -> ExecutionPlan:
+def _read(record: Any) -> ExecutionPlan:
     """Return a way from plain data; raises a TypeError, KeyError or ValueError for anything else."""
-    way = ExecutionPlan(**{**found, "why": tuple(found["why"])})
-    kernels = ("", *(each.name for each in KERNELS))
+    way = ExecutionPlan(**{**record, "why": tuple(record["why"])})
+    kernels = ("", *(kernel.name for kernel in KERNELS))
     known = way.precision in get_args(Precision) and way.linears in get_args(LinearKernel) and way.attention in kernels
-    if not known or not all(isinstance(each, str) for each in way.why):
-        raise ValueError(f"{found} is not a way to compute a model")
+    if not known or not all(isinstance(reason, str) for reason in way.why):
+        raise ValueError(f"{record} is not a way to compute a model")
     return way
 
 
@@ -114,7 +114,7 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
     )
     bias = example_bias(config, bounds[-1], max(TEXT_LENGTHS), dtype, CPU)
     call = AttentionArgs(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
-    names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
+    names = [kernel.name for kernel in KERNELS if not kernel.cannot(q, k, v, call)]
 
     times = median_times({name: partial(attend_with, q, k, v, replace(call, preferred=name)) for name in names})
     best = min(times, key=times.__getitem__)
@@ -123,21 +123,21 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
 
 def _with_linears(way: ExecutionPlan, plain: nn.Linear) -> ExecutionPlan:
     reasons: dict[LinearKernel, str] = {
-        name: each.cannot(plain) for name, each in LINEAR_KERNELS.items() if name != "rounded"
+        name: kernel.cannot(plain) for name, kernel in LINEAR_KERNELS.items() if name != "rounded"
     }
-    made = {name: LINEAR_KERNELS[name].make(plain, None) for name, reason in reasons.items() if not reason}
-    ratios: dict[LinearKernel, float] = dict.fromkeys(made, 1.0)
-    told = []
-    for rows in LINEAR_ROWS if made else ():
+    layers = {name: LINEAR_KERNELS[name].make(plain, None) for name, reason in reasons.items() if not reason}
+    ratios: dict[LinearKernel, float] = dict.fromkeys(layers, 1.0)
+    notes = []
+    for rows in LINEAR_ROWS if layers else ():
         x = _rows(rows, plain.in_features, plain.weight.dtype)
-        times = median_times({name: partial(layer, x) for name, layer in {"plain": plain, **made}.items()})
+        times = median_times({name: partial(layer, x) for name, layer in {"plain": plain, **layers}.items()})
         ratios = {name: ratio * times[name] / times["plain"] for name, ratio in ratios.items()}
-        told.append(f"{_shown(times)} for {rows} rows")
+        notes.append(f"{_shown(times)} for {rows} rows")
     best: LinearKernel = min(ratios, key=ratios.__getitem__, default="plain")
-    if made and ratios[best] > MAX_TIME_RATIO**2:
+    if layers and ratios[best] > MAX_TIME_RATIO**2:
         best = "plain"
-    told += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
-    return replace(way, linears=best, why=(*way.why, f"linear layers: {best} ({'; '.join(told)})"))
+    notes += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
+    return replace(way, linears=best, why=(*way.why, f"linear layers: {best} ({'; '.join(notes)})"))
 
 
 def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -153,7 +153,7 @@ def median_times(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) ->
             run()
             if number:
                 times[name].append(time.perf_counter() - start)
-    return {name: median(each) for name, each in times.items()}
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def _shown(times: Mapping[str, float]) -> str:

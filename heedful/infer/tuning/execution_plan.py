@@ -91,9 +91,9 @@ def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
             above.activation = _as_it_is
         if isinstance(above, nn.LayerNorm) and usable_kernels(above.weight) is not None:
             above.float()  # as the kernels read it
-        for name, each in above.named_children():
-            if isinstance(each, nn.Linear) and not way.cannot(each):
-                above.add_module(name, way.make(each, None))
+        for name, child in above.named_children():
+            if isinstance(child, nn.Linear) and not way.cannot(child):
+                above.add_module(name, way.make(child, None))
 
 
 def _fused(mlp: Mlp) -> str:

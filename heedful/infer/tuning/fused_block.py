@@ -41,10 +41,10 @@ class _Block(ctypes.Structure):
     ]
 
 
-class _Made(NamedTuple):
+class _Descriptor(NamedTuple):
     block: _Block
     norms: list[dict[str, Any]]  # their parameters by name, without what asking the module costs each time
-    places: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
+    addresses: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
     held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
 
 
@@ -52,7 +52,7 @@ class FusedBlock:
     """Computes a block of a model in one call; keeps the addresses of the weights of each block."""
 
     def __init__(self) -> None:
-        self._described: dict[int, _Made] = {}  # by the identity of the block
+        self._described: dict[int, _Descriptor] = {}  # by the identity of the block
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Forget the addresses: a copy of a block has its weights elsewhere, and so has a block sent to a process."""
@@ -76,17 +76,17 @@ class FusedBlock:
         heads = x[:, None]
         if cannot_attend(heads, heads, heads, call):
             return None
-        made = self._described.get(id(block))
-        if made is None or _places(made.norms) != made.places:
+        descriptor = self._described.get(id(block))
+        if descriptor is None or _addresses(descriptor.norms) != descriptor.addresses:
             if not can_fuse(block):
                 return None
-            made = self._described[id(block)] = _described(block)
-        described = ctypes.addressof(made.block)
-        found, where = kernels(), span_table(sight.layout)
-        assert found is not None
-        z, space = torch.empty_like(x), empty(found.block_space(described, len(x)), dtype=torch.uint8)
+            descriptor = self._described[id(block)] = _described(block)
+        described = ctypes.addressof(descriptor.block)
+        library, where = kernels(), span_table(sight.layout)
+        assert library is not None
+        z, space = torch.empty_like(x), empty(library.block_space(described, len(x)), dtype=torch.uint8)
         window = -1 if placed.window is None else placed.window
-        found.block(
+        library.block(
             described,
             x.data_ptr(),
             len(x),
@@ -105,10 +105,10 @@ def can_fuse(block: Block) -> bool:
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms = [block.attention_norm, block.mlp_norm]
-    found = kernels()
+    library = kernels()
     return (
-        found is not None
-        and attention.head_width % found.lanes == 0
+        library is not None
+        and attention.head_width % library.lanes == 0
         and not block.norm_first
         and not hasattr(block, "cross")
         and not mlp.gated
@@ -118,15 +118,15 @@ def can_fuse(block: Block) -> bool:
     )
 
 
-def _places(norms: list[dict[str, Any]]) -> list[int]:
-    return [each.data_ptr() for norm in norms for each in norm.values() if each is not None]
+def _addresses(norms: list[dict[str, Any]]) -> list[int]:
+    return [parameter.data_ptr() for norm in norms for parameter in norm.values() if parameter is not None]
 
 
-def _described(block: Block) -> _Made:
+def _described(block: Block) -> _Descriptor:
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
-    made = _Block(
+    native = _Block(
         *(_linear(layer) for layer in layers),
         *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in norms),
         attention.heads,
@@ -136,8 +136,8 @@ def _described(block: Block) -> _Made:
     parts = [layer.panels if isinstance(layer, Int8Linear) else layer for layer in layers]
     read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
     read += [parameter for norm in norms for parameter in norm.parameters()]
-    held, named = [each.detach() for each in read if each is not None], [norm._parameters for norm in norms]
-    return _Made(made, named, _places(named), held)
+    held, named = [tensor.detach() for tensor in read if tensor is not None], [norm._parameters for norm in norms]
+    return _Descriptor(native, named, _addresses(named), held)
 
 
 def _linear(layer: NativeLinear | Int8Linear) -> _Linear:

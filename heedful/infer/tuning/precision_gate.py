@@ -63,8 +63,8 @@ class Measurement:
     def line(self) -> str:
         """Describe the measurement in one line."""
         metric = "" if self.metric_value is None else f", metric {self.metric_value:.4f}"
-        told = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
-        return told + (f"; refused: {self.refused}" if self.refused else "")
+        text = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
+        return text + (f"; refused: {self.refused}" if self.refused else "")
 
 
 def choose_precision(
@@ -79,25 +79,25 @@ def choose_precision(
     error with its measurement."""
     if asked == "float32":
         return "float32", ()
-    found = measure_precisions(name, revision=revision, head=head, device=device)
+    measurements = measure_precisions(name, revision=revision, head=head, device=device)
     if asked == "auto":
-        return fastest_accepted(found), found
-    trial = next((each for each in found if each.precision == asked), None)
+        return fastest_accepted(measurements), measurements
+    trial = next((measurement for measurement in measurements if measurement.precision == asked), None)
     if trial is None:
         model = load(name, revision=revision, head=head).config.model
         raise HeedfulError(f"{name}: {unsupported_reason(asked, model, device)}")
     if trial.refused:
-        lines = "\n  ".join(each.line() for each in found)
+        lines = "\n  ".join(measurement.line() for measurement in measurements)
         raise HeedfulError(
             f"{name} is not answered in {asked} on this machine: {trial.refused}. Measured:\n  {lines}\n"
             "Take float32, or auto: the fastest that is not refused"
         )
-    return asked, found
+    return asked, measurements
 
 
 def fastest_accepted(trials: Sequence[Measurement]) -> Precision:
     """Return the fastest precision that is not refused; float32 never is."""
-    return max((trial for trial in trials if not trial.refused), key=lambda each: each.speed).precision
+    return max((trial for trial in trials if not trial.refused), key=lambda measurement: measurement.speed).precision
 
 
 def measure_precisions(
@@ -129,47 +129,50 @@ def measure_precisions(
     def before() -> tuple[Measurement, ...] | None:
         return None if measure_metric is not None else tuning_cache.read_entry(facts, _read)
 
-    found = None if anew else before()
-    if found is None:
+    measurements = None if anew else before()
+    if measurements is None:
         with tuning_cache.measuring_lock(
             facts
         ) as lasting:  # processes that begin at once would be measured beside each other
-            found = before()
-            if anew or found is None:
+            measurements = before()
+            if anew or measurements is None:
                 plain = BundleEngine(load(name, revision=revision, head=head))
                 inputs, model = calibration_inputs(plain), plain.loaded.config.model
-                several = [each for each in PRECISIONS if not unsupported_reason(each, model, device)]
+                several = [precision for precision in PRECISIONS if not unsupported_reason(precision, model, device)]
                 engines = {
-                    each: open_in_precision(name, each, revision=revision, head=head, device=device) for each in several
+                    precision: open_in_precision(name, precision, revision=revision, head=head, device=device)
+                    for precision in several
                 }
-                told = {each.precision: each.metric_value for each in found or ()}
+                known_metrics = {measurement.precision: measurement.metric_value for measurement in measurements or ()}
                 metrics = {
-                    each: told.get(each) if measure_metric is None else partial(measure_metric, engines[each])
-                    for each in several
+                    precision: known_metrics.get(precision)
+                    if measure_metric is None
+                    else partial(measure_metric, engines[precision])
+                    for precision in several
                 }
-                found = tuple(_trials(engines, inputs, limits, metrics))
+                measurements = tuple(_trials(engines, inputs, limits, metrics))
                 if lasting:
-                    tuning_cache.write_entry(facts, {"trials": [asdict(each) for each in found]})
-    return found
+                    tuning_cache.write_entry(facts, {"trials": [asdict(measurement) for measurement in measurements]})
+    return measurements
 
 
-def _read(found: Any) -> tuple[Measurement, ...]:
+def _read(record: Any) -> tuple[Measurement, ...]:
     """Return trials from plain data; raises a TypeError, KeyError or ValueError for anything else."""
-    trials = tuple(Measurement(**each) for each in found["trials"])
+    trials = tuple(Measurement(**fields) for fields in record["trials"])
     names = [trial.precision for trial in trials]
     if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
         raise ValueError(f"trials of {names}")
-    for each in trials:
-        if not isinstance(each.refused, str) or not isinstance(each.brief, bool):
-            raise ValueError(f"{each} says neither yes nor no")
-        if each.refused and each.precision == "float32":
+    for trial in trials:
+        if not isinstance(trial.refused, str) or not isinstance(trial.brief, bool):
+            raise ValueError(f"{trial} says neither yes nor no")
+        if trial.refused and trial.precision == "float32":
             raise ValueError("float32 is never refused")
-        numbers = [each.scores] if each.metric_value is None else [each.scores, each.metric_value]
-        if any(isinstance(number, bool) for number in (each.speed, *numbers)):
-            raise ValueError(f"{each} has no numbers")
+        numbers = [trial.scores] if trial.metric_value is None else [trial.scores, trial.metric_value]
+        if any(isinstance(number, bool) for number in (trial.speed, *numbers)):
+            raise ValueError(f"{trial} has no numbers")
         # numbers that are not finite are why a precision is refused
-        if not 0 < each.speed < math.inf or not (each.refused or all(map(math.isfinite, numbers))):
-            raise ValueError(f"{each} has numbers that cannot be measured")
+        if not 0 < trial.speed < math.inf or not (trial.refused or all(map(math.isfinite, numbers))):
+            raise ValueError(f"{trial} has numbers that cannot be measured")
     return trials
 
 
@@ -220,12 +223,12 @@ def _trials(
         fair_scores = scores["float32"][: len(scores[name])]
         off = float((scores[name] - fair_scores).square().mean().sqrt() / spread)
         read, seen = (few, looks) if name in brief else (pieces, times)
-        speed, fair = (_tokens(engines[each], read) / seen[each] for each in (name, "float32"))
-        found = numbers.get(name)
-        refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
+        speed, fair = (_tokens(engines[precision], read) / seen[precision] for precision in (name, "float32"))
+        metric = numbers.get(name)
+        refused = "" if name == "float32" else _refusal(off, (least, metric), (fair, speed), bounds)
         trials.append(
             Measurement(
-                precision=name, speed=speed, scores=off, metric_value=found, refused=refused, brief=name in brief
+                precision=name, speed=speed, scores=off, metric_value=metric, refused=refused, brief=name in brief
             )
         )
     return trials
@@ -247,11 +250,11 @@ def _refusal(
     off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Tolerance
 ) -> str:
     """Return why a precision is refused, or ""; `numbers` and `speeds` are those of float32 and its own."""
-    (least, found), (fair, speed) = numbers, speeds
+    (least, metric), (fair, speed) = numbers, speeds
     if not off <= bounds.scores:
         return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
-    if least is not None and found is not None and not found >= least - bounds.metric:
-        return f"the metric falls from {least:.4f} to {found:.4f}, and {bounds.metric} is allowed"
+    if least is not None and metric is not None and not metric >= least - bounds.metric:
+        return f"the metric falls from {least:.4f} to {metric:.4f}, and {bounds.metric} is allowed"
     if speed <= fair:
         return f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
     return ""
@@ -265,13 +268,13 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[Any], most: int = 
     pieces: list[Chunk] = []
     cutting = copy.copy(engine)
     cutting.cut = engine.limit and engine.limit // 2  # leaves room for generated tokens
-    for given in inputs:
+    for engine_input in inputs:
         with suppress(HeedfulError):
             try:
-                asked = engine.tokenize([given])
+                asked = engine.tokenize([engine_input])
             except InputError:
-                asked = cutting.tokenize([given])
-            pieces += (piece for each in asked for piece in each.pieces)
+                asked = cutting.tokenize([engine_input])
+            pieces += (piece for encoded in asked for piece in encoded.pieces)
     if not pieces:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
     answerer = pieces[0].answerer
@@ -295,7 +298,7 @@ def _tokens(engine: BundleEngine, pieces: Sequence[Chunk]) -> int:
 
 def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
     if pieces[0].answerer.generate is None:
-        return torch.cat([each.flatten() for each in engine.score(pieces)])
+        return torch.cat([piece_scores.flatten() for piece_scores in engine.score(pieces)])
     device = next(engine.loaded.parameters()).device
     batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)
     with torch.inference_mode():
@@ -309,9 +312,12 @@ def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
 def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[Any]:
     """Return up to `count` inputs of the run that trained the model, spread over its split; else inputs that ship."""
     for path in _predictions(engine.loaded.source):
-        if given := _spread(path, count):
+        if inputs := _spread(path, count):
             pairs = engine.kind != "token_classification"  # a list of two is a pair there, in JSON, and not two words
-            return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
+            return [
+                tuple(engine_input) if pairs and isinstance(engine_input, list) else engine_input
+                for engine_input in inputs
+            ]
     return _shipped(engine)
 
 
@@ -349,10 +355,10 @@ def _shipped(engine: BundleEngine) -> list[Any]:
             mask = mask_name(engine.tokenizer)
             return [" ".join([*words[:-1], mask]) for words in split]
         case "multiple_choice":
-            return [{"prompt": text, "choices": [text, other]} for text, other in pairwise(texts)]
+            return [{"prompt": text, "choices": [text, following]} for text, following in pairwise(texts)]
         case "question_answering":
             articles = json.loads((assets / "questions" / "dev.json").read_text("utf-8"))["data"]
-            paragraphs = [each for article in articles for each in article["paragraphs"]]
+            paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
             return [
                 {"question": qa["question"], "context": paragraph["context"]}
                 for paragraph in paragraphs

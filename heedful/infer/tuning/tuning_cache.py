@@ -19,7 +19,7 @@ from heedful.csrc import kernels
 from heedful.device import CPU
 from heedful.errors import HeedfulWarning
 
-Found = TypeVar("Found")
+Record = TypeVar("Record")
 
 
 def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "versions": [__version__, torch.__version__],
-        "kernels": found.path.stem if (found := kernels()) else None,
+        "kernels": library.path.stem if (library := kernels()) else None,
     }
 
 
-def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found | None:
+def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Record]) -> Record | None:
     """Return what was found under exactly these facts, as `read` makes it of plain data.
 
     None if there is nothing, if others than this user and root may have written it, or if it is damaged: `read` raises
@@ -50,12 +50,12 @@ def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found 
     return None
 
 
-def write_entry(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def write_entry(facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write down what was found; a disk that cannot be written to costs measuring again, and nothing else.
 
     Warns where the cache cannot be trusted.
     """
-    text = json.dumps({"facts": _plain(facts), "found": found}, indent=1) + "\n"
+    text = json.dumps({"facts": _plain(facts), "found": record}, indent=1) + "\n"
     try:
         path = _path(facts)
         if path is not None:

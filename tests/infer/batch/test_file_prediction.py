@@ -185,7 +185,7 @@ def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> 
     for rows in (1, 7, 23, 1000):
         out = tmp_path / f"out-{rows}"
         done = predict_files(single, file, out, BatchSettings(rows=rows))
-        assert done.parts == -(-23 // rows) == len(list(out.glob("part-*"))) and done.made == 23
+        assert done.parts == -(-23 // rows) == len(list(out.glob("part-*"))) and done.new_rows == 23
         assert near(answers(written(out)), expected)
         success = json.loads((out / "_SUCCESS").read_text())
         assert (success["parts"], success["rows"], success["answered"]) == (done.parts, 23, 23)
@@ -233,7 +233,7 @@ def test_files_of_all_kinds_in_one_folder(single: Engine, tmp_path: Path) -> Non
     assert any("h.csv: is empty" in line for line in done.stated)
     assert any("i.csv: has a header and no rows" in line for line in done.stated)
     again = predict_files(single, folder, folder / "out", BatchSettings(rows=4))  # its own answers are no input
-    assert (again.made, again.rows) == (0, 11)
+    assert (again.new_rows, again.rows) == (0, 11)
 
 
 def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -405,13 +405,13 @@ def test_parts_that_are_there_are_not_made_again(single: Engine, tmp_path: Path)
         predict_files(single, file, out, JSONL, on_progress=told)
     assert len(list(out.glob("part-*"))) == 2 and not list(out.glob(".part-*"))
     done = predict_files(single, file, out, JSONL)
-    assert (done.made, done.rows, done.parts) == (13, 23, 5)
+    assert (done.new_rows, done.rows, done.parts) == (13, 23, 5)
     assert contents(out) == contents(tmp_path / "whole")
     (out / "part-00000002.jsonl").write_bytes(b"cut")
     (out / "part-00000003.jsonl").unlink()
-    assert predict_files(single, file, out, JSONL).made == 10
+    assert predict_files(single, file, out, JSONL).new_rows == 10
     assert contents(out) == contents(tmp_path / "whole")
-    assert predict_files(single, file, out, JSONL).made == 0
+    assert predict_files(single, file, out, JSONL).new_rows == 0
 
 
 def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def slowly(*given, **more):
     return made(*given, **more)
 file_prediction.answer_encoded_each = slowly
 done = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
-print("done", done.made, done.rows, flush=True)
+print("done", done.new_rows, done.rows, flush=True)
 """
 
 
@@ -590,7 +590,7 @@ def test_killed_in_the_middle_of_a_part(
         process.send_signal(signal.SIGKILL)
     assert len(contents(out)) == 1 and list(out.glob(".part-00000001*"))
     done = predict_files(single, file, out, JSONL)
-    assert done.made == 18 and not list(out.glob(".part-*"))
+    assert done.new_rows == 18 and not list(out.glob(".part-*"))
     predict_files(single, file, tmp_path / "whole", JSONL)
     assert contents(out) == contents(tmp_path / "whole")
 
@@ -610,7 +610,9 @@ def test_two_at_once_share_the_parts(
         done = predict_files(single, file, out, JSONL, on_progress=lambda _: time.sleep(0.05))
         second_result = second.communicate(timeout=100)[0].splitlines()[-1].split()
     assert second_result[0] == "done" and second_result[2] == "60" == str(done.rows)
-    assert done.made and int(second_result[1]) and done.made + int(second_result[1]) == 60  # nothing is made twice
+    assert (
+        done.new_rows and int(second_result[1]) and done.new_rows + int(second_result[1]) == 60
+    )  # nothing is made twice
     assert contents(out) == expected
 
 
@@ -631,7 +633,7 @@ def test_the_part_of_one_that_was_killed_is_taken_over(
                 second.kill()
 
         done = predict_files(single, file, out, JSONL, on_progress=told)
-    assert waited and done.rows == done.made == 60 and len(contents(out)) == 12
+    assert waited and done.rows == done.new_rows == 60 and len(contents(out)) == 12
     predict_files(single, file, tmp_path / "whole", JSONL)
     assert contents(out) == contents(tmp_path / "whole")
 

@@ -66,7 +66,7 @@ class Fake:
         return [torch.tensor(math.nan if "?" in text else float(len(text))) for text in texts]
 
     def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
-        return {"text": asked.given, "scores": [float(score) for score in scores], "of": self.name}
+        return {"text": asked.engine_input, "scores": [float(score) for score in scores], "of": self.name}
 
 
 class Slow(Fake):
@@ -94,8 +94,8 @@ def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
     """Queues that are closed afterwards."""
     queues: list[Scheduler] = []
 
-    def make(caps: QueueLimits | None = None, **more: Any) -> Scheduler:
-        queues.append(Scheduler(caps, **more))
+    def make(limits: QueueLimits | None = None, **more: Any) -> Scheduler:
+        queues.append(Scheduler(limits, **more))
         return queues[-1]
 
     yield make
@@ -116,11 +116,11 @@ async def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-async def held(lane: Any, engine: Fake) -> asyncio.Task[Any]:
+async def held(model_queue: Any, engine: Fake) -> asyncio.Task[Any]:
     """The engine thread is in a batch until engine.go is set."""
     engine.go.clear()
     before = len(engine.batches)
-    task = asyncio.create_task(lane.ask(["held"], deadline=soon()))
+    task = asyncio.create_task(model_queue.ask(["held"], deadline=soon()))
     await until(lambda: len(engine.batches) > before)
     return task
 
@@ -128,33 +128,33 @@ async def held(lane: Any, engine: Fake) -> asyncio.Task[Any]:
 def test_requests_are_batched_and_answered_in_order(make_scheduler: Any) -> None:
     engine = Fake()
     queue = make_scheduler()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
-        first = await held(lane, engine)
-        tasks = [asyncio.create_task(lane.ask([f"{n}", "ab cde"], deadline=soon())) for n in range(20)]
+        first = await held(model_queue, engine)
+        tasks = [asyncio.create_task(model_queue.ask([f"{n}", "ab cde"], deadline=soon())) for n in range(20)]
         await until(lambda: queue.requests == 21 and queue.tokens == 130)
         engine.go.set()
         for n, (answers, tokens) in enumerate(await asyncio.gather(*tasks)):
             assert [answer["text"] for answer in answers] == [f"{n}", "ab cde"]
             assert answers[1]["scores"] == [2.0, 3.0] and tokens == len(f"{n}") + 5
         await first
-        assert (await lane.ask(["  "], deadline=soon()))[0] == [{"text": "  ", "scores": [], "of": ""}]
+        assert (await model_queue.ask(["  "], deadline=soon()))[0] == [{"text": "  ", "scores": [], "of": ""}]
 
     asyncio.run(main())
     assert [len(batch) for batch in engine.batches] == [1, 60]
-    assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
+    assert (queue.requests, queue.tokens, model_queue.waiting, model_queue.heap) == (0, 0, 0, [])
 
 
 def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> None:
     engine = Fake()
     queue = make_scheduler()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
-        first = await held(lane, engine)
-        gone = asyncio.create_task(lane.ask(["gone"], deadline=soon(), left=lambda: queue.tokens >= 9))
-        stays = asyncio.create_task(lane.ask(["stays"], deadline=soon(), left=lambda: False))
+        first = await held(model_queue, engine)
+        gone = asyncio.create_task(model_queue.ask(["gone"], deadline=soon(), left=lambda: queue.tokens >= 9))
+        stays = asyncio.create_task(model_queue.ask(["stays"], deadline=soon(), left=lambda: False))
         await until(lambda: queue.tokens == 9)
         engine.go.set()
         assert (await stays)[0][0]["text"] == "stays"
@@ -163,18 +163,20 @@ def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> Non
 
     asyncio.run(main())
     assert engine.batches == [["held"], ["stays"]]
-    assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
+    assert (queue.requests, queue.tokens, model_queue.waiting, model_queue.heap) == (0, 0, 0, [])
 
 
 def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
     engine = Fake(0.001)
-    queue = make_scheduler(QueueLimits(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
-    lane = queue.lane(engine)
+    queue = make_scheduler(
+        QueueLimits(max_concurrent_requests=8, max_queued_tokens=60, max_request_tokens=40, max_batch_tokens=20)
+    )
+    model_queue = queue.add_model(engine)
     seen = []
 
     async def one(n: int) -> str:
         try:
-            await lane.ask(["abcdefghij " * (n % 4 + 1)], deadline=soon())
+            await model_queue.ask(["abcdefghij " * (n % 4 + 1)], deadline=soon())
         except QueueFullError:
             return "full"
         finally:
@@ -183,7 +185,7 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
 
     async def main() -> list[str]:
         with pytest.raises(TooLongError, match="50 tokens in windows, and a request may have 40"):
-            await lane.ask(["abcdefghij " * 5], deadline=soon())
+            await model_queue.ask(["abcdefghij " * 5], deadline=soon())
         ends = []
         for _ in range(5):
             ends += await asyncio.gather(*(one(n) for n in range(30)))
@@ -199,18 +201,18 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
 
 def test_loading_and_draining_are_unavailable(make_scheduler: Any) -> None:
     queue, engine = make_scheduler(), Fake()
-    lane = queue.lane()
+    model_queue = queue.add_model()
 
     async def main() -> None:
         with pytest.raises(UnavailableError, match="loading"):
-            await lane.ask(["a"], deadline=soon())
-        lane.engine = engine
-        first = await held(lane, engine)
-        second = asyncio.create_task(lane.ask(["b"], deadline=soon()))
+            await model_queue.ask(["a"], deadline=soon())
+        model_queue.engine = engine
+        first = await held(model_queue, engine)
+        second = asyncio.create_task(model_queue.ask(["b"], deadline=soon()))
         await asyncio.sleep(0.01)
         queue.drain()
         with pytest.raises(UnavailableError, match="stopping"):
-            await lane.ask(["c"], deadline=soon())
+            await model_queue.ask(["c"], deadline=soon())
         engine.go.set()
         assert (await first)[0][0]["text"] == "held" and (await second)[0][0]["text"] == "b"
 
@@ -220,20 +222,20 @@ def test_loading_and_draining_are_unavailable(make_scheduler: Any) -> None:
 
 def test_an_expired_request_is_told_at_once_and_never_started(make_scheduler: Any) -> None:
     queue, engine = make_scheduler(), Fake()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
-        first = await held(lane, engine)
+        first = await held(model_queue, engine)
         start = time.monotonic()
         with pytest.raises(DeadlineExceededError):
-            await lane.ask(["late"], deadline=start + 0.05)
+            await model_queue.ask(["late"], deadline=start + 0.05)
         assert time.monotonic() - start < 10  # the batch before it takes 20 s
         assert queue.tokens == 0
         with pytest.raises(DeadlineExceededError):
-            await lane.ask(["too late"], deadline=time.monotonic())
+            await model_queue.ask(["too late"], deadline=time.monotonic())
         engine.go.set()
         await first
-        await lane.ask(["after"], deadline=soon())
+        await model_queue.ask(["after"], deadline=soon())
 
     asyncio.run(main())
     assert engine.batches == [["held"], ["after"]]
@@ -243,26 +245,26 @@ def test_an_expired_request_is_told_at_once_and_never_started(make_scheduler: An
 def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> None:
     engine = Fake()
     queue = make_scheduler()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
-        first = await held(lane, engine)
-        lane.lately, lane.took = 1.0, 1.0  # a token a second
+        first = await held(model_queue, engine)
+        model_queue.lately, model_queue.took = 1.0, 1.0  # a token a second
         deadline = soon(100)
-        tasks = [asyncio.create_task(lane.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
+        tasks = [asyncio.create_task(model_queue.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
         await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
         refused = [task.exception() for task in tasks if task.done()]
         assert all(isinstance(error, QueueFullError) for error in refused) and queue.wait() == 40
         with pytest.raises(QueueFullError):  # before its words are looked up, or what is wrong with it
-            await lane.ask(["wrong"], deadline=soon(60))
+            await model_queue.ask(["wrong"], deadline=soon(60))
         with queue._changed:
             now = time.monotonic()
-            late = lane._take(4096, now + 75)
+            late = model_queue._take(4096, now + 75)
             assert len(late) == 1  # half of 25 s is enough for one
-            taken = late + lane._take(4096, now)
+            taken = late + model_queue._take(4096, now)
             assert [item.size for item in taken] == [10] * 4
             for item in taken:
-                queue_module.heapq.heappush(lane.heap, item)
+                queue_module.heapq.heappush(model_queue.heap, item)
         engine.go.set()
         await first
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -272,12 +274,12 @@ def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> 
 
 
 def test_cancelled_clients_never_reach_the_model(make_scheduler: Any) -> None:
-    queue, engine = make_scheduler(QueueLimits(batch_tokens=8)), Fake()
-    lane = queue.lane(engine)
+    queue, engine = make_scheduler(QueueLimits(max_batch_tokens=8)), Fake()
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
-        first = await held(lane, engine)
-        tasks = [asyncio.create_task(lane.ask([f"{n:03}"], deadline=soon())) for n in range(200)]
+        first = await held(model_queue, engine)
+        tasks = [asyncio.create_task(model_queue.ask([f"{n:03}"], deadline=soon())) for n in range(200)]
         await until(lambda: queue.tokens == 600)
         for task in tasks[::2]:
             task.cancel()
@@ -290,7 +292,7 @@ def test_cancelled_clients_never_reach_the_model(make_scheduler: Any) -> None:
     asyncio.run(main())
     reached = {text for batch in engine.batches[1:] for text in batch}
     assert reached == {f"{n:03}" for n in range(1, 200, 2)}
-    assert queue.counts.cancelled == 100 and lane.heap == [] and queue.tokens == 0
+    assert queue.counts.cancelled == 100 and model_queue.heap == [] and queue.tokens == 0
 
 
 @pytest.mark.parametrize("step", [0.01, 0.05])
@@ -300,20 +302,20 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
     """By a clock that each batch moves on, while four short requests always wait."""
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, engine = make_scheduler(QueueLimits(batch_tokens=32)), Slow(clock, step, [])
+    queue, engine = make_scheduler(QueueLimits(max_batch_tokens=32)), Slow(clock, step, [])
     engine.seconds = 0.01  # in which those that were answered ask again
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
     done = asyncio.Event()
 
     async def shorts() -> None:
         while not done.is_set():
-            await lane.ask(["s" * 30], deadline=clock[0] + 20)
+            await model_queue.ask(["s" * 30], deadline=clock[0] + 20)
 
     async def main() -> float:
-        first = await held(lane, engine)
+        first = await held(model_queue, engine)
         feeders = [asyncio.create_task(shorts()) for _ in range(4)]
         start = clock[0]
-        long = asyncio.create_task(lane.ask([" ".join(["l" * 32] * 20)], deadline=start + 4))
+        long = asyncio.create_task(model_queue.ask([" ".join(["l" * 32] * 20)], deadline=start + 4))
         await until(lambda: queue.tokens == 4 * 30 + 20 * 32)
         engine.go.set()
         await long
@@ -335,15 +337,15 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
     n=st.integers(1, 70), poison=st.sets(st.integers(0, 69), max_size=3), nan=st.sets(st.integers(0, 69), max_size=2)
 )
 def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
-    queue, engine = Scheduler(QueueLimits(batch_tokens=10_000)), Fake()
-    lane = queue.lane(engine)
+    queue, engine = Scheduler(QueueLimits(max_batch_tokens=10_000)), Fake()
+    model_queue = queue.add_model(engine)
     poison, nan = {number for number in poison if number < n}, {number for number in nan if number < n}
 
     async def main() -> list[Any]:
-        first = await held(lane, engine)
+        first = await held(model_queue, engine)
         texts = [f"{number}" + "!" * (number in poison) + "?" * (number in nan) for number in range(n)]
         late = soon(100_000)  # time enough for all of them in one batch, however slow the first one was
-        tasks = [asyncio.create_task(lane.ask([text], deadline=late)) for text in texts]
+        tasks = [asyncio.create_task(model_queue.ask([text], deadline=late)) for text in texts]
         await until(lambda: queue.tokens == sum(map(len, texts)))
         engine.go.set()
         await first
@@ -360,7 +362,7 @@ def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -
 
 def test_a_batch_that_fails_once_is_no_ones_fault(make_scheduler: Any) -> None:
     queue, engine = make_scheduler(), Fake()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
     score, calls = engine.score, []
 
     def flaky(pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
@@ -372,8 +374,8 @@ def test_a_batch_that_fails_once_is_no_ones_fault(make_scheduler: Any) -> None:
     engine.score = flaky  # type: ignore[method-assign]
 
     async def main() -> None:
-        first = await held(lane, engine)
-        tasks = [asyncio.create_task(lane.ask([f"{n}"], deadline=soon())) for n in range(8)]
+        first = await held(model_queue, engine)
+        tasks = [asyncio.create_task(model_queue.ask([f"{n}"], deadline=soon())) for n in range(8)]
         await until(lambda: queue.tokens == 8)
         engine.go.set()
         assert [answers[0]["text"] for answers, _ in await asyncio.gather(*tasks)] == [f"{n}" for n in range(8)]
@@ -385,20 +387,20 @@ def test_a_batch_that_fails_once_is_no_ones_fault(make_scheduler: Any) -> None:
 
 def test_errors_are_the_askers_or_ours(make_scheduler: Any) -> None:
     queue, engine = make_scheduler(), Fake()
-    lane = queue.lane(engine)
+    model_queue = queue.add_model(engine)
 
     async def main() -> None:
         with pytest.raises(HeedfulError, match="input 0 is wrong"):
-            await lane.ask(["wrong"], deadline=soon())
+            await model_queue.ask(["wrong"], deadline=soon())
         with pytest.raises(InferenceFailedError) as caught:
-            await lane.ask(["panic"], deadline=soon())
+            await model_queue.ask(["panic"], deadline=soon())
         assert "panicked" not in str(caught.value) + caught.value.reason
         assert caught.value.reason.startswith("BaseException in tokenize:")
-        assert (await lane.ask(["fine"], deadline=soon()))[1] == 4
+        assert (await model_queue.ask(["fine"], deadline=soon()))[1] == 4
         with pytest.raises(InferenceFailedError):
-            await lane.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
-        assert await lane.call(lambda engine_: engine_ is engine, tokens=5, deadline=soon())
-        assert await lane.read(lambda engine_: engine_ is engine, deadline=soon())
+            await model_queue.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
+        assert await model_queue.call(lambda engine_: engine_ is engine, tokens=5, deadline=soon())
+        assert await model_queue.read(lambda engine_: engine_ is engine, deadline=soon())
 
     asyncio.run(main())
     assert queue.requests == queue.tokens == 0
@@ -407,14 +409,16 @@ def test_errors_are_the_askers_or_ours(make_scheduler: Any) -> None:
 def test_models_take_turns_by_the_time_they_use(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    queue, order = make_scheduler(QueueLimits(batch_tokens=4)), []
+    queue, order = make_scheduler(QueueLimits(max_batch_tokens=4)), []
     slow, quick = Slow(clock, 0.01, order, "slow"), Slow(clock, 0.001, order, "quick")
-    lanes = [queue.lane(slow), queue.lane(quick)]
+    model_queues = [queue.add_model(slow), queue.add_model(quick)]
 
     async def main() -> None:
-        first = await held(lanes[0], slow)
+        first = await held(model_queues[0], slow)
         tasks = [
-            asyncio.create_task(lane.ask([f"{n:04}"], deadline=clock[0] + 20)) for n in range(40) for lane in lanes
+            asyncio.create_task(model_queue.ask([f"{n:04}"], deadline=clock[0] + 20))
+            for n in range(40)
+            for model_queue in model_queues
         ]
         await until(lambda: queue.tokens == 4 * 80)
         slow.go.set()
@@ -426,12 +430,12 @@ def test_models_take_turns_by_the_time_they_use(make_scheduler: Any, monkeypatch
 
 
 def test_an_engine_is_exchanged_under_load(make_scheduler: Any) -> None:
-    queue = make_scheduler(QueueLimits(batch_tokens=16))
-    lane = queue.lane(Fake(name="0"))
+    queue = make_scheduler(QueueLimits(max_batch_tokens=16))
+    model_queue = queue.add_model(Fake(name="0"))
     answered = []
 
     async def one(n: int) -> None:
-        answers, _ = await lane.ask([f"{n:03}", "x y z"], deadline=soon())
+        answers, _ = await model_queue.ask([f"{n:03}", "x y z"], deadline=soon())
         assert {answer["of"] for answer in answers} == {answers[0]["of"]}
         answered.append(answers[0]["of"])
 
@@ -440,7 +444,7 @@ def test_an_engine_is_exchanged_under_load(make_scheduler: Any) -> None:
         for number in range(4):
             tasks += [asyncio.create_task(one(n)) for n in range(30)]
             await until(lambda number=number: len(answered) > 30 * number)
-            lane.engine = Fake(name=str(number + 1))
+            model_queue.engine = Fake(name=str(number + 1))
         await asyncio.gather(*tasks, one(99))
 
     asyncio.run(main())
@@ -449,15 +453,15 @@ def test_an_engine_is_exchanged_under_load(make_scheduler: Any) -> None:
 
 def test_answers_are_those_of_the_engine_alone(make_scheduler: Any, tmp_path: Any) -> None:
     engine = Engine(make(tmp_path, "tag"))
-    queue = make_scheduler(QueueLimits(batch_tokens=300))
-    lane = queue.lane(engine)
+    queue = make_scheduler(QueueLimits(max_batch_tokens=300))
+    model_queue = queue.add_model(engine)
     draw = random.Random(1)
     words = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
     texts = [" ".join(draw.choices(words, k=draw.choice([0, 1, 5, 30, 120]))) for _ in range(60)]
     groups = [texts[n : n + n % 4 + 1] for n in range(50)]
 
     async def main() -> list[Any]:
-        return await asyncio.gather(*(lane.ask(group, deadline=soon(6_000)) for group in groups))
+        return await asyncio.gather(*(model_queue.ask(group, deadline=soon(6_000)) for group in groups))
 
     for group, (answers, _) in zip(groups, asyncio.run(main()), strict=True):
         for text, answer in zip(group, answers, strict=True):
@@ -519,7 +523,7 @@ class Writer(Fake):
 def test_a_long_decoding_lets_other_models_in_between(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.02)
     queue, writer, second = make_scheduler(), Writer(), Fake()
-    writes, reads = queue.lane(writer), queue.lane(second)
+    writes, reads = queue.add_model(writer), queue.add_model(second)
 
     async def main() -> None:
         long = asyncio.create_task(
@@ -544,10 +548,10 @@ def test_a_long_decoding_lets_other_models_in_between(make_scheduler: Any, monke
 def test_a_short_decoding_passes_a_long_one_of_its_model(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.01)
     queue, writer = make_scheduler(), Writer(0.002)
-    lane, ends = queue.lane(writer), []
+    model_queue, ends = queue.add_model(writer), []
 
     async def one(text: str, most: int) -> None:
-        assert (await lane.ask([text], deadline=soon(60), writing=GenerationConfig(max_new_tokens=most)))[0] == [
+        assert (await model_queue.ask([text], deadline=soon(60), writing=GenerationConfig(max_new_tokens=most)))[0] == [
             {"text": text}
         ]
         ends.append(text)
@@ -565,8 +569,8 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(make_scheduler: Any, mo
 
 def test_decodings_held_at_once_are_few(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.001)
-    queue, writer = make_scheduler(QueueLimits(batch_tokens=8)), Writer(0.002)
-    lane, held_at_once = queue.lane(writer), []
+    queue, writer = make_scheduler(QueueLimits(max_batch_tokens=8)), Writer(0.002)
+    model_queue, held_at_once = queue.add_model(writer), []
 
     async def watch() -> None:
         while True:
@@ -579,7 +583,9 @@ def test_decodings_held_at_once_are_few(make_scheduler: Any, monkeypatch: pytest
         for n in range(150, 50, -20):  # each is due before those that were begun
             before = len(writer.steps)
             tasks.append(
-                asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=GenerationConfig(max_new_tokens=n)))
+                asyncio.create_task(
+                    model_queue.ask(["x" * n], deadline=soon(60), writing=GenerationConfig(max_new_tokens=n))
+                )
             )
             await until(lambda before=before: len(writer.steps) > before + 2)
         await asyncio.gather(*tasks)
@@ -594,17 +600,17 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
 ) -> None:
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.03)
     queue, writer = make_scheduler(), Writer(0.02)
-    lane = queue.lane(writer)
+    model_queue = queue.add_model(writer)
     gone = threading.Event()
 
     async def main() -> None:
-        first = await held(lane, writer_gate(writer))
+        first = await held(model_queue, writer_gate(writer))
         how: Any = {"writing": GenerationConfig(max_new_tokens=100)}
-        cancelled = asyncio.create_task(lane.ask(["c" * 100], deadline=soon(), **how))
-        left = asyncio.create_task(lane.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
-        late = asyncio.create_task(lane.ask(["d" * 100], deadline=soon(1.0), **how))
-        stays = asyncio.create_task(lane.ask(["s" * 60], deadline=soon(), **how))
-        brief = asyncio.create_task(lane.ask(["b" * 3], deadline=soon(), **how))
+        cancelled = asyncio.create_task(model_queue.ask(["c" * 100], deadline=soon(), **how))
+        left = asyncio.create_task(model_queue.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
+        late = asyncio.create_task(model_queue.ask(["d" * 100], deadline=soon(1.0), **how))
+        stays = asyncio.create_task(model_queue.ask(["s" * 60], deadline=soon(), **how))
+        brief = asyncio.create_task(model_queue.ask(["b" * 3], deadline=soon(), **how))
         await until(lambda: queue.tokens >= 860)
         writer.go.set()
         await brief
@@ -642,18 +648,18 @@ def writer_gate(writer: Writer) -> Writer:
     n=st.integers(1, 20), poison=st.sets(st.integers(0, 19), max_size=2), nan=st.sets(st.integers(0, 19), max_size=2)
 )
 def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
-    queue, writer = Scheduler(QueueLimits(batch_tokens=100_000)), Writer(0.0)
-    lane = queue.lane(writer)
+    queue, writer = Scheduler(QueueLimits(max_batch_tokens=100_000)), Writer(0.0)
+    model_queue = queue.add_model(writer)
     poison, nan = {number for number in poison if number < n}, {number for number in nan if number < n}
 
     async def main() -> list[Any]:
-        first = await held(lane, writer_gate(writer))
+        first = await held(model_queue, writer_gate(writer))
         texts = [
             f"{number:02}" + "." * (number % 5) + "!!" * (number in poison) + "?" * (number in nan)
             for number in range(n)
         ]
         how: Any = {"deadline": soon(100_000), "writing": GenerationConfig(max_new_tokens=9)}
-        tasks = [asyncio.create_task(lane.ask([text], **how)) for text in texts]
+        tasks = [asyncio.create_task(model_queue.ask([text], **how)) for text in texts]
         await until(lambda: queue.tokens == sum(map(len, texts)) + 9 * n)
         writer.go.set()
         await first
@@ -678,7 +684,7 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
     """With a slice for each step, and another model in between."""
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.0)
     engine, queue = Engine(make_writer(tmp_path)), make_scheduler()
-    writes, reads = queue.lane(engine), queue.lane(Fake())
+    writes, reads = queue.add_model(engine), queue.add_model(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
     writing = {most: GenerationConfig(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}
 
@@ -701,21 +707,21 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
 
 def test_what_other_models_have_to_do_counts_as_far_as_their_turns(make_scheduler: Any) -> None:
     queue = make_scheduler()
-    busy, calm = queue.lane(Fake()), queue.lane(Fake())
-    for lane, waiting in ((busy, 1_000), (calm, 20)):
-        lane.lately, lane.took, lane.waiting = 10.0, 1.0, waiting  # ten tokens a second
+    busy, calm = queue.add_model(Fake()), queue.add_model(Fake())
+    for model_queue, waiting in ((busy, 1_000), (calm, 20)):
+        model_queue.lately, model_queue.took, model_queue.waiting = 10.0, 1.0, waiting  # ten tokens a second
     assert queue.wait() == pytest.approx(102)
     assert queue.wait(calm) == pytest.approx(2 + 2) and queue.wait(calm, 10) == pytest.approx(3 + 3)
     assert queue.wait(busy) == pytest.approx(100 + 2)
-    for lane in (busy, calm):
-        lane.waiting = 0
+    for model_queue in (busy, calm):
+        model_queue.waiting = 0
 
 
 def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any) -> None:
     """By the characters of its texts, as tokens of earlier requests had them; those being tokenised count."""
     engine, read = Fake(), []
-    queue = make_scheduler(QueueLimits(tokens=100, request_tokens=60))
-    lane = queue.lane(engine)
+    queue = make_scheduler(QueueLimits(max_queued_tokens=100, max_request_tokens=60))
+    model_queue = queue.add_model(engine)
 
     def encode(engine: Any, inputs: Sequence[Any]) -> list[EncodedInput]:
         read.append(inputs)
@@ -723,16 +729,19 @@ def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any
 
     async def main() -> None:
         for _ in range(60):  # a token for each letter, and two around a text
-            await lane.ask(["x" * 40], deadline=soon(), sizes=[40])
-        first = await held(lane, engine)
-        fits = [asyncio.create_task(lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)) for _ in range(2)]
+            await model_queue.ask(["x" * 40], deadline=soon(), sizes=[40])
+        first = await held(model_queue, engine)
+        fits = [
+            asyncio.create_task(model_queue.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode))
+            for _ in range(2)
+        ]
         await until(lambda: len(read) == 2 and queue.tokens >= 76)
         read.clear()
         with pytest.raises(QueueFullError):
-            await lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)
+            await model_queue.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)
         assert not read
         engine.go.set()
         await asyncio.gather(first, *fits)
 
     asyncio.run(main())
-    assert queue.counts.full == 1 and queue.tokens == lane.waiting == 0
+    assert queue.counts.full == 1 and queue.tokens == model_queue.waiting == 0
