@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ class BundleEngine:
         """A description of the inputs that the head takes."""
         return "; or ".join(answerer.expects for answerer in self._answerers)
 
-    def __call__(self, inputs: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
+    def __call__(self, inputs: Iterable[object], *, top_k: int = 5) -> list[Answer]:
         """An answer for each input, in order.
 
         Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
@@ -144,7 +144,7 @@ class BundleEngine:
         return answers
 
     def predict(
-        self, inputs: Iterable[Any], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
+        self, inputs: Iterable[object], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
     ) -> list[AnyPrediction]:
         """Answer each input with a dataclass of its head's kind, such as Classification or TokenClassification.
 
@@ -199,7 +199,7 @@ class BundleEngine:
         Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
         """
         pieces = [piece for encoded in asked for piece in encoded.pieces]
-        scores: dict[int, Any] = {}
+        scores: dict[int, object] = {}
         for numbers in self._batches(pieces):
             scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
         in_order = (scores[number] for number in range(len(pieces)))
@@ -216,7 +216,7 @@ class BundleEngine:
             answers.append(answer)
         return answers
 
-    def tokenize(self, inputs: Sequence[Any], *, first: int = 0) -> list[EncodedInput]:
+    def tokenize(self, inputs: Sequence[object], *, first: int = 0) -> list[EncodedInput]:
         """Tokenize inputs into windows: the first of the three steps of a call.
 
         Errors count the inputs from `first`.
@@ -249,7 +249,7 @@ class BundleEngine:
         writing: GenerationConfig | None = None,
         *,
         top_k: int | None = None,
-    ) -> list[Any]:
+    ) -> list[object]:
         """Score the pieces of one batch, of one answerer, and return their scores on the host: the second step.
 
         With `top_k`, as in `answer`, only that number of tokens is kept at each position that has scores over the
@@ -276,14 +276,14 @@ class BundleEngine:
         with torch.inference_mode():
             return answerer.generate(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
 
-    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+    def answer(self, asked: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
         answer = self._answer(asked, scores, top_k)
         if not answer_is_finite(answer):
             raise HeedfulError(NOT_FINITE) from FloatingPointError()
         return answer
 
-    def _answer(self, asked: EncodedInput, scores: Sequence[Any], top_k: int) -> Answer:
+    def _answer(self, asked: EncodedInput, scores: Sequence[object], top_k: int) -> Answer:
         windows = [
             Window(piece.encoded, piece.positions, piece_scores)
             for piece, piece_scores in zip(asked.pieces, scores, strict=True)
@@ -313,26 +313,32 @@ class BundleEngine:
         layout = Layout.of(range(0, count * length + 1, length))
         first = self.plan.attention if self.plan else ""
         bias = example_bias(stack, len(q), length, q.dtype, q.device)
-        seen: dict[str, Any] = {"causal": stack.causal, "window": stack.window, "bias": bias}
-        call = AttentionArgs(layout=layout, scale=stack.head_width**-0.5, preferred=first, **seen)
+        call = AttentionArgs(
+            layout=layout,
+            scale=stack.head_width**-0.5,
+            preferred=first,
+            causal=stack.causal,
+            window=stack.window,
+            bias=bias,
+        )
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
             yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
 
-    def _listed(self, inputs: Iterable[Any]) -> list[Any]:
+    def _listed(self, inputs: Iterable[object]) -> list[object]:
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
             raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
         return list(inputs)
 
-    def columns(self, *, pairs: bool) -> dict[str, Any]:
+    def columns(self, *, pairs: bool) -> dict[str, object]:
         """Return the types of the fields of answers, see `Answerer.columns`; `pairs`: inputs may be pairs of texts."""
-        columns: dict[str, Any] = {}
+        columns: dict[str, object] = {}
         for answerer in self._answerers:
             if answerer.pairs in (None, pairs):
                 columns |= answerer.columns(self.loaded, self.writing)
         return columns
 
-    def _read(self, number: int, engine_input: Any) -> tuple[AnswerHead, list[TokenizerInput]]:
+    def _read(self, number: int, engine_input: object) -> tuple[AnswerHead, list[TokenizerInput]]:
         for answerer in self._answerers:
             if (items := answerer.tokenizer_inputs(engine_input)) is not None:
                 return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
@@ -390,10 +396,10 @@ class BundleEngine:
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[Any]:
+    def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[object]:
         batch, answerer = self._packed(pieces), pieces[0].answerer
         if answerer.generate is not None:
-            return answerer.generate(self.loaded, self.tokenizer, batch, writing).run()
+            return list(answerer.generate(self.loaded, self.tokenizer, batch, writing).run())
         head = self._module(answerer)
         if answerer.positions is None:
             wanted, read = pooled_row(head, batch)
@@ -448,6 +454,6 @@ def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
     )
 
 
-def _shown(value: Any, most: int = 80) -> str:
+def _shown(value: object, most: int = 80) -> str:
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= most else text[: most - 1] + "…"

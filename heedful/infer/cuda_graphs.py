@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,9 @@ from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
 from heedful.nn.layout import Layout
 from heedful.packed import Packed
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 LONGEST, MOST, WARM = 256, 128, 3  # tokens of a text; graphs that are kept; runs before one is recorded
 
@@ -58,7 +61,7 @@ def rerun(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows
 class CudaGraph:
     """A graph, what it reads and what it writes."""
 
-    graph: Any
+    graph: torch.cuda.CUDAGraph
     batch: Packed
     rows: Float[Tensor, "rows width"]
 
@@ -75,9 +78,9 @@ class CudaGraphs:
         self.most = most
         self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # least recently used first
         self._lock = Lock()  # a graph writes to one place
-        self._pool: Any = None
+        self._pool: _POOL_HANDLE | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """A copy records anew: a graph is of one process, and reads the weights of one model."""
         return {"model": self.model, "longest": self.longest, "most": self.most}
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 NOT_FINITE = "the model's numbers for this input are not finite"
 
 
-def answer_is_finite(answer: Any) -> bool:
+def answer_is_finite(answer: object) -> bool:
     """Return whether every number in an answer (plain data) is finite."""
     match answer:
         case float():
             return math.isfinite(answer)
         case dict():
             return all(map(answer_is_finite, answer.values()))
-        case [float(), *_]:
+        case list() | tuple() if answer and isinstance(answer[0], float):
             return math.isfinite(sum(answer))
         case list():
             return all(map(answer_is_finite, answer))
     return True
 
 
-def replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: object) -> object:
     """Return plain data with None in place of each number that is not finite, which JSON has no form for."""
     match value:
         case float():
@@ -36,7 +35,7 @@ def replace_nonfinite(value: Any) -> Any:
     return value
 
 
-def scores_are_finite(scores: Any) -> bool:
+def scores_are_finite(scores: object) -> bool:
     """Return whether the scores of a window are finite: a tensor, generated texts or filled tokens."""
     if isinstance(scores, torch.Tensor):
         return bool(scores.isfinite().all())

@@ -19,6 +19,7 @@ from heedful.infer.batch.per_input import answer_each
 from heedful.infer.batch.writers import answer_arrow_types
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.engine import Engine
+from heedful.tasks.answering import Answer
 
 Columns = dict[str, np.ndarray]
 
@@ -62,13 +63,15 @@ class Predict:
             )
         return {**batch, **output}
 
-    def _inputs(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, str | None]], bool]:
+    def _inputs(
+        self, names: tuple[str, ...], rows: list[dict[str, object]]
+    ) -> tuple[list[tuple[object, str | None]], bool]:
         """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
         table = Table(shown="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
-        inputs: list[tuple[Any, str | None]] = []
+        inputs: list[tuple[object, str | None]] = []
         for row in rows:
             try:
                 inputs.append((ask.make(reader, row), None))
@@ -84,11 +87,11 @@ class Predict:
         return np.array(rows, kind.value_type.to_pandas_dtype()).reshape(-1, width)
 
 
-def _of(answer: Any, name: str) -> Any:
+def _of(answer: Answer | str, name: str) -> object:
     return None if isinstance(answer, str) else answer.get(name)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A cell as plain data."""
     match value:
         case np.ndarray() | np.generic():
@@ -96,7 +99,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _column(kind: pa.DataType, values: list[Any]) -> np.ndarray:
+def _column(kind: pa.DataType, values: list[object]) -> np.ndarray:
     """Return a numeric column with NaN for missing values, or a column of objects."""
     if pa.types.is_floating(kind):
         return np.array([np.nan if value is None else value for value in values], np.float64)
@@ -105,7 +108,7 @@ def _column(kind: pa.DataType, values: list[Any]) -> np.ndarray:
     return _objects(values)
 
 
-def _objects(values: list[Any]) -> np.ndarray:
+def _objects(values: list[object]) -> np.ndarray:
     column = np.empty(len(values), object)
     for number, value in enumerate(values):  # all at once, lists would become a matrix
         column[number] = value

@@ -151,4 +151,4 @@ def head_outputs(loaded: ModelBundle, texts: Sequence[str]) -> list[Tensor]:
     engine = Engine(loaded)
     pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]
     with torch.inference_mode():
-        return list(engine.score(pieces))
+        return [scores for scores in engine.score(pieces) if isinstance(scores, Tensor)]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from heedful.data.labelled.class_folders import list_text_files
 from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_encoded_each, tokenize_each
-from heedful.infer.batch.shared_output import SharedOutput, open_output
+from heedful.infer.batch.shared_output import SharedOutput, Tally, open_output
 from heedful.infer.batch.single_file import join_parts, parts_folder
 from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
@@ -169,7 +169,7 @@ def _need_conll(several: Sequence[InputFile]) -> None:
 
 def _plan(
     engine: BundleEngine, several: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """All that decides what the parts hold."""
     return {
         "version": VERSION,
@@ -250,7 +250,7 @@ class _Run:
         self._schema = answer_schema(engine, several, inputs=settings.inputs) if fixed else None
         self._chunk = WIDE_CHUNK_ROWS if engine.kind in WIDE_HEADS else CHUNK_ROWS
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> Tally:
         """Until every part is there."""
         while True:
             self._pass()
@@ -280,7 +280,7 @@ class _Run:
 
     def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
         """Answer and write one part."""
-        tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
+        tally: Tally = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
         rows = self._said(first, others, tally)
         self._filled.write(first.part, self._written(rows), lambda: tally)
         self._filled.release(first.part)
@@ -300,7 +300,7 @@ class _Run:
         """The bytes with which every part begins."""
         return csv_header(self._schema) if self._settings.format == "csv" and self._schema is not None else b""
 
-    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: dict[str, Any]) -> Iterator[list[AnswerRow]]:
+    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: Tally) -> Iterator[list[AnswerRow]]:
         while True:
             self._begun = self._begun or (time.monotonic(), chunk.share)
             answers = iter(answer_encoded_each(self._engine, chunk.asked, top_k=self._top_k))
@@ -359,7 +359,7 @@ class _Run:
         """The rows of all parts that can be claimed, with their tokens."""
         size = self._settings.rows
         rows: list[tuple[InputFile, InputRow]] = []
-        parsed: list[tuple[Any, str | None]] = []
+        parsed: list[tuple[object, str | None]] = []
         characters, number, mine = 0, 0, False
 
         def chunk(part: int, last: bool) -> _Chunk:
@@ -407,7 +407,9 @@ def _until_none(waiting: queue.Queue[_Chunk | BaseException | None]) -> Iterator
         yield chunk
 
 
-def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
+def _give(
+    waiting: queue.Queue[_Chunk | BaseException | None], value: _Chunk | BaseException | None, stop: threading.Event
+) -> bool:
     """Whether it was taken before all was stopped."""
     while not stop.is_set():
         try:
@@ -418,7 +420,7 @@ def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _count(tally: dict[str, Any], row: AnswerRow, inputs: InputFile, fixed: bool) -> None:
+def _count(tally: Tally, row: AnswerRow, inputs: InputFile, fixed: bool) -> None:
     tally["rows"] += 1
     tally["answered" if row.error is None else "errors"] += 1
     if row.error is not None and not tally["first_error"]:
@@ -428,7 +430,7 @@ def _count(tally: dict[str, Any], row: AnswerRow, inputs: InputFile, fixed: bool
         tally["left_out"] += more[:20]
 
 
-def _is_empty(engine_input: Any) -> bool:
+def _is_empty(engine_input: object) -> bool:
     """Return whether an input has nothing but white space in one of its texts."""
     match engine_input:
         case str():
@@ -438,7 +440,7 @@ def _is_empty(engine_input: Any) -> bool:
     return False
 
 
-def _size(engine_input: Any) -> int:
+def _size(engine_input: object) -> int:
     """Characters of an input."""
     match engine_input:
         case str():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine, EncodedInput
@@ -14,7 +14,7 @@ Output = TypeVar("Output")
 
 
 def tokenize_each(
-    engine: BundleEngine, inputs: Sequence[tuple[Any, str | None]]
+    engine: BundleEngine, inputs: Sequence[tuple[object, str | None]]
 ) -> tuple[list[EncodedInput], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
     read = iter(_apart([engine_input for engine_input, error in inputs if error is None], engine.tokenize))
@@ -34,7 +34,7 @@ def answer_encoded_each(engine: BundleEngine, asked: Sequence[EncodedInput], *, 
 
 
 def answer_each(
-    engine: BundleEngine, inputs: Sequence[tuple[Any, str | None]], *, top_k: int = 5
+    engine: BundleEngine, inputs: Sequence[tuple[object, str | None]], *, top_k: int = 5
 ) -> list[Answer | str]:
     """Encode the inputs and answer them; an input that fails gets its error message."""
     asked, errors = tokenize_each(engine, inputs)

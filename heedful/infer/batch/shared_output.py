@@ -63,7 +63,7 @@ class SharedOutput:
         """Give a part up, finished or not."""
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
 
-    def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, Any]]) -> Tally:
+    def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, object]]) -> Tally:
         """Make a part that was claimed; `tally` is asked when all of it is written."""
         self._sweep(f".{self.path(number).name}.*.part", STALE_SECONDS)
         known: Tally = {}
@@ -87,15 +87,15 @@ class SharedOutput:
             time.sleep(POLL)
         return False
 
-    def done(self) -> dict[str, Any] | None:
+    def done(self) -> Tally | None:
         """Return the record that is written when all parts are finished."""
         try:
-            record: dict[str, Any] = json.loads((self.out / SUCCESS).read_bytes())
+            record: Tally = json.loads((self.out / SUCCESS).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         return record if all(self.finished(number) for number in range(record["parts"])) else None
 
-    def finish(self, count: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, count: int, more: Mapping[str, object]) -> Tally:
         """Say that all parts are there; the sums are over them."""
         tallies = [tally for number in range(count) if (tally := self.finished(number)) is not None]
         assert len(tallies) == count
@@ -116,7 +116,7 @@ class SharedOutput:
 
 
 @contextmanager
-def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[SharedOutput]:
+def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[SharedOutput]:
     """The folder for this plan: new, begun by the same one, or an error that says what differs."""
     try:
         existing = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
@@ -138,7 +138,7 @@ def open_output(out: Path, plan: Mapping[str, Any], suffix: str) -> Iterator[Sha
         os.close(handle)
 
 
-def _agree(filled: SharedOutput, plan: dict[str, Any]) -> None:
+def _agree(filled: SharedOutput, plan: Mapping[str, object]) -> None:
     path = filled.out / PLAN
     if not path.is_file():
         make_folder(filled.out / PARTS)
@@ -156,7 +156,7 @@ def _agree(filled: SharedOutput, plan: dict[str, Any]) -> None:
         )
 
 
-def _differing(old: Any, new: Any, name: str = "") -> Iterator[str]:
+def _differing(old: object, new: object, name: str = "") -> Iterator[str]:
     """Which values differ, and how."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*new, *old]):
@@ -165,7 +165,7 @@ def _differing(old: Any, new: Any, name: str = "") -> Iterator[str]:
         yield f"{name} was {shown(old)} and is {shown(new)} now"
 
 
-def _put(path: Path, value: Mapping[str, Any], owner: str) -> None:
+def _put(path: Path, value: Mapping[str, object], owner: str) -> None:
     with atomic_path(path, owner=owner) as temporary:
         write_synced(
             temporary,

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heedful.data import escape_cell
 from heedful.data.formats import conll
@@ -53,17 +53,17 @@ def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
     return columns
 
 
-def _value(row: AnswerRow, path: tuple[str, ...]) -> Any:
+def _value(row: AnswerRow, path: tuple[str, ...]) -> object:
     name, *rest = path
     if name in (*LOCATION_TYPES, "error"):
         return getattr(row, name)
-    value: Any = row.cells if name == "input" else (row.answer or {}).get(name)
+    value: object = row.cells if name == "input" else (row.answer or {}).get(name)
     for key in rest:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     match value:
         case None:
             return ""

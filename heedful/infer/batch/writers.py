@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ class AnswerRow(NamedTuple):
     file: str
     row: int
     line: int
-    cells: dict[str, Any] | None  # None: the row could not be read
+    cells: dict[str, object] | None  # None: the row could not be read
     answer: Answer | None
     error: str | None
 
@@ -43,7 +43,7 @@ def write_jsonl(chunks: Iterable[Sequence[AnswerRow]], *, inputs: bool) -> Itera
 
 
 def _line(row: AnswerRow, inputs: bool) -> bytes:
-    record: dict[str, Any] = {"file": row.file, "row": row.row, "line": row.line}
+    record: dict[str, object] = {"file": row.file, "row": row.row, "line": row.line}
     if inputs:
         record["input"] = row.cells
     record |= row.answer or {}
@@ -55,7 +55,7 @@ def _line(row: AnswerRow, inputs: bool) -> bytes:
     return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> str:
     """Convert a Parquet value without a JSON form: times to ISO 8601, bytes to base64, anything else to text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -74,7 +74,7 @@ class _Sink:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         self._parts.append(bytes(data))
         self._size += len(self._parts[-1])
         return len(self._parts[-1])
@@ -130,14 +130,14 @@ def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
     return pa.StructArray.from_arrays(cells, fields=list(field.type), mask=missing)
 
 
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _array(values: list[object], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # half a surrogate pair
         return pa.array([_whole(value) for value in values], kind)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
@@ -148,7 +148,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _fitting(value: Any, kind: pa.DataType) -> Any:
+def _fitting(value: object, kind: pa.DataType) -> object:
     """The value itself, or where text is expected and it is none, as JSON."""
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
@@ -208,10 +208,11 @@ def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.Data
     return types if engine.cut is None else types | {"cut": WHOLE}
 
 
-def _arrow(kind: Any) -> pa.DataType:
+def _arrow(kind: object) -> pa.DataType:
     """Return the type of a field, see `Answerer.columns`."""
     if isinstance(kind, list):
         return pa.list_(_arrow(kind[0]))
     if isinstance(kind, dict):
         return pa.struct([(name, _arrow(field_kind)) for name, field_kind in kind.items()])
+    assert isinstance(kind, type)
     return {str: TEXT, float: NUMBER, int: WHOLE, bool: pa.bool_(), np.float32: pa.float32()}[kind]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from heedful.infer.export.onnx_graph import Output
 from heedful.infer.export.onnx_model import SEQUENCE, build_graph
 from heedful.model import config as c
 from heedful.packed import Packed
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, NodeArg
 
 TOLERANCE = 1e-4  # of the largest number of an output; float32 in another order of sums takes some 1e-6
 LENGTHS = ((17, 5, 1, 64), (300, 40))  # of sequences that are compared; the second batch is padded at the front
@@ -119,10 +122,10 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     return MOST if limit is None and waves else limit
 
 
-def _notes(loaded: ModelBundle, config: Mapping[str, Any], limit: int | None) -> dict[str, str]:
+def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
     """Return the metadata of the file as texts; lists and objects as JSON."""
     head = loaded.config.head
-    notes: dict[str, Any] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
+    notes: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
     if isinstance(head, c.Classes | c.TokenClasses):
         notes["labels"] = head.labels
     if isinstance(head, c.Classes):
@@ -165,7 +168,7 @@ def _differences(
     return worst
 
 
-def _session(data: bytes) -> Any:
+def _session(data: bytes) -> InferenceSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -181,7 +184,7 @@ def _shown(lengths: tuple[int, ...], limit: int | None, *, front: bool) -> Bool[
     return shown[:, ::-1] if front else shown
 
 
-def _as(wanted: Any, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
+def _as(wanted: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
     """A grid as this input takes it: two candidates for each question, where it has candidates."""
     numbers = grid.astype(np.int64)
     return numbers.reshape(-1, 2, numbers.shape[-1]) if len(wanted.shape) == 3 else numbers
@@ -205,7 +208,7 @@ def _packed(
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, Any], overwrite: bool) -> Path:
+def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
     try:
         if out.suffix == ".onnx":
             make_folder(out.absolute().parent)

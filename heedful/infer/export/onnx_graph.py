@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from heedful.errors import HeedfulError
 from heedful.nn.layers import Mlp
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 OPSET, IR = 17, 8  # the first with LayerNormalization, and the version of the file that came with it (2022)
 FLOAT, INT64, BOOL = 1, 7, 9  # how ONNX numbers types
 
 Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # the name of a value, or a constant
+Attribute = int | float | str | Sequence[int]  # of an operator
 Shape = tuple[str | int, ...]
 
 
@@ -47,7 +51,7 @@ class Graph:
         self._names = names  # of parameters, by id
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def op(self, kind: str, *operands: Operand, **attributes: Any) -> str:
+    def op(self, kind: str, *operands: Operand, **attributes: Attribute) -> str:
         """The output of an operator; numbers and lists become constants."""
         return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
@@ -75,7 +79,7 @@ class Graph:
         """Bytes of all tensors."""
         return sum(array.nbytes for array in self.tensors.values())
 
-    def model(self, notes: Mapping[str, str]) -> Any:
+    def model(self, notes: Mapping[str, str]) -> ModelProto:
         """The whole as onnx has it, with notes in its metadata."""
         from onnx import TensorProto, checker, helper, numpy_helper
 

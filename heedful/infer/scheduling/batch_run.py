@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heedful.infer.finite import scores_are_finite
 from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, public_error
 from heedful.infer.scheduling.limits import QueueCounters
 from heedful.model.decode import Decoding
 
-ScoreBatch = Callable[[list[Any]], list[Any] | Decoding]  # pieces -> their scores, or a decoding that is to be stepped
+if TYPE_CHECKING:
+    from heedful.infer.scheduling.scheduler import ModelQueue
+
+ScoreBatch = Callable[
+    [list[Any]], Sequence[object] | Decoding
+]  # pieces -> their scores, or a decoding that is to be stepped
 
 
 @dataclass(kw_only=True, eq=False)
 class PendingRequest:
     """A request: its pieces are in a heap, or in a batch, or have their scores."""
 
-    model_queue: Any
-    engine: Any
+    model_queue: ModelQueue
+    engine: object
     deadline: float  # by the event loop's clock, which is time.monotonic
     future: asyncio.Future[Any]
     gone: Callable[[], bool]  # whether whoever asked has left, which may be so before the event loop hears of it
-    finish: Callable[[list[Any]], Any] = lambda scores: scores  # all scores, in order -> what the future gets
-    scores: list[Any] = field(default_factory=list)
+    finish: Callable[[list[object]], object] = lambda scores: scores  # all scores, in order -> what the future gets
+    scores: list[object] = field(default_factory=list)
     left: int = 0  # pieces without scores
     waiting: int = 0  # tokens of it that wait
     dead: bool = False  # nobody waits for it, or it failed
@@ -56,14 +61,14 @@ class QueuedChunk(NamedTuple):
     size: int
     job: PendingRequest
     place: int  # in the job's scores
-    piece: Any
-    key: Any  # pieces of the same key go into one batch
+    piece: object
+    key: object  # pieces of the same key go into one batch
     run: ScoreBatch
     sliced: bool  # whether `run` makes a decoding
 
 
-Ended = tuple[PendingRequest, Any, Exception | None]  # with its answers, or what went wrong
-Scored = tuple[QueuedChunk, Any, Exception | None]
+Ended = tuple[PendingRequest, object, Exception | None]  # with its answers, or what went wrong
+Scored = tuple[QueuedChunk, object, Exception | None]
 
 
 class BatchRun:
@@ -99,7 +104,7 @@ class BatchRun:
             ended += self._settled(*scored)
         return ended, True
 
-    def _settled(self, item: QueuedChunk, scores: Any, error: Exception | None) -> list[Ended]:
+    def _settled(self, item: QueuedChunk, scores: object, error: Exception | None) -> list[Ended]:
         """Keep the scores of an item; its request, if it ended by it."""
         job = item.job
         if job.error is not None:
@@ -159,7 +164,7 @@ class BatchRun:
         self._counts.retries += not first
         try:
             outcome = group[0].run([item.piece for item in group])
-            finished = {} if isinstance(outcome, Decoding) else dict(enumerate(outcome))
+            finished: Mapping[int, object] = {} if isinstance(outcome, Decoding) else dict(enumerate(outcome))
             assert isinstance(outcome, Decoding) or len(finished) == len(group)
         except BaseException as error:
             return group, public_error(error)
@@ -184,7 +189,7 @@ class BatchRun:
         return [], None
 
 
-def _checked(item: QueuedChunk, scores: Any) -> Scored:
+def _checked(item: QueuedChunk, scores: object) -> Scored:
     return item, scores, None if scores_are_finite(scores) else InferenceFailedError("its scores are not finite")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from heedful.infer.bundle_engine import TOKEN_BUDGET, Chunk, EncodedInput
 from heedful.model.decode import BeamSearch, Decoding
@@ -43,18 +43,18 @@ class ScheduledEngine(Protocol):
 
     writing: GenerationConfig  # how texts are written where a request does not say
 
-    def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
+    def tokenize(self, inputs: Sequence[object]) -> list[EncodedInput]:
         """Inputs become windows."""
 
     def score(
         self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None, *, top_k: int | None = None
-    ) -> list[Any]:
+    ) -> list[object]:
         """One batch."""
 
     def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
         """One batch for which texts are written, to be taken step by step."""
 
-    def answer(self, asked: EncodedInput, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+    def answer(self, asked: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
         """Scores become an answer."""
 
 

@@ -9,10 +9,10 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from typing import Any, TypeVar
 
-from heedful.infer.bundle_engine import Chunk
+from heedful.infer.bundle_engine import Chunk, EncodedInput
 from heedful.infer.scheduling.batch_run import BatchRun, PendingRequest, QueuedChunk, ScoreBatch, deliver
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
@@ -42,8 +42,12 @@ AROUND = 2  # tokens that are put around a text, in estimates
 DENSITY_KEPT = 0.99  # of characters and tokens, in estimates, after each request
 
 
-_Part = tuple[int, Any, Any, ScoreBatch, bool]  # of a request: size, piece, key, run, and whether it is a decoding
-_Encode = Callable[[Any, Sequence[Any]], Any]  # engine, inputs -> list[Asked], or a generator that returns it
+T = TypeVar("T")
+_Part = tuple[
+    int, object, object, ScoreBatch, bool
+]  # of a request: size, piece, key, run, and whether it is a decoding
+_Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in turns
+_Encode = Callable[[Any, Sequence[object]], _Encoded]  # of an engine and inputs
 
 
 class ModelQueue:
@@ -80,7 +84,7 @@ class ModelQueue:
 
     async def ask(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
@@ -105,7 +109,7 @@ class ModelQueue:
             if sizes and short:
                 self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
 
-            def finish(scores: list[Any]) -> list[Answer]:
+            def finish(scores: list[object]) -> list[Answer]:
                 in_order = iter(scores)
                 return [
                     engine.answer(encoded, [next(in_order) for _ in encoded.pieces], top_k=top_k) for encoded in asked
@@ -121,7 +125,7 @@ class ModelQueue:
                 how = (writing or engine.writing) if writes else writing
                 key = id(engine), top_k, how, id(piece.answerer)
 
-                def run(batch: list[Chunk]) -> list[Any] | Decoding:
+                def run(batch: list[Chunk]) -> Sequence[object] | Decoding:
                     return engine.decode(batch, how) if writes else engine.score(batch, how, top_k=top_k)
 
                 return token_cost(len(piece.encoded), how), piece, key, run, writes
@@ -142,24 +146,25 @@ class ModelQueue:
         self._tokens = DENSITY_KEPT * self._tokens + max(0, tokens - AROUND * len(sizes))
 
     async def call(
-        self, function: Callable[[Any], Any], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
-    ) -> Any:
+        self, function: Callable[[Any], T], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
+    ) -> T:
         """function(engine), run by the engine thread in its turn as if it were that many tokens."""
         async with self._entered(deadline) as (engine, jobs):
             job = self._job(engine, deadline, left)
             job.finish = lambda scores: scores[0]
             jobs.append(job)
             self.queue._add(job, [(tokens, engine, object(), lambda batch: [function(batch[0])], False)])
-            return await job.future
+            result: T = await job.future
+            return result
 
     async def read(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[[Any], T | Generator[None, None, T]],
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
         sizes: Sequence[int] = (),
-    ) -> Any:
+    ) -> T:
         """function(engine), run by a thread of those that tokenise; `sizes` are characters of texts, as in `ask`."""
         async with self._entered(deadline) as (engine, _):
             return await self._in_reader(lambda: function(engine), deadline, left, sizes)
@@ -182,8 +187,12 @@ class ModelQueue:
             self.queue._leave(jobs)
 
     async def _in_reader(
-        self, function: Callable[[], Any], deadline: float, left: Callable[[], bool], sizes: Sequence[int]
-    ) -> Any:
+        self,
+        function: Callable[[], T | Generator[None, None, T]],
+        deadline: float,
+        left: Callable[[], bool],
+        sizes: Sequence[int],
+    ) -> T:
         now, total = time.monotonic(), sum(sizes)
         due = min(now + PACE * total / 4, now + AGED * (deadline - now))  # about four characters to a token
         try:
@@ -198,7 +207,7 @@ class ModelQueue:
             self.queue.counts.expired += 1
             raise
 
-    def _job(self, engine: Any, deadline: float, left: Callable[[], bool]) -> PendingRequest:
+    def _job(self, engine: ScheduledEngine, deadline: float, left: Callable[[], bool]) -> PendingRequest:
         future = asyncio.get_running_loop().create_future()
         return PendingRequest(model_queue=self, engine=engine, deadline=deadline, future=future, gone=left)
 
@@ -448,7 +457,7 @@ class Scheduler:
         return None
 
 
-def _careful(function: Callable[[], Any]) -> Any:
+def _careful(function: Callable[[], T]) -> T:
     try:
         return function()
     except BaseException as error:

@@ -11,23 +11,24 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from heedful.infer.scheduling.errors import DeadlineExceededError, QueueFullError, UnavailableError, public_error
 
 TURN_CHARACTERS = 16_384  # characters that are tokenised in one turn; a request of more counts as long
+T = TypeVar("T")
 DECAY = 0.9  # of characters and seconds in the threads' speed, after each task
 
 
 @dataclass(kw_only=True, eq=False)
 class _Task:
-    function: Callable[[], Any]
+    function: Callable[[], object]
     future: Future[Any]
     characters: int
     whole: bool  # whether one of its turns may take more than TURN characters
     deadline: float
     left: Callable[[], bool]
-    turns: Generator[None, None, Any] | None = None  # what is left of it after its first turn
+    turns: Generator[None, None, object] | None = None  # what is left of it after its first turn
     seconds: float = 0.0
 
 
@@ -60,21 +61,21 @@ class TokenizerPool:
 
     def submit(
         self,
-        function: Callable[[], Any],
+        function: Callable[[], T | Generator[None, None, T]],
         *,
         characters: int = 0,
         longest: int = 0,
         due: float = 0.0,
         deadline: float = math.inf,
         left: Callable[[], bool] = lambda: False,
-    ) -> Future[Any]:
+    ) -> Future[T]:
         """Run it in its turn. `longest` is the most characters of it that are tokenised at once.
 
         Raises Full if too many characters of long requests wait. A task whose deadline passed, or whose client has
         `left`, takes no further turn.
         """
         long = characters > TURN_CHARACTERS
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         task = _Task(
             function=function,
             future=future,

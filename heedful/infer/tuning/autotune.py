@@ -144,7 +144,7 @@ def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def median_times(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+def median_times(runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
     """Seconds of each, the median over rounds in which all have their turn, after one that warms up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):

@@ -43,7 +43,9 @@ class _Block(ctypes.Structure):
 
 class _Descriptor(NamedTuple):
     block: _Block
-    norms: list[dict[str, Any]]  # their parameters by name, without what asking the module costs each time
+    norms: list[
+        dict[str, nn.Parameter | None]
+    ]  # their parameters by name, without what asking the module costs each time
     addresses: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
     held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
 
@@ -54,7 +56,7 @@ class FusedBlock:
     def __init__(self) -> None:
         self._described: dict[int, _Descriptor] = {}  # by the identity of the block
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[FusedBlock], tuple[()]]:
         """Forget the addresses: a copy of a block has its weights elsewhere, and so has a block sent to a process."""
         self._described.clear()
         return FusedBlock, ()
@@ -118,7 +120,7 @@ def can_fuse(block: Block) -> bool:
     )
 
 
-def _addresses(norms: list[dict[str, Any]]) -> list[int]:
+def _addresses(norms: list[dict[str, nn.Parameter | None]]) -> list[int]:
     return [parameter.data_ptr() for norm in norms for parameter in norm.values() if parameter is not None]
 
 

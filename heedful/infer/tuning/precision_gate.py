@@ -119,7 +119,7 @@ def measure_precisions(
     folder = folder_of(name, revision)
     read_folder_json(folder / "config.json")  # raises an error that says what is wrong with it
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "machine": tuning_cache.machine_facts(device),
         "weights": weights,
         "sample": _stamps(_predictions(name)),
@@ -189,14 +189,14 @@ def open_in_precision(
     return BundleEngine(bundle, plan=tuned_plan(bundle, precision))
 
 
-def _stamps(files: Iterable[Path]) -> list[list[Any]]:
+def _stamps(files: Iterable[Path]) -> list[list[str | int]]:
     """Return path, size and modification time of files."""
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
 def _trials(
     engines: dict[Precision, BundleEngine],
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     bounds: Tolerance,
     metrics: Mapping[Precision, float | Callable[[], float] | None],
 ) -> list[Measurement]:
@@ -260,7 +260,7 @@ def _refusal(
     return ""
 
 
-def calibration_chunks(engine: BundleEngine, inputs: Sequence[Any], most: int = SAMPLE_TOKENS) -> list[Chunk]:
+def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], most: int = SAMPLE_TOKENS) -> list[Chunk]:
     """Return windows of inputs for one answerer, up to `most` tokens; fewer if it generates text.
 
     Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
@@ -293,12 +293,14 @@ def _tokens(engine: BundleEngine, pieces: Sequence[Chunk]) -> int:
     read = sum(len(piece.encoded) for piece in pieces)
     if pieces[0].answerer.generate is None:
         return read
-    return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, TIMED_GENERATION))
+    return read + sum(
+        len(texts[0].tokens) for texts in engine.score(pieces, TIMED_GENERATION) if isinstance(texts, list)
+    )
 
 
 def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
     if pieces[0].answerer.generate is None:
-        return torch.cat([piece_scores.flatten() for piece_scores in engine.score(pieces)])
+        return torch.cat([scores.flatten() for scores in engine.score(pieces) if isinstance(scores, Tensor)])
     device = next(engine.loaded.parameters()).device
     batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)
     with torch.inference_mode():
@@ -309,7 +311,7 @@ def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
 # -- the calibration sample -----------------------------------------------------------------------------------
 
 
-def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[Any]:
+def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[object]:
     """Return up to `count` inputs of the run that trained the model, spread over its split; else inputs that ship."""
     for path in _predictions(engine.loaded.source):
         if inputs := _spread(path, count):
@@ -329,7 +331,7 @@ def _predictions(name: str | Path) -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def _spread(path: Path, most: int) -> list[Any]:
+def _spread(path: Path, most: int) -> list[object]:
     """Return up to `most` inputs of a prediction file, evenly spaced."""
     with path.open("rb") as file:
         count = sum(1 for _ in file)
@@ -344,7 +346,7 @@ def _spread(path: Path, most: int) -> list[Any]:
             ) from None
 
 
-def _shipped(engine: BundleEngine) -> list[Any]:
+def _shipped(engine: BundleEngine) -> list[object]:
     assets = files("heedful") / "assets"
     texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
     split = [text.split() for text in texts]
@@ -364,4 +366,4 @@ def _shipped(engine: BundleEngine) -> list[Any]:
                 for paragraph in paragraphs
                 for qa in paragraph["qas"]
             ]
-    return texts
+    return list(texts)

@@ -22,7 +22,7 @@ from heedful.errors import HeedfulWarning
 Record = TypeVar("Record")
 
 
-def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
+def machine_facts(device: torch.device = CPU) -> dict[str, object]:
     """Return the facts that a measurement depends on: processor, threads, versions, and the GPU if it is used."""
     there = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return there | {
@@ -34,7 +34,7 @@ def machine_facts(device: torch.device = CPU) -> dict[str, Any]:
     }
 
 
-def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Record]) -> Record | None:
+def read_entry(facts: Mapping[str, object], read: Callable[[Any], Record]) -> Record | None:
     """Return what was found under exactly these facts, as `read` makes it of plain data.
 
     None if there is nothing, if others than this user and root may have written it, or if it is damaged: `read` raises
@@ -50,7 +50,7 @@ def read_entry(facts: Mapping[str, Any], read: Callable[[Any], Record]) -> Recor
     return None
 
 
-def write_entry(facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def write_entry(facts: Mapping[str, object], record: Mapping[str, object]) -> None:
     """Write down what was found; a disk that cannot be written to costs measuring again, and nothing else.
 
     Warns where the cache cannot be trusted.
@@ -67,7 +67,7 @@ def write_entry(facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def measuring_lock(facts: Mapping[str, Any]) -> Iterator[bool]:
+def measuring_lock(facts: Mapping[str, object]) -> Iterator[bool]:
     """Hold off other processes that want to measure under the same facts; they wait, a minute at most.
 
     Yields whether what is measured can be kept: not where no lock can be had, so that another process may be measuring
@@ -86,11 +86,11 @@ def measuring_lock(facts: Mapping[str, Any]) -> Iterator[bool]:
         yield path is not None
 
 
-def _plain(facts: Mapping[str, Any]) -> Any:
+def _plain(facts: Mapping[str, object]) -> object:
     return json.loads(json.dumps(facts))
 
 
-def _path(facts: Mapping[str, Any]) -> Path | None:
+def _path(facts: Mapping[str, object]) -> Path | None:
     under = cache.folder()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return under / f"measured-{digest[:32]}.json" if under else None
