@@ -51,7 +51,7 @@ def read_sentences(
         size += len(line)
         reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else missing_blank_line(file)
         if wrong is not None or reason:
-            bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
+            bad = bad or wrong or BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
         elif bad is None:
             words.append(cells[word - 1])
             tags.append(cells[tag - 1])
@@ -85,7 +85,7 @@ def _whole(
     if bad is not None:
         row_errors.reject(bad)
     elif words:
-        yield TaggedExample(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
+        yield TaggedExample(file=file.display_name, line=start, words=tuple(words), tags=tuple(tags))
 
 
 def _rows(lines: Iterable[str]) -> list[list[str]]:

@@ -33,18 +33,20 @@ def read_table(file: TextFile, row_errors: RowErrors, several: bool | None) -> T
                 continue
             labels, text = _prefixed(line) if prefixed else _first_word(line)
             if reason := _wrong(labels, text, prefixed, several):
-                row_errors.reject(BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200]))
+                row_errors.reject(
+                    BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
+                )
             else:
                 yield number, {"labels": labels, "text": text} if several else {"label": labels[0], "text": text}
 
     first = next(rows(row_errors), None)
     if first is None:
-        raise NoRowsError(f"{file.shown}: has no rows")
+        raise NoRowsError(f"{file.display_name}: has no rows")
     notes = [f"{file.path.name}: {_form(prefixed, several)}, then its text (format=label-text)"]
     if fine := next((match for line in top if (match := COARSE_AND_FINE.match(_first_word(line)[0][0]))), None):
         notes.append(f'labels are kept whole; label_until=":" makes "{fine[0]}" the coarse label "{fine[1]}"')
     return Table(
-        shown=file.shown,
+        display_name=file.display_name,
         names=("labels" if several else "label", "text"),
         first=first[1],
         rows=rows,
@@ -106,7 +108,7 @@ def has_prefix(top: list[str]) -> bool:
     return 2 * sum(line.startswith(PREFIX) for line in top) > len(top)
 
 
-def is_label_text(file: TextFile, *, sure: bool) -> bool:
+def is_label_text(file: TextFile, *, strict: bool) -> bool:
     """Whether each line at the beginning of a file has a label and a text.
 
     Args:
@@ -122,7 +124,7 @@ def is_label_text(file: TextFile, *, sure: bool) -> bool:
     counts = Counter(labels[0] for labels, _ in split)
     if len(counts) > 1 and all(COARSE_AND_FINE.match(label) for label in counts):
         return True
-    return not sure and len(counts) > 1 and min(counts.values()) > 1
+    return not strict and len(counts) > 1 and min(counts.values()) > 1
 
 
 def is_tab_separated(file: TextFile) -> bool:

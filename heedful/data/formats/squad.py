@@ -37,8 +37,8 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
                     _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
                     continue
                 for order, what in enumerate(mended):
-                    row_errors.count_repair(what, file.shown, line, number * 1000 + min(order, 999))
-                yield replace(example, file=file.shown, line=line)
+                    row_errors.count_repair(what, file.display_name, line, number * 1000 + min(order, 999))
+                yield replace(example, file=file.display_name, line=line)
 
 
 def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, dict[str, object]]]:
@@ -82,7 +82,7 @@ def _refuse(
     row_errors: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: object
 ) -> None:
     column = f"{place}.{wrong.column}" if wrong.column else place
-    bad = BadRow(file=file.shown, line=line, column=column, reason=wrong.reason, text=shown(raw))
+    bad = BadRow(file=file.display_name, line=line, column=column, reason=wrong.reason, text=shown(raw))
     row_errors.reject(bad, number=number)
 
 

@@ -40,7 +40,7 @@ HEAD_ROWS = 200  # first rows, whose keys are the columns
 class Table:
     """Rows with named or numbered columns."""
 
-    shown: str
+    display_name: str  # in messages
     names: tuple[str, ...]  # "1", "2", … without a header
     first: Cells
     rows: Callable[[RowErrors], Rows]
@@ -137,7 +137,7 @@ def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = Non
     if last > first:
         reason = f"the row of the lines {first} to {last}: {reason}"
     text = "".join(line[1][:200] for line in taken[:3])[:200]
-    return BadRow(file=file.shown, line=first, column="", reason=reason, text=text)
+    return BadRow(file=file.display_name, line=first, column="", reason=reason, text=text)
 
 
 def _literal(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
@@ -172,14 +172,14 @@ def read_delimited(
 
     top = list(islice(raw(row_errors), 2))
     if not top:
-        raise NoRowsError(f"{file.shown}: has no rows")
+        raise NoRowsError(f"{file.display_name}: has no rows")
     start, cells = top[0]
     header = is_header(cells)
     names = tuple(cell.strip() for cell in cells) if header else tuple(str(n) for n in range(1, len(cells) + 1))
     if len(top) == header:
-        raise NoRowsError(f"{file.shown}: has a header and no rows")
+        raise NoRowsError(f"{file.display_name}: has a header and no rows")
     if header and (twice := [name for name in names if names.count(name) > 1 and name]):
-        raise DataError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
+        raise DataError(f"{file.display_name}:{start}: two columns are called {shown(twice[0])}")
     width = len(cells)
 
     def rows(row_errors: RowErrors) -> Rows:
@@ -194,7 +194,7 @@ def read_delimited(
                 )
 
     return Table(
-        shown=file.shown,
+        display_name=file.display_name,
         names=names,
         first=top[header][1],
         rows=rows,
@@ -212,7 +212,7 @@ def _ragged(
         else "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
     )
     reason = f"has {len(cells)} cells, expected {width} as in line {start}; {hint}"
-    return BadRow(file=file.shown, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
+    return BadRow(file=file.display_name, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
 
 
 # ---------------------------------------------------------------------------------------------------- JSON
@@ -230,15 +230,19 @@ def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
                 if not isinstance(value, dict):
                     raise CellError("", f"is {shown(value)}, expected a JSON object")
             except CellError as wrong:
-                row_errors.reject(BadRow(file=file.shown, line=number, column="", reason=wrong.reason, text=line[:200]))
+                row_errors.reject(
+                    BadRow(file=file.display_name, line=number, column="", reason=wrong.reason, text=line[:200])
+                )
             except (ValueError, RecursionError) as error:
                 column = str(getattr(error, "colno", ""))
                 reason = f"is not valid JSON: {getattr(error, 'msg', error)}"
-                row_errors.reject(BadRow(file=file.shown, line=number, column=column, reason=reason, text=line[:200]))
+                row_errors.reject(
+                    BadRow(file=file.display_name, line=number, column=column, reason=reason, text=line[:200])
+                )
             else:
                 yield number, value
 
-    return _named(file.shown, rows, row_errors)
+    return _named(file.display_name, rows, row_errors)
 
 
 def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
@@ -260,8 +264,8 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
             text.end()
             if not has_rows:
                 raise NoRowsError(
-                    f'{file.shown}: has no rows: it is one object without a list of them under "data" (where each '
-                    "line is an object, say --data.format=jsonl)"
+                    f'{file.display_name}: has no rows: it is one object without a list of them under "data" (if '
+                    "each line is an object, set --data.format=jsonl)"
                 )
 
     def walk(text: JsonStream, row_errors: RowErrors) -> Rows:
@@ -272,10 +276,12 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
                 yield line, value
             else:
                 reason = f"is {shown(value)}, expected a JSON object"
-                bad = BadRow(file=file.shown, line=line, column=f"[{index}]", reason=reason, text=str(value)[:200])
+                bad = BadRow(
+                    file=file.display_name, line=line, column=f"[{index}]", reason=reason, text=str(value)[:200]
+                )
                 row_errors.reject(bad, number=index)
 
-    return _named(file.shown, rows, row_errors)
+    return _named(file.display_name, rows, row_errors)
 
 
 def _named(
@@ -290,7 +296,7 @@ def _named(
     top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # later rows may have other keys
     names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
     notes = tuple(f"the names of {shown(name)} come with the data" for name in words or {})
-    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, notes=notes)
+    return Table(display_name=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, notes=notes)
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects

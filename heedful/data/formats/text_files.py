@@ -49,7 +49,7 @@ class TextFile:
     longest: int = MAX_ROW_BYTES
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The path, for messages."""
         return str(self.path)
 
@@ -224,7 +224,7 @@ def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
                 else:
                     yield number, text, _zero(file, number, text) if "\0" in text else None
         except UnicodeDecodeError as error:
-            raise DataError(f"{file.shown}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
+            raise DataError(f"{file.display_name}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
 
 
 def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
@@ -238,12 +238,12 @@ def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int
 
 def _too_long(file: TextFile, number: int, text: str) -> BadRow:
     reason = f"is longer than {file.longest:,} bytes, the most that a row may have"
-    return BadRow(file=file.shown, line=number, column="", reason=reason, text=text[:200])
+    return BadRow(file=file.display_name, line=number, column="", reason=reason, text=text[:200])
 
 
 def _zero(file: TextFile, number: int, text: str) -> BadRow:
     reason = "holds a NUL character: the file is damaged or no text"
-    return BadRow(file=file.shown, line=number, column=str(text.index("\0") + 1), reason=reason, text=text[:200])
+    return BadRow(file=file.display_name, line=number, column=str(text.index("\0") + 1), reason=reason, text=text[:200])
 
 
 def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeError) -> BadRow:
@@ -252,7 +252,7 @@ def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeE
     if file.encoding == "utf-8":
         reason += "; if the file is Latin-1 or Windows-1252, say --data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
     text = data[:400].decode(file.encoding, "replace")[:200]
-    return BadRow(file=file.shown, line=number, column=str(column), reason=reason, text=text)
+    return BadRow(file=file.display_name, line=number, column=str(column), reason=reason, text=text)
 
 
 # ---------------------------------------------------------------------------------------------------- JSON
@@ -361,7 +361,7 @@ class JsonStream:
             more = self._decode.decode(data, not data)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.file.shown}:{line}: a byte after this line is no {self.file.encoding}: {error.reason}"
+                f"{self.file.display_name}:{line}: a byte after this line is no {self.file.encoding}: {error.reason}"
             ) from None
         self._text, self._at, self._counted, self._ended = rest + more, 0, 0, not data
 
@@ -369,7 +369,7 @@ class JsonStream:
         newline = self._text.rfind("\n", 0, self._at)
         column = self._at - newline + (self._before if newline < 0 else 0)
         what = f"found {shown(self._text[self._at])}" if self._at < len(self._text) else "the file ends"
-        raise DataError(f"{self.file.shown}:{self.line}:{column}: is not valid JSON: {reason}, {what}")
+        raise DataError(f"{self.file.display_name}:{self.line}:{column}: is not valid JSON: {reason}, {what}")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class InputSpec:
     """Input of a head: required and optional columns, and how a row becomes an input."""
 
     needed: tuple[str, ...]
-    more: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     make: Callable[[RowReader, Cells], object]
 
 
@@ -72,7 +72,7 @@ def _choices(read: RowReader, cells: Cells) -> object:
 
 
 TEXT = InputSpec(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
-TEXT_OR_PAIR = InputSpec(needed=("text",), more=("text_pair",), make=_text)
+TEXT_OR_PAIR = InputSpec(needed=("text",), optional=("text_pair",), make=_text)
 PAIR = InputSpec(needed=("text", "text_pair"), make=_text)
 BOTH = InputSpec(needed=("anchor", "positive"), make=_both)
 SOURCE = InputSpec(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
@@ -81,7 +81,7 @@ QUESTION = InputSpec(
     needed=("question", "context"),
     make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
 )
-PROMPT = InputSpec(needed=("prompt", "candidates"), more=("question",), make=_choices)
+PROMPT = InputSpec(needed=("prompt", "candidates"), optional=("question",), make=_choices)
 ASKED = InputSpec(needed=("question", "candidates"), make=_choices)
 INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the first whose columns are there
     "masked_lm": (TEXT,),
@@ -107,9 +107,9 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
     Raises:
         DataError: If columns are unknown to this head, or a required column is missing.
     """
-    asks = [ask for ask in INPUT_SPECS[kind] if set(keys_by_role) <= {*ask.needed, *ask.more}]
+    asks = [ask for ask in INPUT_SPECS[kind] if set(keys_by_role) <= {*ask.needed, *ask.optional}]
     if not asks:
-        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in INPUT_SPECS[kind]))))
+        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.optional) for ask in INPUT_SPECS[kind]))))
         wrong = next((role for role in keys_by_role if role not in roles), None)
         if wrong is None:
             raise DataError(f"columns {' and '.join(keys_by_role)} do not go together for this model's {kind} head")
@@ -119,7 +119,7 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
         )
     for ask in asks:
         try:
-            columns = find_columns(table, ask.needed, ask.more, keys_by_role)
+            columns = find_columns(table, ask.needed, ask.optional, keys_by_role)
         except MissingColumnError:
             if ask is asks[-1]:
                 raise
@@ -379,7 +379,7 @@ def settings_for_inputs(
         trained = replace(trained, format=None, columns=None)
     forms = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
     roles = {*(chosen.columns or ())}
-    asks = [{*ask.needed, *ask.more} for ask in INPUT_SPECS[kind] if roles <= {*ask.needed, *ask.more}]
+    asks = [{*ask.needed, *ask.optional} for ask in INPUT_SPECS[kind] if roles <= {*ask.needed, *ask.optional}]
     columns = {role: keys for role, keys in (trained.columns or {}).items() if any(role in ask for ask in asks)}
     if not forms:
         columns = {}

@@ -45,7 +45,7 @@ def _table(
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{shown}: has no rows")
-    return Table(shown=shown, names=names, first=first[1], rows=rows, notes=(note,))
+    return Table(display_name=shown, names=names, first=first[1], rows=rows, notes=(note,))
 
 
 def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
@@ -82,7 +82,11 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
             lines.append(text)
             reason = _reason(cells, word) if size <= file.longest // 10 else conll.missing_blank_line(file)
             if wrong is not None or reason:
-                bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=text[:200])
+                bad = (
+                    bad
+                    or wrong
+                    or BadRow(file=file.display_name, line=number, column="", reason=reason, text=text[:200])
+                )
             elif bad is None:
                 words.append(cells[word - 1])
         if bad is not None:
@@ -91,7 +95,7 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
             yield start, {"words": words, "lines": "".join(lines)}
 
     note = f"{file.path.name}: words in column {word}, a blank line between sentences (format=conll)"
-    return _table(file.shown, CONLL_COLUMNS, rows, row_errors, note)
+    return _table(file.display_name, CONLL_COLUMNS, rows, row_errors, note)
 
 
 def _reason(cells: list[str], word: int) -> str:
@@ -103,7 +107,9 @@ def _reason(cells: list[str], word: int) -> str:
 def squad_table(file: TextFile, row_errors: RowErrors) -> Table:
     """Open SQuAD's JSON as a table with the columns id, question and context; answers are optional."""
     note = f"{file.path.name}: questions and contexts of SQuAD's JSON"
-    return _table(file.shown, SQUAD_COLUMNS, lambda row_errors: squad.read_inputs(file, row_errors), row_errors, note)
+    return _table(
+        file.display_name, SQUAD_COLUMNS, lambda row_errors: squad.read_inputs(file, row_errors), row_errors, note
+    )
 
 
 def folder_table(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Table:

@@ -204,8 +204,8 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
         values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
         if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
             raise DataError(
-                f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
-                f"texts that belong together: say {column_option('score', name)} where it has numbers of how "
+                f"{table.display_name}: {_said(name)} beside the two texts would not be used, and every row learned "
+                f"as texts that belong together: set {column_option('score', name)} where it has numbers of how "
                 "much they do; "
                 "or keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
             )
@@ -223,8 +223,8 @@ def find_columns(
     for role, names in chosen.items():
         if len(names) > 1 and role not in SEVERAL:
             raise DataError(
-                f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
-                f"which, as {column_option(role, names[0])}"
+                f"{table.display_name}: {' and '.join(map(shown, names))} are given as the {role}, but that is one "
+                f"column: set which, as in {column_option(role, names[0])}"
             )
     names_by_role: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
@@ -238,7 +238,7 @@ def find_columns(
             raise _missing(table, role, proposal)
         if len(names) > 1 and role not in keys_by_role and not NUMBERED.fullmatch(names[0]):
             raise _AmbiguousError(
-                f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
+                f"{table.display_name}: {' and '.join(map(shown, names))} could each be the {role}: "
                 f"say which, as {column_option(role, names[0])}"
             )
         if names:
@@ -293,23 +293,25 @@ def _given(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
             key = int(key)
         if isinstance(key, int):
             if not 1 <= key <= len(table.names):
-                raise DataError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
+                raise DataError(f"{table.display_name}: has {len(table.names)} columns, and column {key} was asked for")
             name = table.names[key - 1]
             if table.names.count(name) > 1:
-                raise DataError(f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart")
+                raise DataError(
+                    f"{table.display_name}: column {key} is called {shown(name)} as another is: name them apart"
+                )
             names.append(name)
         elif key in table.names:
             names.append(key)
         else:
             raise DataError(
-                f"{table.shown}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
+                f"{table.display_name}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
                 f"{did_you_mean(key, table.names)}"
             )
     return tuple(names)
 
 
 def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> MissingColumnError:
-    which = f"{table.shown}: which column is the {role}?"
+    which = f"{table.display_name}: which column is the {role}?"
     if has_no_header(table):
         if proposal is not None and proposal.doubt:
             return MissingColumnError(f"{which} {proposal.doubt}", role)

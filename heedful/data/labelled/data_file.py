@@ -78,17 +78,16 @@ class DataSettings:
     """How data is read; None: detected and reported."""
 
     format: Format | None = None  # file format; None: by the file's name and first lines
-    columns: dict[str, str | int | tuple[str | int, ...]] | None = (
-        None  # role to name or number from 1; several: joined
-    )
+    # role to the column's name or its number from 1; of several, texts are joined and labels, words and choices listed
+    columns: dict[str, str | int | tuple[str | int, ...]] | None = None
     encoding: str | None = None  # None: UTF-8, or what a byte order mark says
     header: bool | None = None  # whether the first row of CSV, TSV and CoNLL names the columns
-    delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
+    delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon or tab; in TSV a tab
     quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
-    label_until: str | None = None  # keep labels up to this mark: ":" makes "DESC:manner" the coarse label "DESC"
+    label_until: str | None = None  # cut labels at the first of these: ":" makes "DESC:manner" the coarse label "DESC"
     dev_fraction: float = 0.1  # share of train that becomes the dev split where none is given; 0: none
-    seed: int = 0  # of that choice
-    max_row_bytes: int = MAX_ROW_BYTES  # a longer row is a bad row
+    seed: int = 0  # of the dev split
+    max_row_bytes: int = MAX_ROW_BYTES  # a longer row is a bad row; texts in memory are counted in characters
 
     def __post_init__(self) -> None:
         if not 0 <= self.dev_fraction < 1:
@@ -98,7 +97,7 @@ class DataSettings:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise SettingError(f"delimiter is {shown(self.delimiter)}, expected one character", path="delimiter")
         if self.label_until == "":
-            raise SettingError('label_until is "", expected a mark inside labels, like ":"', path="label_until")
+            raise SettingError('label_until is "", expected text that occurs in labels, like ":"', path="label_until")
         if self.max_row_bytes < 1:
             raise SettingError(
                 f"max_row_bytes is {self.max_row_bytes}, expected a number of bytes", path="max_row_bytes"
@@ -107,7 +106,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOptions:
-    """Settings of commands that read data without training, with the same paths as in a run."""
+    """Settings of commands that read data without training; options are called --data.x, as in a run."""
 
     data: DataSettings = DataSettings()
 
@@ -116,15 +115,14 @@ class DataOptions:
 class DataFile:
     """Examples of one file or object; each call of `read` starts from the first row."""
 
-    shown: str
+    display_name: str  # in messages
     kind: type[Example]
     read: Callable[[RowErrors], Iterator[Example]]
     notes: tuple[str, ...]
     labels: tuple[str, ...] = ()  # label names that come with the data, in order
-    more: frozenset[str] = frozenset()  # optional columns that change what a task computes
-    columns: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # role to column names; "1", "2", ... without a header
+    optional_roles: frozenset[str] = frozenset()  # of its columns: all files of a data set must have the same ones
+    # role to column names; "1", "2", ... without a header
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def stem_and_suffix(path: Path) -> tuple[str, str]:
@@ -138,9 +136,9 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
     return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
 
 
-def format_of(path: Path, form: Format | None) -> Format | None:
-    """The format of a file: as set, else by its suffix; None if that is unknown."""
-    return form or SUFFIXES.get(stem_and_suffix(path)[1])
+def format_of(path: Path, requested: Format | None) -> Format | None:
+    """Return the format of a file: as requested, else by its suffix; None if that is unknown."""
+    return requested or SUFFIXES.get(stem_and_suffix(path)[1])
 
 
 def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors) -> DataFile:
@@ -149,30 +147,31 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
         check_file(path)
         return from_table(read_parquet(path, row_errors), kind, settings)
     file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-    form = settings.format or _found(file, kind)
+    form = settings.format or _detect_format(file, kind)
     if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
         return _squad(file, kind, settings, notes)
     if form == "conll":
-        _refuse_kind(file, kind, TaggedExample, "words with tags")
-        word, tag = (column_number(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
-        check_no_columns(file.shown, "columns without names", settings, ("words", "tags"))
+        _require_kind(file, kind, TaggedExample, "words with tags")
+        word, tag = (column_number(file, settings, role, default) for role, default in (("words", 1), ("tags", 0)))
+        check_column_roles(file.display_name, "columns without names", settings, ("words", "tags"))
         header = conll.has_header(read_head(file), word, tag) if settings.header is None else settings.header
         read: Callable[[RowErrors], Iterator[Example]] = partial(
             conll.read_sentences, file, word=word, tag=tag, header=header
         )
         notes += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
         places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
-        return DataFile(shown=file.shown, kind=TaggedExample, read=read, notes=(*notes, places))
+        return DataFile(display_name=file.display_name, kind=TaggedExample, read=read, notes=(*notes, places))
     if form == "label-text":
-        check_no_columns(file.shown, "a label and a text on each line", settings, ("labels",))
-        any_number = kind is MultiLabelExample or "labels" in (settings.columns or {})
-        several = True if any_number else False if kind is LabelledExample else None
-        return from_table(label_text.read_table(file, row_errors, several), kind, settings, notes)
+        check_column_roles(file.display_name, "a label and a text on each line", settings, ("labels",))
+        multi_label = None if kind is not LabelledExample else False  # None: as the file looks
+        if kind is MultiLabelExample or "labels" in (settings.columns or {}):
+            multi_label = True
+        return from_table(label_text.read_table(file, row_errors, multi_label), kind, settings, notes)
     if form == "text":
-        _refuse_kind(file, kind, TextExample, "plain text")
-        check_no_columns(file.shown, "plain text", settings)
+        _require_kind(file, kind, TextExample, "plain text")
+        check_column_roles(file.display_name, "plain text", settings)
         return DataFile(
-            shown=file.shown,
+            display_name=file.display_name,
             kind=TextExample,
             read=lambda row_errors: read_texts(file, row_errors),
             notes=(*notes, TEXT),
@@ -188,20 +187,27 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         return read_parquet(path, row_errors)
     file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
-    if form in (None, "text") and settings.format is None and label_text.is_label_text(file, sure=True):
+    if form in (None, "text") and settings.format is None and label_text.is_label_text(file, strict=True):
         form = "label-text"
     if form is None:
         raise _unknown(file)
     if form == "label-text":
         return label_text.read_table(file, row_errors, None)
     if form == "text":
-        table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda row_errors: _as_rows(file, row_errors))
+        table = Table(
+            display_name=file.display_name,
+            names=("text",),
+            first=[""],
+            rows=lambda row_errors: _as_rows(file, row_errors),
+        )
         return replace(table, notes=(*notes, TEXT))
     if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
         what = "SQuAD's JSON" if form == "json" else form
         raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
     table = _rows_of(file, form, settings, row_errors)
-    names = tuple(table.first) if isinstance(table.first, dict) else table.names  # later keys are reported by row
+    names = (
+        tuple(table.first) if isinstance(table.first, dict) else table.names
+    )  # rows with other keys are reported when they are read
     return replace(table, names=names, notes=(*notes, *table.notes))
 
 
@@ -212,9 +218,9 @@ def _as_rows(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, list[
 
 def _rows_of(file: TextFile, form: Format, settings: DataSettings, row_errors: RowErrors) -> Table:
     if form == "csv" or form == "tsv":
-        return _separated(file, form, settings, row_errors)
+        return _delimited_table(file, form, settings, row_errors)
     if form not in ("json", "jsonl"):
-        raise DataError(f"{file.shown}: {form} is a folder, and this is a file")
+        raise DataError(f"{file.display_name}: format={form} is for a folder, and this is a file")
     by_line = form == "jsonl" or is_json_lines(file)
     return (read_json_lines if by_line else read_json_list)(file, row_errors)
 
@@ -222,7 +228,7 @@ def _rows_of(file: TextFile, form: Format, settings: DataSettings, row_errors: R
 def from_object(
     name: str, data: DatasetObject, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
-    """Open a `datasets.Dataset` as part of a split."""
+    """Open a `datasets.Dataset`, or what is wrapped as one, as part of a split."""
     return from_table(read_dataset_object(name, data, row_errors), kind, settings)
 
 
@@ -233,25 +239,27 @@ def from_table(
     columns = resolve_columns(table, kind, settings.columns or {})
     label = columns.of.get("label")
     if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
-        raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
+        raise MissingColumnError(
+            f"{table.display_name}: labels are hidden: {shown(label[0])} is -1, which stands for no label", "label"
+        )
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
         return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
-    stated = (*(notes or ()), *table.notes, columns.note)
-    more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
+    all_notes = (*(notes or ()), *table.notes, columns.note)
+    optional_roles = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
     return DataFile(
-        shown=table.shown,
+        display_name=table.display_name,
         kind=columns.kind,
         read=read,
-        notes=stated,
-        labels=_words(table, columns),
-        more=more,
+        notes=all_notes,
+        labels=_label_names(table, columns),
+        optional_roles=optional_roles,
         columns=columns.of,
     )
 
 
-def _words(table: Table, columns: Columns) -> tuple[str, ...]:
+def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
     roles = [role for role in ("label", "labels") if role in columns.of]
     return table.words.get(columns.of[roles[0]][0], ()) if roles else ()
 
@@ -265,26 +273,29 @@ def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
     """Yield one text per line; empty lines are skipped."""
     for number, line in read_text_lines(file, row_errors):
         if line.strip():
-            yield TextExample(file=file.shown, line=number, text=line)
+            yield TextExample(file=file.display_name, line=number, text=line)
 
 
-def _found(file: TextFile, kind: type[Example] | None) -> Format:
+def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
     suffix = stem_and_suffix(file.path)[1]
     form = SUFFIXES.get(suffix)
     if (kind is TaggedExample or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
         head = read_head(file)
-        named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
-        columns = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
-        if kind in (None, TaggedExample) and (columns or (kind is TaggedExample and not named)):
+        has_tsv_header = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
+        looks_like_conll = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
+        # where tags are needed, only a header of columns speaks against CoNLL
+        if kind in (None, TaggedExample) and (looks_like_conll or (kind is TaggedExample and not has_tsv_header)):
             return "conll"
-    if form in (None, "text") and (labelled := _found_labelled(file, kind, guess=kind is not None or form is None)):
+    if form in (None, "text") and (
+        labelled := _detect_labelled_format(file, kind, guess=kind is not None or form is None)
+    ):
         return labelled
     if form is None:
         raise _unknown(file)
     return form
 
 
-def _found_labelled(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
+def _detect_labelled_format(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
     """Detect labelled texts or tab-separated columns in a file whose name does not decide.
 
     Args:
@@ -293,21 +304,24 @@ def _found_labelled(file: TextFile, kind: type[Example] | None, *, guess: bool) 
         guess: accept weak evidence, if the file can be nothing else.
     """
     labelled = kind in (None, LabelledExample, MultiLabelExample)
-    if labelled and label_text.is_label_text(file, sure=True):
+    if labelled and label_text.is_label_text(file, strict=True):
         return "label-text"
     if guess and kind not in (TextExample, TaggedExample) and label_text.is_tab_separated(file):
         return "tsv"
-    return "label-text" if guess and labelled and label_text.is_label_text(file, sure=False) else None
+    return "label-text" if guess and labelled and label_text.is_label_text(file, strict=False) else None
 
 
 def _unknown(file: TextFile) -> HeedfulError:
     known = ", ".join(SUFFIXES)
     return DataError(
-        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --data.format=csv"
+        f"{file.display_name}: the format is not known: the name should end in {known}; or set it, as in "
+        "--data.format=csv"
     )
 
 
-def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors) -> Table:
+def _delimited_table(
+    file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors
+) -> Table:
     delimiter, notes = settings.delimiter or ("\t" if form == "tsv" else ","), []
     if settings.delimiter is None and form == "csv":
         first = read_head(file).split("\n", 1)[0]
@@ -328,12 +342,12 @@ def _separated(file: TextFile, form: Literal["csv", "tsv"], settings: DataSettin
         and any(map(has_number, (settings.columns or {}).values()))
     ):
         check_header(table)
-    notes += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
+    notes += [] if quoted else [f"{file.path.name}: quotes are read literally"]
     return replace(table, notes=(*notes, *table.notes), header=settings.header)
 
 
 def is_json_lines(file: TextFile) -> bool:
-    """Whether a .json file has one JSON object on each line."""
+    """Whether the first line of a .json file is an object and others follow, as in JSON lines."""
     first, newline, rest = read_head(file).lstrip().partition("\n")
     try:
         return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
@@ -349,33 +363,33 @@ def is_squad(file: TextFile) -> bool:
 
 
 def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
-    _refuse_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
-    check_no_columns(file.shown, "SQuAD's JSON", settings)
-    second = '"is_impossible"' in read_head(file)
-    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
+    _require_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
+    check_column_roles(file.display_name, "SQuAD's JSON", settings)
+    is_v2 = '"is_impossible"' in read_head(file)
+    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if is_v2 else "v1.1, as far as its beginning tells")
     read: Callable[[RowErrors], Iterator[Example]] = lambda row_errors: squad.read_questions(file, row_errors)  # noqa: E731
-    return DataFile(shown=file.shown, kind=QuestionExample, read=read, notes=(*notes, name))
+    return DataFile(display_name=file.display_name, kind=QuestionExample, read=read, notes=(*notes, name))
 
 
-def check_no_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
-    """Raise DataError for columns given for a format that has none."""
-    if others := [role for role in settings.columns or {} if role not in known]:
+def check_column_roles(name: str, what: str, settings: DataSettings, allowed: tuple[str, ...] = ()) -> None:
+    """Raise DataError for settings of columns that a format does not have."""
+    if others := [role for role in settings.columns or {} if role not in allowed]:
         raise DataError(
-            f"{shown}: is {what}, where columns.{others[0]} cannot be chosen: leave it out, or say what format it is"
+            f"{name}: is {what}, which has no column for columns.{others[0]}: leave it out, or set data.format"
         )
 
 
-def column_number(file: TextFile, settings: DataSettings, role: str, usual: int) -> int:
-    """Number of a CoNLL column, from 1; 0: the last one."""
-    key = (settings.columns or {}).get(role, usual)
+def column_number(file: TextFile, settings: DataSettings, role: str, default: int) -> int:
+    """Return the number of a CoNLL column, from 1; 0: the last one."""
+    key = (settings.columns or {}).get(role, default)
     if isinstance(key, str) and key.isdigit():
         key = int(key)
-    if not isinstance(key, int) or (key < 1 and key != usual):
-        raise DataError(f"{file.shown}: its columns have no names: say columns.{role}=NUMBER, from 1")
+    if not isinstance(key, int) or (key < 1 and key != default):
+        raise DataError(f"{file.display_name}: its columns have no names: set columns.{role} to a number from 1")
     return key
 
 
-def _refuse_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], holds: str) -> None:
+def _require_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], holds: str) -> None:
     if kind not in (None, file_kind):
         assert kind is not None
-        raise DataError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")
+        raise DataError(f"{file.display_name}: holds {holds}, but this task needs {kind.about} in each example")

@@ -62,7 +62,7 @@ class Dataset(Generic[Kind]):
     @property
     def places(self) -> dict[str, tuple[str, ...]]:
         """Paths of files, or names of objects, of each split."""
-        return {split: tuple(part.shown for part in parts) for split, parts in self._parts.items()}
+        return {split: tuple(part.display_name for part in parts) for split, parts in self._parts.items()}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -266,16 +266,17 @@ def read(
                 break
             kind = kind or part.kind
             first = first or part
-            if differing := part.more ^ first.more:
-                has, lacks = (part, first) if part.more & differing else (first, part)
+            if differing := part.optional_roles ^ first.optional_roles:
+                has, lacks = (part, first) if part.optional_roles & differing else (first, part)
+                roles = " and ".join(sorted(differing & has.optional_roles))
                 raise DataError(
-                    f"{has.shown} has a column for {' and '.join(sorted(differing & has.more))}, and {lacks.shown} has "
-                    "none: make them alike, or say which column it is"
+                    f"{has.display_name} has a column for {roles}, and {lacks.display_name} has none: make "
+                    "them alike, or set which column it is"
                 )
             if opened and part.labels and opened[0].labels and {*part.labels} != {*opened[0].labels}:
                 raise DataError(
-                    f"{part.shown} comes with the labels {_some(part.labels)}, but {opened[0].shown} with "
-                    f"{_some(opened[0].labels)}: name them alike, or give the files apart"
+                    f"{part.display_name} comes with the labels {_some(part.labels)}, but {opened[0].display_name} "
+                    f"with {_some(opened[0].labels)}: name them alike, or give the files separately"
                 )
             opened.append(part)
         if opened:

@@ -12,7 +12,7 @@ from heedful.data.examples import Example, LabelledExample, ScoredExample
 from heedful.data.formats.tables import Cells, Table, read_delimited
 from heedful.data.formats.text_files import detect_encoding
 from heedful.data.labelled.columns import Columns, resolve_columns
-from heedful.data.labelled.data_file import DataFile, DataSettings, check_no_columns
+from heedful.data.labelled.data_file import DataFile, DataSettings, check_column_roles
 from heedful.data.labelled.row_reader import read_examples
 from heedful.errors import DataError
 
@@ -86,9 +86,9 @@ def open_task(
     if kind not in (None, layout.kind):
         assert kind is not None
         raise DataError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
-    check_no_columns(str(folder), f"GLUE's {task}", settings)
+    check_column_roles(str(folder), f"GLUE's {task}", settings)
     opened: dict[str, tuple[DataFile, ...]] = {}
-    notes = [f"GLUE's {task}; quotes are characters like others", *([layout.note] if layout.note else [])]
+    notes = [f"GLUE's {task}; quotes are read literally", *([layout.note] if layout.note else [])]
     for split, name in layout.files.items():
         extra = EXTRAS.get(task) if split == "test" else None
         if extra is not None and (folder / extra.file).is_file():
@@ -121,7 +121,7 @@ def _part(
         chosen = replace(table, rows=lambda row_errors: (row for row in table.rows(row_errors) if wanted(row[1])))
         return read_examples(chosen, resolved, row_errors, settings.max_row_bytes)
 
-    return DataFile(shown=table.shown, kind=resolved.kind, read=read, notes=tuple(notes))
+    return DataFile(display_name=table.display_name, kind=resolved.kind, read=read, notes=tuple(notes))
 
 
 def _table(

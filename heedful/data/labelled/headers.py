@@ -45,8 +45,8 @@ def check_header(table: Table) -> None:
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
         raise DataError(
-            f"{table.shown}: the first row, {names}, may name the columns: say --data.header=true if it does, and "
-            "header=false if it is data"
+            f"{table.display_name}: the first row, {names}, may name the columns: set --data.header=true if it does, "
+            "and header=false if it is data"
         )
 
 

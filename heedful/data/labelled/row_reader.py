@@ -190,12 +190,12 @@ def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest
             fields_of_examples = list(fields(read, cells))
         except CellError as wrong:
             text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
-            bad = BadRow(file=table.shown, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
+            bad = BadRow(file=table.display_name, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
             row_errors.reject(bad, number=ordinal, stage="cells")
             continue
         for example_fields in fields_of_examples:
             repairs = example_fields.pop("mended", ())
             assert isinstance(repairs, list | tuple)
             for number, what in enumerate(repairs):
-                row_errors.count_repair(what, table.shown, line, ordinal * 1000 + min(number, 999))
-            yield columns.kind(file=table.shown, line=line, **example_fields)
+                row_errors.count_repair(what, table.display_name, line, ordinal * 1000 + min(number, 999))
+            yield columns.kind(file=table.display_name, line=line, **example_fields)

@@ -97,7 +97,7 @@ def read_unlabelled(
             bad += sum(source.row_errors.bad.values())
             notes += source.stated
             continue
-        roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.more)}
+        roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.optional)}
         columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
         own = settings.format if stem_and_suffix(path)[1] not in SUFFIXES else None
         plain = (own or SUFFIXES.get(stem_and_suffix(path)[1])) == "text"

@@ -60,7 +60,7 @@ def test_csv(tmp_path: Path, end: str) -> None:
 def test_tsv_takes_quotes_as_they_are(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"open\t1\n\n a "" b\t0\n')
     assert rows(source) == [(2, '"open', "1"), (4, ' a "" b', "0")]
-    assert "a.tsv: quotes are characters like others" in source.stated
+    assert "a.tsv: quotes are read literally" in source.stated
     source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n', quoting="quoted")
     assert rows(source) == [(2, "a\tb", "1")]
 
@@ -258,7 +258,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ("a.jsonl", "\n", "has no rows"),
         ("a.json", "[]", "has no rows"),
         ("a.json", '{"rows": 3}', "has no rows"),
-        ("a.docx", "text", "the format is not known: its name should end in .csv"),
+        ("a.docx", "text", "the format is not known: the name should end in .csv"),
     ]:
         with pytest.raises(HeedfulError, match=message.replace(".", r"\.")):
             read(written(tmp_path / name, data))

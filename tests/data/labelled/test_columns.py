@@ -221,13 +221,13 @@ def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
     assert [each.tags for each in source.examples("train")] == [("NNP", "VBZ")]
     assert "words in column 1, the tag in column 2" in source.stated
     for columns, message in (
-        ({"tags": "pos"}, r"its columns have no names: say columns\.tags=NUMBER"),
-        ({"text": 1}, r"where columns\.text cannot be chosen"),
+        ({"tags": "pos"}, r"its columns have no names: set columns\.tags to a number"),
+        ({"text": 1}, r"which has no column for columns\.text"),
         ({"tags": 5}, "has 4 columns, and column 5 was asked for"),
     ):
         with pytest.raises(HeedfulError, match=message):
             list(read(path, settings=DataSettings(dev_fraction=0.0, columns=columns)).examples("train"))
-    with pytest.raises(HeedfulError, match=r"plain text, where columns\.text cannot be chosen"):
+    with pytest.raises(HeedfulError, match=r"plain text, which has no column for columns\.text"):
         opened(tmp_path / "a.txt", "a text\n", columns={"text": 1})
 
 
@@ -263,11 +263,11 @@ def test_a_small_letter_is_no_number_of_a_choice(tmp_path: Path) -> None:
 
 def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
     squad = '{"data": [{"paragraphs": []}]}'
-    with pytest.raises(HeedfulError, match=r"SQuAD's JSON, where columns\.question cannot be chosen"):
+    with pytest.raises(HeedfulError, match=r"SQuAD's JSON, which has no column for columns\.question"):
         opened(tmp_path / "a.json", squad, columns={"question": "frage"})
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
-    with pytest.raises(HeedfulError, match=r"GLUE's RTE, where columns\.label cannot be chosen"):
+    with pytest.raises(HeedfulError, match=r"GLUE's RTE, which has no column for columns\.label"):
         read(tmp_path / "RTE", settings=DataSettings(dev_fraction=0.0, columns={"label": "index"}))
 
 
@@ -318,6 +318,6 @@ def test_a_role_that_is_one_column(tmp_path: Path) -> None:
         (ScoredExample, {"score": ["stars", "label"]}),
     ):
         with pytest.raises(
-            HeedfulError, match=r"are given as the (label|score), which is one column: say which, as --data"
+            HeedfulError, match=r"are given as the (label|score), but that is one column: set which, as in --data"
         ):
             opened(tmp_path / "a.csv", data, kind, columns=columns)

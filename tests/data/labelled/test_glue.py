@@ -47,7 +47,7 @@ def test_layouts(tmp_path: Path, task: str) -> None:
         "WNLI": [LabelledExample(text="A.", text_pair="B.", label="1")],
     }[task]
     assert [*source.examples("train"), *source.examples("dev")] in (expected, expected[::-1])
-    assert f"GLUE's {task}; quotes are characters like others" in source.stated
+    assert f"GLUE's {task}; quotes are read literally" in source.stated
     assert source.splits == ("train", "dev")
     if "test.tsv" in FILES[task]:
         assert "test.tsv: its labels are hidden, so it is left out" in source.stated
